@@ -1,0 +1,1 @@
+"""Steelyard weighs load balancers. ARCHITECTURE.md maps this package."""

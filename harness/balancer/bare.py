@@ -1,0 +1,151 @@
+"""A bare gateway around a stranger's policy: one attempt, no retry, hedge, breaker or ejection of ours.
+
+So only the policy's own decisions are judged. `/health` is polled only to fill the snapshots that it is shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from harness.balancer.gateway import ERROR_STATUS
+from harness.balancer.protocol import (
+    Action,
+    AttemptEnded,
+    Backend,
+    Cancel,
+    CheckUp,
+    CheckUpResult,
+    ClientGone,
+    Commit,
+    Event,
+    Exit,
+    MembershipChanged,
+    Policy,
+    Reply,
+    Request,
+    RequestArrived,
+    ResponseHead,
+    Send,
+    SetTimer,
+    ShutdownAsked,
+    TimerFired,
+)
+
+POLL_TIMER = 1
+
+
+@dataclass(slots=True)
+class _Pick:
+    request_id: int
+    backend: str
+    started_s: float
+    status: int = 0
+    committed: bool = False
+
+
+class BareGateway:
+    """Runs `policy` behind the protocol; polls every `poll_s`, gives an attempt `attempt_timeout_s`."""
+
+    def __init__(self, policy: Policy, attempt_timeout_s: float = 10.0, poll_s: float = 0.5) -> None:
+        self._policy = policy
+        self._attempt_timeout_s = attempt_timeout_s
+        self._poll_s = poll_s
+        self._backends: dict[str, Backend] = {}
+        self._picks: dict[int, _Pick] = {}
+        self._attempt_of: dict[int, int] = {}
+        self._next_id = 0
+        self._stopping = False
+        self._polling = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not (self._picks or self._attempt_of)
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """See harness.balancer.protocol.Gateway."""
+        match event:
+            case RequestArrived(request):
+                return self._request(request, now_s)
+            case ResponseHead(attempt_id, status):
+                return self._head(attempt_id, status)
+            case AttemptEnded(attempt_id, error):
+                return self._ended(attempt_id, error, now_s)
+            case ClientGone(request_id):
+                gone = self._attempt_of.pop(request_id, None)
+                return [] if gone is None else [Cancel(gone)]
+            case MembershipChanged(backends):
+                return self._membership(backends, now_s)
+            case TimerFired(timer_id) if timer_id == POLL_TIMER:
+                return self._poll(now_s)
+            case CheckUpResult(_, backend_id, ok, report):
+                self._reported(backend_id, ok, report)
+                return []
+            case ShutdownAsked():
+                self._stopping = True
+                return [Exit()] if self.idle else []
+            case _:
+                return []
+
+    def _membership(self, backends: tuple[Backend, ...], now_s: float) -> list[Action]:
+        self._backends = {backend.id: self._backends.get(backend.id, backend) for backend in backends}
+        self._show()
+        if self._polling:
+            return []
+        self._polling = True
+        return [SetTimer(POLL_TIMER, now_s)]
+
+    def _poll(self, now_s: float) -> list[Action]:
+        actions: list[Action] = [SetTimer(POLL_TIMER, now_s + self._poll_s)]
+        for name in self._backends:
+            self._next_id += 1
+            actions.append(CheckUp(self._next_id, name, self._poll_s))
+        return actions
+
+    def _reported(self, name: str, ok: bool, report: Backend | None) -> None:
+        known = self._backends.get(name)
+        if known is None:
+            return
+        figures = known if report is None else replace(report, id=name, address=known.address, weight=known.weight)
+        self._backends[name] = replace(figures, ready=ok)
+        self._show()
+
+    def _show(self) -> None:
+        in_flight = dict.fromkeys(self._backends, 0)
+        for pick in self._picks.values():
+            if pick.backend in in_flight:
+                in_flight[pick.backend] += 1
+        self._policy.update_backends(
+            tuple(replace(backend, in_flight=in_flight[name]) for name, backend in self._backends.items())
+        )
+
+    def _request(self, request: Request, now_s: float) -> list[Action]:
+        backend = self._policy.pick(request)
+        if backend is None or backend not in self._backends:
+            return [Reply(request.id, 503, "the policy picked no backend")]
+        self._next_id += 1
+        self._picks[self._next_id] = _Pick(request.id, backend, now_s)
+        self._attempt_of[request.id] = self._next_id
+        return [Send(self._next_id, request.id, backend, self._attempt_timeout_s)]
+
+    def _head(self, attempt_id: int, status: int) -> list[Action]:
+        pick = self._picks.get(attempt_id)
+        if pick is None or self._attempt_of.get(pick.request_id) != attempt_id:
+            return []
+        pick.status = status
+        pick.committed = True
+        return [Commit(pick.request_id, attempt_id)]
+
+    def _ended(self, attempt_id: int, error: str | None, now_s: float) -> list[Action]:
+        pick = self._picks.pop(attempt_id, None)
+        if pick is None:
+            return []
+        waiting = self._attempt_of.pop(pick.request_id, None) is not None
+        told = f"status:{pick.status}" if error is None and pick.status >= 400 else error
+        self._policy.report_result(pick.backend, now_s - pick.started_s, told)
+        actions: list[Action] = []
+        if waiting and not pick.committed and error is not None:
+            actions.append(Reply(pick.request_id, ERROR_STATUS[error], f"attempt at {pick.backend}: {error}"))
+        if self._stopping and self.idle:
+            actions.append(Exit())
+        return actions

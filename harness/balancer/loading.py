@@ -1,0 +1,73 @@
+"""From a line of text to a balancer without I/O: the reference with its settings, or a stranger's Python class.
+
+Used by the targets and by the live shell, which is a process of its own and is told what to run as text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from harness.balancer.bare import BareGateway
+from harness.balancer.gateway import ReferenceGateway, Settings
+from harness.balancer.protocol import Gateway, NowFunction
+from harness.claims import nearest
+from harness.model import ClaimsError
+
+REFERENCE = "reference:"
+PYTHON = "python:"
+
+
+def reference_spec(settings: Settings) -> str:
+    """The text that `gateway_from` makes a reference balancer of."""
+    return REFERENCE + json.dumps(dataclasses.asdict(settings))
+
+
+def gateway_from(spec: str, now: NowFunction, generator: Random) -> Gateway:
+    """The balancer that `spec` names: `reference:{settings as JSON}` or `python:package.module:Class`."""
+    if spec.startswith(REFERENCE):
+        return ReferenceGateway(Settings(**json.loads(spec.removeprefix(REFERENCE))), generator)
+    stranger = load_class(spec)
+    made = stranger(**_wanted(stranger, now, generator))
+    if hasattr(made, "handle"):
+        gateway: Gateway = made
+        return gateway
+    return BareGateway(made)
+
+
+def load_class(spec: str) -> Any:
+    """The class that `python:package.module:Class` names. ClaimsError if it isn't there or is no balancer."""
+    module_name, _, class_name = spec.removeprefix(PYTHON).partition(":")
+    if not module_name or not class_name:
+        raise ClaimsError(f"target {spec!r}: expected python:package.module:Class")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ClaimsError(f"target {spec!r}: cannot import {module_name} from {here} ({error})") from None
+    stranger = getattr(module, class_name, None)
+    if stranger is None:
+        names = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        raise ClaimsError(f"target {spec!r}: {module_name} has no class {class_name}; {nearest(class_name, names)}")
+    missing = [name for name in ("pick", "update_backends", "report_result") if not hasattr(stranger, name)]
+    if missing and not hasattr(stranger, "handle"):
+        raise ClaimsError(
+            f"target {spec!r}: {class_name} lacks {', '.join(missing)}; expected a policy with pick, update_backends"
+            " and report_result, or a gateway with handle"
+        )
+    return stranger
+
+
+def _wanted(stranger: Any, now: NowFunction, generator: Random) -> dict[str, Any]:
+    """What a constructor asks for by name: the world's clock and its seeded randomness."""
+    names = inspect.signature(stranger).parameters
+    offered = {"now": now, "random": generator}
+    return {name: value for name, value in offered.items() if name in names}

@@ -1,0 +1,21 @@
+"""The less loaded of two backends drawn at random.
+
+Drawn without replacement, ties at random; so with several backends the most loaded one is never picked.
+Source: Mitzenmacher 2001, "The power of two choices in randomized load balancing".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+
+def less_loaded_of_two(backends: Sequence[str], load: Callable[[str], float], generator: Random) -> str | None:
+    """Pick from `backends`; `load` gives their work in hand (any unit). None if there is no backend."""
+    if not backends:
+        return None
+    if len(backends) == 1:
+        return backends[0]
+    first, second = generator.sample(range(len(backends)), 2)
+    # The order of the sample is random, so keeping the first on a tie is a tie broken at random.
+    return backends[second] if load(backends[second]) < load(backends[first]) else backends[first]

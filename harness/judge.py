@@ -1,0 +1,237 @@
+"""Run each scenario once, let every property look at its history, decide the outcome.
+
+The only place that knows slack and chance: checks say what they saw, the judge says what it proves. Nothing is retried
+until it passes; a live run that slack alone made inconclusive is repeated once at twice the time scale, which does not
+depend on what it would have shown.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from harness.history import History
+from harness.model import (
+    FindingRow,
+    HarnessError,
+    Outcome,
+    Record,
+    Scenario,
+    UnsupportedError,
+    World,
+    is_fault,
+    stretched,
+)
+from harness.property import Finding, Held, Property, Sampled, Undecided, Within
+from harness.sim.baselines import baseline_target
+from harness.sim.world import play as play_in_sim
+from harness.stats import ShareTest
+from harness.target import Target
+
+Play = Callable[[Target, Scenario, int], History]
+
+NOISY_SHARE = 0.2
+"""Slack above this share of the shortest interval leaves the findings of that second undecided."""
+
+DECIDED_SHARE = 0.8
+"""Below this share of decided findings the outcome is inconclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of one property on one history; `by_slack` if better timing alone could have decided it."""
+
+    outcome: Outcome
+    reason: str
+    rows: tuple[FindingRow, ...] = ()
+    decisive: FindingRow | None = None
+    alpha: float = 0.0
+    by_slack: bool = False
+
+
+class Judge:
+    """Judges properties of one target with one seed; equal scenarios share a run."""
+
+    def __init__(self, target: Target, seed: int, worlds: Mapping[World, Play]) -> None:
+        self._target = target
+        self._seed = seed
+        self._worlds = worlds
+        self._runs: dict[tuple[World, float, str], History | HarnessError] = {}
+
+    def judge(self, item: Property, world: World) -> Record:
+        """The record of `item` in `world`. TargetError passes through: nothing at all can be judged then."""
+        blank = Record(
+            property=item.name,
+            summary=item.summary,
+            target=self._target.name,
+            version=self._target.version,
+            world=world,
+            seed=self._seed,
+            outcome=Outcome.UNSUPPORTED,
+        )
+        try:
+            scenario = self.scenario_of(item)
+        except UnsupportedError as error:
+            return replace(blank, reason=str(error))
+        first, again = self._attempt(item, world, blank, scenario, 1.0)
+        longer = self._target.scaled(2.0) if again and world is World.LIVE else None
+        if longer is None:
+            return first
+        second, _ = self._attempt(item, world, blank, stretched(scenario, 2.0), 2.0, longer)
+        return replace(second, first_try=first)
+
+    def scenario_of(self, item: Property) -> Scenario:
+        """The scenario of a property for this target; UnsupportedError says why there is none."""
+        claims = self._target.claims
+        missing = [feature.table for feature in item.needs if feature not in claims]
+        if missing:
+            raise UnsupportedError(f"not claimed: {', '.join(missing)}")
+        masks = [
+            feature.table
+            for feature in item.without
+            if feature in claims and feature.table not in self._target.switches
+        ]
+        if masks:
+            raise UnsupportedError(f"masked by {', '.join(masks)}, which cannot be switched off")
+        off = frozenset(
+            feature.table
+            for feature in item.without + item.off
+            if feature in claims and feature.table in self._target.switches
+        )
+        return replace(item.scenario(claims), off=off)
+
+    def _attempt(
+        self,
+        item: Property,
+        world: World,
+        blank: Record,
+        scenario: Scenario,
+        time_scale: float,
+        target: Target | None = None,
+    ) -> tuple[Record, bool]:
+        """Record of one run, and whether slack alone kept it from deciding."""
+        target = target or self._target
+        blank = replace(blank, time_scale=time_scale, scenario=scenario.digest())
+        history = self._history(target, world, scenario, time_scale)
+        if isinstance(history, HarnessError):
+            return replace(blank, outcome=Outcome.ERROR, reason=str(history)), False
+        if item.baselines:
+            runs = {
+                name: play_in_sim(baseline_target(name, target.claims), scenario, self._seed) for name in item.baselines
+            }
+            history = history.with_baselines(runs)
+        verdict = _look(item, history, target)
+        shown = verdict.decisive
+        record = replace(
+            blank,
+            outcome=verdict.outcome,
+            reason=verdict.reason,
+            observed=shown.observed if shown else None,
+            bound=shown.bound if shown else None,
+            sample=shown.sample if shown else None,
+            alpha=verdict.alpha,
+            findings=verdict.rows,
+            slack_s=float(history.slack_s.max()) if len(history.slack_s) else 0.0,
+            history=history.digest(),
+            facts=dict(history.facts),
+        )
+        return record, verdict.by_slack
+
+    def _history(self, target: Target, world: World, scenario: Scenario, time_scale: float) -> History | HarnessError:
+        key = (world, time_scale, scenario.digest())
+        if key not in self._runs:
+            try:
+                self._runs[key] = self._worlds[world](target, scenario, self._seed)
+            except HarnessError as error:
+                self._runs[key] = error
+        return self._runs[key]
+
+
+def _look(item: Property, history: History, target: Target) -> Verdict:
+    """Let a property look at a history; whatever keeps it from looking is an outcome of its own."""
+    if history.died is not None:
+        return Verdict(Outcome.FAIL, f"the balancer ended during the run: {history.died}")
+    idle = [step for step in history.steps if not step.took_effect]
+    if idle:
+        what = ", ".join(f"{step.kind} of gpu-{step.backend} at {step.asked_s:.1f} s" for step in idle)
+        return Verdict(Outcome.VACUOUS, f"never took effect: {what}")
+    asked = sum(1 for step in history.scenario.timeline if is_fault(step))
+    seen = sum(1 for step in history.steps if step.kind not in ("Leave", "Join"))
+    if seen < asked:
+        return Verdict(Outcome.VACUOUS, f"{asked} faults asked for, {seen} set")
+    if not len(history.requests) or not (history.answered().any() or len(history.attempts)):
+        return Verdict(Outcome.VACUOUS, "no traffic: no request was answered and no backend saw an attempt")
+    if item.attempts and not history.correlated:
+        return Verdict(Outcome.UNSUPPORTED, "no tag of ours survives the way through, so attempts cannot be told apart")
+    try:
+        findings = item(history, target.claims)
+    except UnsupportedError as error:
+        return Verdict(Outcome.UNSUPPORTED, str(error))
+    except Exception:
+        last = traceback.format_exc().strip().splitlines()
+        return Verdict(Outcome.ERROR, f"the check crashed: {last[-1]} ({last[-2].strip() if len(last) > 1 else ''})")
+    return decide(findings, history)
+
+
+def decide(findings: Iterable[Finding], history: History) -> Verdict:
+    """The outcome of some findings: any broken -> fail; none -> vacuous; too few decided -> inconclusive; else pass."""
+    intervals = history.scenario.intervals_s
+    limit_s = NOISY_SHARE * min(intervals) if intervals else None
+    judged = [_judged(finding, history, limit_s) for finding in findings]
+    rows = tuple(item.row for item in judged)
+    if not judged:
+        return Verdict(Outcome.VACUOUS, "the run never put the promise to the test: no finding")
+    alpha = sum(item.alpha for item in judged)
+    broken = [item.row for item in judged if item.row.ok is False]
+    decided = [item.row for item in judged if item.row.ok is not None]
+    if broken:
+        reason = f"{len(broken)} of {len(judged)} findings broken: {broken[0].note or 'see figures'}"
+        return Verdict(Outcome.FAIL, reason, rows, broken[0], alpha)
+    unfinished = [item for item in judged if item.unfinished]
+    if unfinished or len(decided) < DECIDED_SHARE * len(judged):
+        open_rows = [item.row for item in judged if item.row.ok is None]
+        reason = f"{len(open_rows)} of {len(judged)} findings undecided: {open_rows[0].note}"
+        by_slack = not unfinished and any(item.by_slack for item in judged)
+        return Verdict(Outcome.INCONCLUSIVE, reason, rows, open_rows[0], alpha, by_slack)
+    return Verdict(Outcome.PASS, decided[-1].note, rows, decided[-1], alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    row: FindingRow
+    alpha: float = 0.0
+    by_slack: bool = False
+    unfinished: bool = False
+
+
+def _judged(finding: Finding, history: History, limit_s: float | None) -> _Judged:
+    if isinstance(finding, Undecided):
+        return _Judged(FindingRow(None, finding.at_s, None, None, note=finding.why))
+    slack_s = history.worst_slack_s(finding.at_s, finding.until_s)
+    exact = isinstance(finding, Held) and finding.exact
+    if limit_s is not None and slack_s > limit_s and not exact:
+        note = f"slack {slack_s * 1000:.1f} ms, at most {limit_s * 1000:.1f} ms can be trusted here"
+        return _Judged(FindingRow(None, finding.at_s, None, None, note=note), by_slack=True)
+    match finding:
+        case Held():
+            row = FindingRow(finding.ok, finding.at_s, finding.observed, finding.bound, finding.sample, finding.note)
+            return _Judged(row, finding.alpha)
+        case Within():
+            ok = finding.low_s - slack_s <= finding.observed_s <= finding.high_s + slack_s
+            bound = (finding.low_s, finding.high_s)
+            row = FindingRow(ok, finding.at_s, finding.observed_s, bound, finding.sample, finding.note)
+            return _Judged(row)
+        case Sampled():
+            return _sequential(finding)
+
+
+def _sequential(finding: Sampled) -> _Judged:
+    decision = ShareTest(finding.conform, finding.violate, finding.alpha, finding.beta).run(finding.hits)
+    observed = decision.successes / decision.trials if decision.trials else 0.0
+    ok = {"pass": True, "fail": False, "open": None}[decision.verdict]
+    note = finding.note
+    if ok is None:
+        note = f"{decision.trials} samples do not decide, up to {decision.cap} may be needed. {note}".strip()
+    row = FindingRow(ok, finding.at_s, observed, finding.conform, decision.trials, note)
+    return _Judged(row, finding.alpha, unfinished=ok is None)

@@ -1,0 +1,468 @@
+"""The words of Steelyard as frozen data: scenarios, faults, outcomes, errors. Standard library only.
+
+A scenario is what a world is asked to do. It is plain data, so that equal scenarios share a run, a run can be
+repeated from its seed, and every duration in it can be stretched by one function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any, TypeVar
+
+Frozen = TypeVar("Frozen")
+
+
+# --- errors, split by who is at fault ---------------------------------------------------------------------
+
+
+class SteelyardError(Exception):
+    """Base of all errors that end a run with one line: what was seen, what was expected, what to do."""
+
+
+class ClaimsError(SteelyardError):
+    """The user's claims file or command line is at fault."""
+
+
+class TargetError(SteelyardError):
+    """The balancer under test does not start, refuses its configuration, or never gets ready."""
+
+
+class HarnessError(SteelyardError):
+    """Steelyard itself went wrong: the load process, the fleet or the fault proxy died."""
+
+
+class UnsupportedError(SteelyardError):
+    """A property does not apply to this target; the text is the reason shown to the user."""
+
+
+class DiedError(SteelyardError):
+    """The balancer exited or refused a change in the middle of a run; every property of that run fails."""
+
+
+# --- small vocabularies -----------------------------------------------------------------------------------
+
+
+class World(StrEnum):
+    """Where a scenario is played: in virtual time, or over real sockets."""
+
+    SIM = "sim"
+    LIVE = "live"
+
+
+class Outcome(StrEnum):
+    """What became of one property on one run (DESIGN: Outcomes)."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    VACUOUS = "vacuous"
+    UNSUPPORTED = "unsupported"
+    ERROR = "error"
+
+
+class Kind(IntEnum):
+    """What a request asks of a backend: tokens, or an update of its state."""
+
+    INFERENCE = 0
+    UPDATE = 1
+
+
+class Method(IntEnum):
+    """HTTP method of a request."""
+
+    POST = 0
+    GET = 1
+
+
+class Failure(IntEnum):
+    """How a request ended for its client, apart from its status.
+
+    STALE_CONNECTION is a bare close on a connection that had carried a request before: a balancer that closes idle
+    connections just as they are used again looks like this, and no attempt was made.
+    """
+
+    NONE = 0
+    REFUSED = 1
+    RESET = 2
+    CLOSED = 3
+    STALE_CONNECTION = 4
+    TRUNCATED = 5
+    TIMEOUT = 6
+    NOT_SENT = 7
+    OTHER = 8
+
+
+class Echo(IntEnum):
+    """Whose tag a client found in the body of its answer."""
+
+    NONE = 0
+    OWN = 1
+    OTHER = 2
+
+
+class Ending(IntEnum):
+    """How an attempt ended at its backend. OPEN: the backend died, or the run ended, before it did."""
+
+    OPEN = 0
+    ANSWERED = 1
+    CLIENT_GONE = 2
+    REFUSED = 3
+
+
+class Residency(IntEnum):
+    """What happened to a model in GPU memory."""
+
+    LOADING = 0
+    LOADED = 1
+    EVICTED = 2
+
+
+class Connections(StrEnum):
+    """How a stream of requests uses client connections.
+
+    KEPT: a pool of kept-alive connections. FRESH: one connection for each request. ONE: a single kept connection;
+    a request waits for the answer to the one before it, and its latency counts from its intended time all the same.
+    """
+
+    KEPT = "kept"
+    FRESH = "fresh"
+    ONE = "one"
+
+
+# --- load -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The affinity keys of a stream: `count` names made from the run's seed.
+
+    `pick`: "sweep" takes them in turn, "uniform" draws evenly, "zipf" draws with `zipf_exponent`.
+    """
+
+    count: int
+    pick: str = "uniform"
+    zipf_exponent: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One open-loop source of `requests` requests from `start_s` on, at `rate_per_s` on average.
+
+    `arrivals` is "constant" or "poisson". `methods` are used in turn. `keys` None sends no affinity key.
+    """
+
+    name: str
+    start_s: float
+    rate_per_s: float
+    requests: int
+    keys: Keys | None = None
+    arrivals: str = "constant"
+    kind: Kind = Kind.INFERENCE
+    methods: tuple[Method, ...] = (Method.POST,)
+    connections: Connections = Connections.KEPT
+    prompt_tokens: int = 8
+    output_tokens: int = 4
+    timeout_s: float = 10.0
+
+    @property
+    def end_s(self) -> float:
+        """Time at which the stream's last request is due, on average, in seconds from the start of the run."""
+        return self.start_s + self.requests / self.rate_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """All requests of a run. `key_carrier` says where the affinity key travels, as in a claims file."""
+
+    streams: tuple[Stream, ...]
+    key_carrier: str = "header:x-model-id"
+
+    def index(self, name: str) -> int:
+        """Position of the stream called `name`; KeyError lists the names there are."""
+        names = [stream.name for stream in self.streams]
+        if name not in names:
+            raise KeyError(f"no stream {name!r} in this load; there are {names}")
+        return names.index(name)
+
+
+# --- backends ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServer:
+    """Every backend of a scenario: one mock GPU model server. Field by field a setup of `mockgpu`.
+
+    With `weights_mb` 0 and `load_s` 0 every model is resident everywhere and costs no memory.
+    """
+
+    memory_mb: int = 80_000
+    max_running: int = 64
+    queue_limit: int | None = 1000
+    loads_at_once: int = 1
+    update_s: float = 0.001
+    weights_mb: int = 0
+    load_s: float = 0.0
+    prefill_tokens_per_s: float = 16_000.0
+    decode_step_s: float = 0.0005
+
+    def as_setup(self) -> str:
+        """The same server as JSON, in the words of `mockgpu.catalogue.Setup.from_json`."""
+        setup = {
+            "gpu": {
+                "name": "scenario",
+                "memory_mb": self.memory_mb,
+                "max_running": self.max_running,
+                "queue_limit": self.queue_limit,
+                "loads_at_once": self.loads_at_once,
+                "update_s": self.update_s,
+            },
+            "default_model": {
+                "name": "any",
+                "weights_mb": self.weights_mb,
+                "load_s": self.load_s,
+                "prefill_tokens_per_s": self.prefill_tokens_per_s,
+                "decode_step_s": self.decode_step_s,
+            },
+            "models": [],
+        }
+        return json.dumps(setup)
+
+
+# --- timeline ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL of a backend; connects are refused until it is restarted, `for_s` later, with a cold cache."""
+
+    backend: str
+    at_s: float
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """The way to a backend is closed: live connections end, connects are refused. The backend itself lives on."""
+
+    backend: str
+    at_s: float
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Everything that a backend sends arrives `latency_s` later."""
+
+    backend: str
+    at_s: float
+    latency_s: float
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blackhole:
+    """Connections to a backend are accepted and then silent in both directions; nothing reaches it."""
+
+    backend: str
+    at_s: float
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Connections to a backend are reset as soon as a request is written to them."""
+
+    backend: str
+    at_s: float
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A backend leaves the balancer's membership; it stays reachable until the run ends."""
+
+    backend: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A backend (back from a leave, or a spare one) joins the balancer's membership."""
+
+    backend: str
+    at_s: float
+
+
+Fault = Kill | Down | Latency | Blackhole | Reset
+Membership = Leave | Join
+Step = Fault | Membership
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A named stretch of a run, in seconds from its start."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What a world is asked to play. `intervals_s`: the durations that its timing findings rest on.
+
+    `backends` are members from the start, `spare` further ones may join (addresses known at render).
+    A scenario without intervals has no seconds too noisy to judge. `off` names the features that must not run.
+    """
+
+    name: str
+    backends: int
+    load: Load
+    spare: int = 0
+    server: ModelServer = field(default_factory=ModelServer)
+    timeline: tuple[Step, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    intervals_s: tuple[float, ...] = ()
+    off: frozenset[str] = frozenset()
+
+    @property
+    def end_s(self) -> float:
+        """When the last stream, phase or step is over."""
+        ends = [stream.end_s for stream in self.load.streams] + [phase.end_s for phase in self.phases]
+        return max(ends + [step.at_s for step in self.timeline], default=0.0)
+
+    @property
+    def backend_ids(self) -> tuple[str, ...]:
+        """Names of all backends, spare ones last: `gpu-0`, `gpu-1`, ..."""
+        return tuple(f"gpu-{number}" for number in range(self.backends + self.spare))
+
+    @property
+    def kills(self) -> bool:
+        """Whether some backend is killed, so that each must be a process of its own."""
+        return any(isinstance(step, Kill) for step in self.timeline)
+
+    def members(self, changes: Sequence[Membership]) -> tuple[str, ...]:
+        """The balancer's list of backends after these changes.
+
+        Every change also rotates the list by one, so that a mapping which depends on its order shows.
+        """
+        names = list(self.backend_ids[: self.backends])
+        for change in changes:
+            if isinstance(change, Leave):
+                names.remove(change.backend)
+            else:
+                names.append(change.backend)
+        turn = len(changes) % len(names) if names else 0
+        return tuple(names[turn:] + names[:turn])
+
+    def phase(self, name: str) -> Phase:
+        """The phase called `name`; KeyError if there is none."""
+        for phase in self.phases:
+            if phase.name == name:
+                return phase
+        raise KeyError(f"no phase {name!r}; there are {[phase.name for phase in self.phases]}")
+
+    def digest(self) -> str:
+        """Sixteen hex digits that are equal for equal scenarios, in every process."""
+        text = json.dumps(canonical(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_fault(step: Step) -> bool:
+    """Whether a step is a fault (it has a heal) and not a change of membership."""
+    return isinstance(step, Kill | Down | Latency | Blackhole | Reset)
+
+
+def canonical(value: object) -> Any:
+    """`value` as plain JSON types with class names, so that equal values have equal text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {item.name: canonical(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {"is": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {str(key): canonical(item) for key, item in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted(canonical(item) for item in value)
+    if isinstance(value, tuple | list):
+        return [canonical(item) for item in value]
+    return value
+
+
+def stretched(value: Frozen, factor: float) -> Frozen:
+    """`value` with every duration in it multiplied and every rate divided by `factor`.
+
+    Durations are fields that end in `_s`, rates those that end in `_per_s`; nested dataclasses and tuples are
+    followed. This is the whole of a time scale: a scenario, its servers and the claims stretch alike.
+    """
+    if isinstance(value, tuple):
+        return tuple(stretched(item, factor) for item in value)  # type: ignore[return-value]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    changes: dict[str, Any] = {}
+    for item in dataclasses.fields(value):
+        old = getattr(value, item.name)
+        new = _stretched_field(item.name, old, factor)
+        if new is not old:
+            changes[item.name] = new
+    return dataclasses.replace(value, **changes) if changes else value
+
+
+def _stretched_field(name: str, value: Any, factor: float) -> Any:
+    if name.endswith("_per_s") and isinstance(value, int | float):
+        return value / factor
+    if name.endswith("_s") and isinstance(value, int | float):
+        return value * factor
+    if name.endswith("_s") and isinstance(value, tuple):
+        return tuple(item * factor for item in value)
+    return stretched(value, factor)
+
+
+# --- results ----------------------------------------------------------------------------------------------
+
+Figure = float | int | tuple[float | int, float | int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRow:
+    """One finding as judged. `ok` None: undecided, and `note` says why."""
+
+    ok: bool | None
+    at_s: float
+    observed: Figure
+    bound: Figure
+    sample: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What became of one property × target × world × seed.
+
+    `observed`, `bound` and `sample` are those of the finding that decided; `alpha` is the false-alarm rate of a
+    statistical one (0: exact). `first_try` is the run that slack alone had made inconclusive, if it was repeated at
+    twice the time scale.
+    """
+
+    property: str
+    summary: str
+    target: str
+    version: str
+    world: World
+    seed: int
+    outcome: Outcome
+    reason: str = ""
+    observed: Figure = None
+    bound: Figure = None
+    sample: int | None = None
+    alpha: float = 0.0
+    findings: tuple[FindingRow, ...] = ()
+    slack_s: float = 0.0
+    time_scale: float = 1.0
+    scenario: str = ""
+    history: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    first_try: Record | None = None

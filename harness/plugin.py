@@ -1,0 +1,401 @@
+"""pytest glue: options, one item for each property and world, failure text, the summary at the end.
+
+Every pytest run on a machine with Steelyard loads this module, so it imports nothing of Steelyard until a suite is
+collected. A suite is a package whose `__init__.py` says `STEELYARD_SUITE = True`; a folder is never imported to find out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+MARKER = re.compile(r"^STEELYARD_SUITE = True\s*$", re.MULTILINE)
+LIVE_ITEM = re.compile(r"::[a-z0-9-]+(\.[a-z0-9-]+){2}\[live\]")
+"""Node ids of live properties; no Python test has a dotted name."""
+
+TOO_MANY_INCONCLUSIVE = 0.2
+"""Above this share of judged live items `--tolerate inconclusive` tolerates no longer."""
+
+WORLDS = ("sim", "live", "all")
+
+OPTIONS: tuple[tuple[str, str, str, str], ...] = (
+    (
+        "target",
+        "reference",
+        "NAME",
+        "balancer under test: reference, nginx, a claims file (.toml), python:module:Class",
+    ),
+    ("world", "all", "sim|live|all", "worlds to judge in (default: all that the target can run in)"),
+    ("seed", "1", "N", "seed of all arrivals and choices (default: 1)"),
+    ("tolerate", "", "inconclusive", "turn inconclusive outcomes into skips"),
+    ("toxiproxy", "embedded", "embedded|real|URL", "fault proxy of the live world (default: embedded)"),
+    ("nginx", "", "PATH", "another nginx binary than the one of the pip package"),
+)
+"""Name, default, placeholder and help of each option."""
+
+
+class Stop(pytest.exit.Exception, KeyboardInterrupt):
+    """Ends the session with one line and exit code 2.
+
+    Also a KeyboardInterrupt, because pytest takes any other exception in a collector for a collection error.
+    """
+
+
+class NotKeptError(Exception):
+    """A property did not pass; the text is all that is to be shown."""
+
+
+# --- options ----------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None, None]:
+    """Add the options after all plugins and conftests, and give way where a project has its own `--target` or `--seed`."""
+    yield
+    group = parser.getgroup("steelyard", "Steelyard: conformance of load balancers")
+    for name, default, placeholder, text in OPTIONS:
+        try:
+            group.addoption(f"--{name}", dest=f"steelyard_{name}", default=default, metavar=placeholder, help=text)
+        except (ValueError, argparse.ArgumentError):
+            continue
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options if any was given; without them nothing happens until a suite is collected."""
+    bench = Bench(config)
+    config.stash[BENCH] = bench
+    config.pluginmanager.register(bench, "steelyard-bench")
+    if bench.given and not bench.is_worker and not config.getoption("help", False):
+        bench.worlds()
+
+
+# --- the state of one session -----------------------------------------------------------------------------
+
+
+class Bench:
+    """Target, judge and rows of one pytest session. Everything in it is made when the first suite asks for it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.is_worker = hasattr(config, "workerinput")
+        self.rows: list[dict[str, Any]] = []
+        self.suites: dict[Path, bool] = {}
+        self.suite_files = 0
+        self.lines: list[str] = []
+        self.stopped = ""
+        self._target: Any = None
+        self._judge: Any = None
+        self._live: Any = None
+
+    def option(self, name: str) -> str:
+        """Text of an option; its default where a project took the name for itself."""
+        default = next(row[1] for row in OPTIONS if row[0] == name)
+        return str(getattr(self.config.option, f"steelyard_{name}", default))
+
+    @property
+    def given(self) -> list[tuple[str, str]]:
+        """Names and values of all options that are not at their default."""
+        return [(name, self.option(name)) for name, default, _, _ in OPTIONS if self.option(name) != default]
+
+    def stop(self, message: object) -> NoReturn:
+        """End the session with one line and exit code 2."""
+        self.stopped = " ".join(str(message).split())
+        raise Stop(self.stopped, returncode=2)
+
+    def worlds(self) -> list[Any]:
+        """Worlds to judge in, sim before live; stops the session if an option or the target won't do."""
+        from harness.model import World
+
+        target = self.target()
+        wanted = [world for world in World if self.option("world") in ("all", world.value)]
+        chosen = [world for world in wanted if world in target.worlds]
+        if not chosen:
+            can = " and ".join(sorted(world.value for world in target.worlds))
+            self.stop(f"target {target.name} runs in {can} only; saw --world {self.option('world')}")
+        return chosen
+
+    def target(self) -> Any:
+        """The target under test; stops the session if it can't be had."""
+        if self._target is None:
+            from harness.model import ClaimsError, TargetError
+            from harness.targets import resolve
+
+            self._check_options()
+            try:
+                self._target = resolve(self.option("target"), self.option("nginx") or None)
+            except (ClaimsError, TargetError) as error:
+                self.stop(error)
+        return self._target
+
+    def _check_options(self) -> None:
+        from harness.claims import nearest
+
+        world, seed, proxy = self.option("world"), self.option("seed"), self.option("toxiproxy")
+        if world not in WORLDS:
+            self.stop(f"--world {world!r} is unknown; {nearest(world, WORLDS)}")
+        if not seed.isdecimal():
+            self.stop(f"--seed {seed!r}: expected a whole number from 0 up")
+        if self.option("tolerate") not in ("", "inconclusive"):
+            self.stop(f"--tolerate {self.option('tolerate')!r}: only inconclusive can be tolerated")
+        if proxy not in ("embedded", "real") and not proxy.startswith(("http://", "https://")):
+            self.stop(f"--toxiproxy {proxy!r}: expected embedded, real or a URL such as http://127.0.0.1:8474")
+
+    def judge(self, promise: Any, world: Any) -> Any:
+        """The record of one property in one world; stops the session if the target can't be run at all."""
+        from harness.model import ClaimsError, TargetError
+
+        if self._judge is None:
+            self._judge = self._make_judge()
+        try:
+            return self._judge.judge(promise, world)
+        except (ClaimsError, TargetError) as error:
+            self.stop(error)
+
+    def _make_judge(self) -> Any:
+        from harness.judge import Judge
+        from harness.model import World
+        from harness.sim.world import play
+
+        return Judge(self.target(), int(self.option("seed")), {World.SIM: play, World.LIVE: self._play_live})
+
+    def _play_live(self, target: Any, scenario: Any, seed: int) -> Any:
+        if self._live is None:
+            from harness.live.session import LiveSession
+
+            self._live = LiveSession(toxiproxy=self.option("toxiproxy"))
+            # pytest runs its clean-ups however the session ends, Ctrl-C included.
+            self.config.add_cleanup(self._live.close)
+        return self._live.play(target, scenario, seed)
+
+    # --- hooks of the session -----------------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Live properties come last, so that a cheap failure shows first; all else keeps its order."""
+        items.sort(key=lambda item: isinstance(item, PropertyItem) and item.world == "live")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Gather the rows; under xdist they arrive here from the workers."""
+        if report.when == "call":
+            self.rows += [value for name, value in report.user_properties if name == "steelyard"]  # type: ignore[misc]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over what a worker of xdist knows and its controller does not."""
+        told = getattr(node, "workeroutput", {}).get("steelyard", {})
+        self.suite_files += told.get("suite_files", 0)
+        if told.get("stopped"):
+            self.stopped = told["stopped"]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Give the session the exit code that its outcomes ask for."""
+        if self.is_worker:
+            told = {"suite_files": self.suite_files, "stopped": self.stopped}
+            self.config.workeroutput["steelyard"] = told  # type: ignore[attr-defined]
+            return
+        if self.stopped:
+            session.exitstatus = 2
+            if self.config.pluginmanager.hasplugin("dsession"):
+                self.lines.append(self.stopped)
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or self.stopped:
+            return
+        judged = [row for row in self.rows if row["outcome"] != "unsupported"]
+        ran_none = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+        if self.suite_files and not judged and (self.rows or ran_none) and not self.config.option.collectonly:
+            why = f"all {len(self.rows)} are unsupported" if self.rows else "none was collected or selected"
+            self.lines.append(f"No property was judged: {why}.")
+            session.exitstatus = 2
+        live = [row["outcome"] for row in judged if row["world"] == "live"]
+        unsure = live.count("inconclusive")
+        if unsure > TOO_MANY_INCONCLUSIVE * len(live):
+            self.lines.append(
+                f"{unsure} of {len(live)} live outcomes are inconclusive, too many to tolerate (a fifth)."
+            )
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """The table of all records and what else there is to say."""
+        if self.rows:
+            from reports.rows import record_of
+            from reports.terminal import as_text
+
+            writer = self.config.get_terminal_writer()
+            terminalreporter.section("Steelyard")
+            shown = [record_of(row) for row in self.rows]
+            terminalreporter.write(as_text(shown, width=writer.fullwidth, colours=writer.hasmarkup))
+        for line in self.lines:
+            terminalreporter.write_line(line)
+
+    @pytest.hookimpl(optionalhook=True, wrapper=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Generator[None, Any, Any]:
+        """Keep live properties on one worker, whatever way of distributing the user chose (but for `each`)."""
+        chosen = yield
+        if config.getoption("dist") == "each":
+            return chosen
+        return LiveOnOneWorker(chosen, lambda: _live_together(config, log, chosen))
+
+
+BENCH = pytest.StashKey[Bench]()
+
+
+# --- collection -------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(
+    file_path: Path, parent: pytest.Collector
+) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Replace whatever would collect a file of a suite by `SuiteFile`; a plain hook would only add to it."""
+    collected = yield
+    if file_path.suffix != ".py" or file_path.name.startswith(("__init__", "conftest", "test_")):
+        return collected
+    known = parent.config.stash[BENCH].suites
+    folder = file_path.parent
+    if folder not in known:
+        known[folder] = _is_suite(folder)
+    if not known[folder]:
+        return collected
+    # Given, not computed: the same in a clone, with --pyargs, and from any folder.
+    return [SuiteFile.from_parent(parent, path=file_path, nodeid=f"{folder.name}/{file_path.name}")]
+
+
+def _is_suite(folder: Path) -> bool:
+    try:
+        return MARKER.search((folder / "__init__.py").read_text(encoding="utf-8")) is not None
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+class SuiteFile(pytest.Module):
+    """One file of a suite: an item for each property defined in it and each world to judge it in."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Import the file and make its items."""
+        bench = self.config.stash[BENCH]
+        bench.suite_files += 1
+        beside = self.path.parent.parent / "harness" / "plugin.py"
+        if beside.exists() and not beside.samefile(__file__):
+            bench.stop(
+                f"suites come from {self.path.parent}, but harness from {Path(__file__).parent}:"
+                " run `pip install -e .` in the clone, or use `pytest --pyargs suites` outside it"
+            )
+        worlds = bench.worlds()
+        from harness.property import properties_of
+
+        try:
+            promises = properties_of(self.obj)
+        except ValueError as error:
+            raise self.CollectError(str(error)) from None
+        return [
+            PropertyItem.from_parent(self, name=f"{promise.name}[{world.value}]", promise=promise, world=world)
+            for world in worlds
+            for promise in promises
+        ]
+
+
+class PropertyItem(pytest.Item):
+    """One property in one world."""
+
+    def __init__(self, *, promise: Any, world: Any, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.promise = promise
+        self.world = world
+
+    def runtest(self) -> None:
+        """Judge the property; anything but a pass is raised as a skip or as NotKeptError."""
+        from reports.failure import failure_text
+        from reports.rows import row_of
+
+        bench = self.config.stash[BENCH]
+        record = bench.judge(self.promise, self.world)
+        self.user_properties.append(("steelyard", row_of(record)))
+        if record.outcome == "pass":
+            return
+        if record.outcome == "unsupported":
+            raise pytest.skip.Exception(f"unsupported: {record.reason}", _use_item_location=True)
+        if record.outcome == bench.option("tolerate"):
+            raise pytest.skip.Exception(f"inconclusive, tolerated: {record.reason}", _use_item_location=True)
+        raise NotKeptError(failure_text(record, self.repeat_command()))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The failure text alone, without a traceback; a crash of Steelyard itself is shown in full."""
+        if not isinstance(excinfo.value, NotKeptError):
+            return super().repr_failure(excinfo, style)
+        shown = excinfo.getrepr(style="value", chain=False)
+        if shown.reprcrash is not None:
+            shown.reprcrash.message = str(excinfo.value)
+        return shown
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Where the check is written."""
+        return self.path, self.promise.check.__code__.co_firstlineno - 1, self.name
+
+    def repeat_command(self) -> str:
+        """The command that runs this item alone, with every option that is not at its default."""
+        start = self.config.invocation_params.dir
+        ours = self.path.parent.parent == Path(__file__).parent.parent
+        words = ["pytest"]
+        if ours and (
+            self.config.option.pyargs or not self.path.is_relative_to(start) or "site-packages" in str(self.path)
+        ):
+            words.append("--pyargs")
+            where = f"{self.path.parent.name}.{self.path.stem}"
+        else:
+            where = str(self.path.relative_to(start) if self.path.is_relative_to(start) else self.path)
+        words.append(f"{where}::{self.name}")
+        for name, value in self.config.stash[BENCH].given:
+            words += [f"--{name}", value]
+        return shlex.join(words)
+
+
+# --- xdist ------------------------------------------------------------------------------------------------
+
+
+class LiveOnOneWorker:
+    """Hands everything to the scheduler that the user chose, unless live properties turn out to be collected."""
+
+    def __init__(self, chosen: Any, together: Callable[[], Any]) -> None:
+        self._scheduler = chosen
+        self._together: Callable[[], Any] | None = together
+        self._collections: dict[Any, list[str]] = {}
+
+    def add_node_collection(self, node: Any, collection: Iterable[str]) -> None:
+        """Note what a worker collected, for the case that the scheduler is changed."""
+        self._collections[node] = list(collection)
+        self._scheduler.add_node_collection(node, self._collections[node])
+
+    def schedule(self) -> None:
+        """Decide, once all workers have collected, and start."""
+        together, self._together = self._together, None
+        if together and any(LIVE_ITEM.search(name) for names in self._collections.values() for name in names):
+            nodes = list(self._scheduler.nodes)
+            self._scheduler = together()
+            for node in nodes:
+                self._scheduler.add_node(node)
+            for node in nodes:
+                self._scheduler.add_node_collection(node, self._collections[node])
+        self._scheduler.schedule()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+
+def _live_together(config: pytest.Config, log: Any, chosen: Any) -> Any:
+    """A scheduler with all live properties in one scope; the rest goes by the scopes of `chosen`, or one by one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class LiveTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            if LIVE_ITEM.search(nodeid):
+                return "steelyard-live"
+            scope = chosen._split_scope(nodeid) if isinstance(chosen, LoadScopeScheduling) else nodeid
+            return str(scope)
+
+    return LiveTogether(config, log)

@@ -1,0 +1,138 @@
+"""One backend of the simulator: a mock GPU server, the way to it with its faults, and what it logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.balancer.protocol import Backend
+from harness.model import Ending, ModelServer, Residency
+from mockgpu.catalogue import Setup
+from mockgpu.events import Evicted, Finished, FirstToken, Job, Loaded, Loading, Refused, Started
+from mockgpu.model import GpuServer
+
+NAN = float("nan")
+
+
+@dataclass(slots=True)
+class AttemptRow:
+    """One attempt at a backend, in the columns of harness.history.ATTEMPT."""
+
+    request: int
+    backend: int
+    kind: int
+    start_s: float
+    ending: int = Ending.OPEN
+    cold: bool = False
+    status: int = 0
+    first_byte_s: float = NAN
+    end_s: float = NAN
+    queue_wait_s: float = 0.0
+    service_s: float = 0.0
+    service_started_s: float = NAN
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A backend has an answer ready for an attempt."""
+
+    attempt_id: int
+    at_s: float
+    status: int
+
+
+class SimBackend:
+    """Backend number `number`. `alive`, `up`, `silent`, `resetting` and `delay_s` are the faults on it and its way."""
+
+    def __init__(self, number: int, server: ModelServer) -> None:
+        self.number = number
+        self.id = f"gpu-{number}"
+        self.alive = True
+        self.up = True
+        self.silent = False
+        self.resetting = False
+        self.delay_s = 0.0
+        self.rows: list[AttemptRow] = []
+        self.residency: list[tuple[int, int, str, float]] = []
+        self._setup = Setup.from_json(server.as_setup())
+        self._gpu = GpuServer(self._setup)
+        self._open: dict[int, AttemptRow] = {}
+
+    @property
+    def reachable(self) -> bool:
+        """Whether a connect is accepted."""
+        return self.alive and self.up
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """Ids of the attempts that are here now."""
+        return tuple(self._open)
+
+    def arrive(self, now_s: float, attempt_id: int, row: AttemptRow, job: Job) -> None:
+        """An attempt reaches the backend: log it, then serve it."""
+        self.rows.append(row)
+        self._open[attempt_id] = row
+        self._gpu.submit(now_s, job)
+
+    def leave(self, now_s: float, attempt_id: int) -> None:
+        """The client of an attempt is gone: free its place."""
+        row = self._open.pop(attempt_id, None)
+        if row is None:
+            return
+        row.ending, row.end_s = Ending.CLIENT_GONE, now_s
+        self._gpu.cancel(now_s, attempt_id)
+
+    def kill(self) -> tuple[int, ...]:
+        """The process dies: what is inside stays open in the log; the cache is cold afterwards. Returns their ids."""
+        inside = self.inside
+        self.alive = False
+        self._open.clear()
+        self._gpu = GpuServer(self._setup)
+        return inside
+
+    def wake_s(self) -> float | None:
+        """When something happens next here."""
+        return self._gpu.next_event_s()
+
+    def advance(self, now_s: float) -> list[Answered]:
+        """Let time pass up to `now_s`; the answers that became ready."""
+        ready: list[Answered] = []
+        for event in self._gpu.advance(now_s):
+            match event:
+                case Started(at_s, job_id, cold, queue_wait_s):
+                    row = self._open[job_id]
+                    row.cold, row.queue_wait_s, row.service_started_s = cold, queue_wait_s, at_s
+                case FirstToken():
+                    pass  # answers are not streamed: their first byte comes with the last token
+                case Finished(at_s, job_id):
+                    row = self._open.pop(job_id)
+                    row.service_s = at_s - row.service_started_s
+                    ready.append(self._close(row, job_id, at_s, 200, Ending.ANSWERED))
+                case Refused(at_s, job_id):
+                    ready.append(self._close(self._open.pop(job_id), job_id, at_s, 503, Ending.REFUSED))
+                case Loading(at_s, model):
+                    self.residency.append((self.number, Residency.LOADING, model, at_s))
+                case Loaded(at_s, model):
+                    self.residency.append((self.number, Residency.LOADED, model, at_s))
+                case Evicted(at_s, model):
+                    self.residency.append((self.number, Residency.EVICTED, model, at_s))
+        return ready
+
+    @staticmethod
+    def _close(row: AttemptRow, attempt_id: int, at_s: float, status: int, ending: Ending) -> Answered:
+        row.status, row.ending, row.first_byte_s, row.end_s = status, ending, at_s, at_s
+        return Answered(attempt_id, at_s, status)
+
+    def report(self) -> Backend:
+        """What `/health` says."""
+        state = self._gpu.state()
+        return Backend(
+            id=self.id,
+            address=self.id,
+            ready=state.ready,
+            memory_total_mb=state.memory_total_mb,
+            memory_used_mb=state.memory_used_mb,
+            memory_evictable_mb=state.memory_evictable_mb,
+            queue_depth=state.queue_depth,
+            pending_tokens=state.pending_tokens,
+            loaded_models=tuple(state.models),
+        )

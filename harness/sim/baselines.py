@@ -1,0 +1,71 @@
+"""Plain policies that properties compare a balancer with, on the same arrivals, in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from harness.balancer.bare import BareGateway
+from harness.balancer.protocol import Backend, Gateway, NowFunction, Request
+from harness.claims import Claims
+from harness.model import World
+from harness.target import ChangeStep, Launch, Place, Target
+
+
+class RoundRobin:
+    """Takes the backends in turn, whatever the request."""
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._turn = -1
+
+    def pick(self, request: Request) -> str | None:
+        """The next backend."""
+        if not self._names:
+            return None
+        self._turn = (self._turn + 1) % len(self._names)
+        return self._names[self._turn]
+
+    def update_backends(self, backends: Sequence[Backend]) -> None:
+        """Only the names count."""
+        self._names = tuple(backend.id for backend in backends)
+
+    def report_result(self, backend_id: str, latency_s: float, error: str | None) -> None:
+        """Nothing is learnt."""
+
+
+BASELINES = {"round_robin": RoundRobin}
+
+
+class BaselineTarget(Target):
+    """A baseline policy in the bare gateway; it exists only in the simulator."""
+
+    worlds = frozenset({World.SIM})
+
+    def __init__(self, name: str, claims: Claims) -> None:
+        self.name = name
+        self.version = "baseline"
+        self.claims = claims
+
+    def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
+        """The policy in its bare gateway."""
+        return BareGateway(BASELINES[self.name]())
+
+    def launch(self, place: Place) -> Launch:
+        """Baselines have no process."""
+        raise NotImplementedError("a baseline runs in the simulator only")
+
+    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+        """Baselines have no process."""
+        raise NotImplementedError("a baseline runs in the simulator only")
+
+    def scaled(self, factor: float) -> Target:
+        """A baseline has no settings."""
+        return self
+
+
+def baseline_target(name: str, claims: Claims) -> Target:
+    """The target of baseline `name`; KeyError lists those there are."""
+    if name not in BASELINES:
+        raise KeyError(f"no baseline {name!r}; there are {sorted(BASELINES)}")
+    return BaselineTarget(name, claims)

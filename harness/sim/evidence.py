@@ -1,0 +1,77 @@
+"""What a simulated run leaves behind, collected row by row and turned into a history at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.arrivals import Arrival
+from harness.history import ATTEMPT, CHECK_UP, RESIDENCY, History, StepSeen, empty_requests
+from harness.model import Echo, Failure, Scenario, Step
+from harness.sim.backend import SimBackend
+
+NAN = float("nan")
+ALL_CARRIERS = 15
+
+
+@dataclass(slots=True)
+class ClientRow:
+    """One request as its client saw it."""
+
+    sent_s: float = NAN
+    first_byte_s: float = NAN
+    end_s: float = NAN
+    status: int = 0
+    failure: Failure = Failure.NOT_SENT
+    echo: Echo = Echo.NONE
+    answered_by: int = -1
+    done: bool = False
+
+
+class Evidence:
+    """Rows of one run. `died` is set when the gateway itself raised."""
+
+    def __init__(self, scenario: Scenario, seed: int, arrivals: tuple[Arrival, ...]) -> None:
+        self._scenario = scenario
+        self._seed = seed
+        self._arrivals = arrivals
+        self._steps: list[StepSeen] = []
+        self.requests = [ClientRow() for _ in arrivals]
+        self.check_ups: list[tuple[int, int, float]] = []
+        self.died: str | None = None
+
+    def step(self, step: Step, backend: int, at_s: float, healed_s: float) -> None:
+        """A fault or membership change; in virtual time it takes effect at once."""
+        self._steps.append(StepSeen(type(step).__name__, backend, at_s, at_s, healed_s))
+
+    def history(self, backends: list[SimBackend]) -> History:
+        """Everything as columns."""
+        requests = empty_requests(len(self._arrivals))
+        for name in ("stream", "kind", "method", "key", "connection"):
+            requests[name] = [getattr(arrival, name) for arrival in self._arrivals]
+        requests["intended_s"] = [arrival.at_s for arrival in self._arrivals]
+        for name in ("sent_s", "first_byte_s", "end_s", "status", "failure", "echo", "answered_by"):
+            requests[name] = [getattr(row, name) for row in self.requests]
+        rows = sorted((row for backend in backends for row in backend.rows), key=lambda row: (row.start_s, row.request))
+        attempts = np.zeros(len(rows), dtype=ATTEMPT)
+        for name in ("request", "backend", "kind", "ending", "cold", "status"):
+            attempts[name] = [getattr(row, name) for row in rows]
+        for name in ("start_s", "first_byte_s", "end_s", "queue_wait_s"):
+            attempts[name] = [getattr(row, name) for row in rows]
+        attempts["service_asked_s"] = attempts["service_actual_s"] = [row.service_s for row in rows]
+        attempts["carriers"] = ALL_CARRIERS
+        residency = sorted((item for backend in backends for item in backend.residency), key=lambda item: item[3])
+        return History(
+            scenario=self._scenario,
+            seed=self._seed,
+            requests=requests,
+            attempts=attempts,
+            check_ups=np.array(self.check_ups, dtype=CHECK_UP),
+            residency=np.array(
+                [(number, event, model.encode(), at_s) for number, event, model, at_s in residency], dtype=RESIDENCY
+            ),
+            steps=tuple(self._steps),
+            slack_s=np.zeros(int(self._scenario.end_s) + 1),
+            died=self.died,
+        )

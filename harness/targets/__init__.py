@@ -1,0 +1,63 @@
+"""One adapter per balancer, and the one place that turns a name into a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.balancer.loading import PYTHON
+from harness.claims import claims_file, nearest
+from harness.model import ClaimsError, TargetError
+from harness.target import Target
+
+NAMES = ("nginx", "reference")
+
+
+def resolve(name: str, nginx: str | None = None) -> Target:
+    """The target called `name`: a shipped one, a claims file (`*.toml`), or `python:package.module:Class`.
+
+    `nginx` is the path of another nginx binary than the one of the pip package. ClaimsError for a wrong name or file,
+    TargetError if the balancer's binary is missing.
+    """
+    if name.startswith(PYTHON):
+        from harness.targets.python import PythonTarget
+
+        return PythonTarget(name)
+    if name.endswith(".toml"):
+        return _from_file(Path(name))
+    if name == "reference":
+        from harness.targets.reference import ReferenceTarget
+
+        return ReferenceTarget()
+    if name == "nginx":
+        from harness.targets.nginx import NginxTarget
+
+        return NginxTarget(nginx)
+    raise ClaimsError(
+        f"no target {name!r}; {nearest(name, NAMES)} A claims file ends in .toml, Python code is"
+        " python:package.module:Class"
+    )
+
+
+def _from_file(path: Path) -> Target:
+    file = claims_file(path)
+    if file.python:
+        from harness.targets.python import PythonTarget
+
+        return PythonTarget(file.python, file)
+    from harness.targets.file import FileTarget
+
+    return FileTarget(file)
+
+
+def listing() -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+    """Of each shipped target: name, version (or why it can't run here), worlds, claimed features."""
+    rows = []
+    for name in NAMES:
+        try:
+            target = resolve(name)
+        except TargetError as error:
+            rows.append((name, f"missing: {error}", (), ()))
+            continue
+        worlds = tuple(sorted(world.value for world in target.worlds))
+        rows.append((name, target.version, worlds, target.claims.names))
+    return rows

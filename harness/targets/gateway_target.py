@@ -1,0 +1,53 @@
+"""Targets whose balancer is a gateway without I/O: run by the simulator directly, live by the shell process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from random import Random
+
+from harness.balancer.loading import gateway_from
+from harness.balancer.protocol import Gateway, NowFunction
+from harness.model import World
+from harness.target import Call, ChangeStep, Launch, Place, Target
+
+SHELL_CONFIG = "balancer.json"
+
+
+class GatewayTarget(Target):
+    """Base of the reference and of `python:` targets; `spec(off)` names the gateway as text."""
+
+    worlds = frozenset({World.SIM, World.LIVE})
+
+    def spec(self, off: frozenset[str]) -> str:
+        """What `harness.balancer.loading.gateway_from` makes the gateway of."""
+        raise NotImplementedError
+
+    def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
+        """The gateway itself."""
+        return gateway_from(self.spec(off), now, generator)
+
+    def launch(self, place: Place) -> Launch:
+        """The live shell as a process, told by a JSON file what to run where."""
+        config = {
+            "spec": self.spec(place.off),
+            "host": place.host,
+            "port": place.port,
+            "admin_port": place.admin_port,
+            "health_path": self.health_path,
+            "backends": _backends(place),
+        }
+        path = str(place.workdir / SHELL_CONFIG)
+        return Launch(
+            files={SHELL_CONFIG: json.dumps(config, indent=1)},
+            start=(sys.executable, "-m", "harness.live.shell", path),
+        )
+
+    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+        """One call to the shell's admin interface; it answers when the gateway has been told."""
+        url = f"http://{place.host}:{place.admin_port}/backends"
+        return (Call("PUT", url, json.dumps(_backends(place))),)
+
+
+def _backends(place: Place) -> list[dict[str, object]]:
+    return [{"id": item.id, "host": item.host, "port": item.port, "weight": item.weight} for item in place.backends]

@@ -1,0 +1,39 @@
+"""Python code as a target: `python:package.module:Class`, a policy with three methods or a whole gateway."""
+
+from __future__ import annotations
+
+from harness.balancer.loading import PYTHON, load_class
+from harness.claims import Claims, ClaimsFile, Feature
+from harness.model import ClaimsError
+from harness.target import Target
+from harness.targets.gateway_target import GatewayTarget
+
+
+class PythonTarget(GatewayTarget):
+    """A stranger's class. Claims come from its attribute `claims` (Claims, or a tuple of features) or from a file."""
+
+    def __init__(self, spec: str, file: ClaimsFile | None = None) -> None:
+        self._spec = spec if spec.startswith(PYTHON) else PYTHON + spec
+        stranger = load_class(self._spec)
+        self.name = file.name if file else self._spec
+        self.version = file.version if file else str(getattr(stranger, "version", "unknown"))
+        self.claims = file.claims if file else _claims_of(self._spec, getattr(stranger, "claims", None))
+
+    def spec(self, off: frozenset[str]) -> str:
+        """The class by name; a stranger's class has no switches."""
+        return self._spec
+
+    def scaled(self, factor: float) -> Target | None:
+        """None: a stranger's class has fixed settings."""
+        return None
+
+
+def _claims_of(spec: str, claims: object) -> Claims:
+    if isinstance(claims, Claims) and claims.features:
+        return claims
+    if isinstance(claims, tuple | list) and claims and all(isinstance(item, Feature) for item in claims):
+        return Claims(features=tuple(claims))
+    raise ClaimsError(
+        f"target {spec!r} claims nothing: saw claims = {claims!r}; expected a class attribute such as"
+        " claims = (Affinity(virtual_nodes=100),), or a claims file with [balancer] python = ..."
+    )

@@ -1,0 +1,283 @@
+"""Toxiproxy's control API over HTTP, as release 2.12 speaks it, plus `/connections`.
+
+Extension: `GET /connections` answers `{"connections":[...],"forgotten":N}`, oldest first, each with `proxy`,
+`opened_s` and `closed_s` (CLOCK_MONOTONIC), `bytes_up`, `bytes_down` and `ended`; `?proxy=NAME` gives those of one
+proxy. `forgotten` counts entries lost because the log is bounded. `DELETE /connections` forgets all that have ended.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import random
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qs, quote, unquote
+
+from aiohttp import web
+
+from harness.toxiproxy import wire
+from harness.toxiproxy.address import ListenError
+from harness.toxiproxy.proxy import Proxy
+from harness.toxiproxy.registry import ProxyWish, Registry
+from harness.toxiproxy.stage import DOWNSTREAM, UPSTREAM, Toxic
+from harness.toxiproxy.toxics import STAGES
+from harness.toxiproxy.wire import ApiError
+
+VERSION = "2.12.0"  # the release whose protocol this is
+REQUEST_ID_ALPHABET = "0123456789abcdefghijklmnopqrstuv"
+
+Handler = Callable[..., Awaitable[web.Response]]
+
+
+class ControlApi:
+    """Answers the requests of the control API from a registry; `handle` is an `aiohttp.web.Server` handler."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        # A `*` stands for one path segment, which the handler gets as an argument.
+        self._routes: dict[tuple[str, ...], dict[str, Handler]] = {
+            ("version",): {"GET": self._version},
+            ("proxies",): {"GET": self._list, "POST": self._create},
+            ("proxies", "*"): {
+                "GET": self._show,
+                "POST": self._update,
+                "PATCH": self._update,
+                "DELETE": self._delete,
+            },
+            ("proxies", "*", "toxics"): {"GET": self._list_toxics, "POST": self._add_toxic},
+            ("proxies", "*", "toxics", "*"): {
+                "GET": self._show_toxic,
+                "POST": self._update_toxic,
+                "PATCH": self._update_toxic,
+                "DELETE": self._remove_toxic,
+            },
+            ("populate",): {"POST": self._populate},
+            ("reset",): {"POST": self._reset},
+            ("connections",): {"GET": self._list_connections, "DELETE": self._clear_connections},
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.Response:
+        """Route a request: path first, then method, then user agent, as Toxiproxy does."""
+        path = unquote(request.raw_path.partition("?")[0])
+        clean = _clean(path)
+        if clean != path:
+            return web.Response(status=301, headers={"Location": quote(clean)})
+        segments = tuple(path.split("/")[1:])
+        methods = self._methods(segments)
+        if methods is None:
+            return _plain(404, "404 page not found\n")
+        if request.method not in methods:
+            return web.Response(status=405)
+        if request.headers.get("User-Agent", "").startswith("Mozilla/"):  # keeps browsers, and so web pages, out
+            response = _plain(403, "User agent not allowed\n")
+        else:
+            response = await self._answer(methods[request.method], request, segments)
+        response.headers["X-Toxiproxy-Request-Id"] = "".join(random.choices(REQUEST_ID_ALPHABET, k=20))
+        return response
+
+    def _methods(self, segments: tuple[str, ...]) -> dict[str, Handler] | None:
+        if "" in segments:
+            return None
+        pattern = tuple("*" if index % 2 else segment for index, segment in enumerate(segments))
+        return self._routes.get(pattern)
+
+    async def _answer(self, handler: Handler, request: web.BaseRequest, segments: tuple[str, ...]) -> web.Response:
+        try:
+            return await handler(request, *segments[1::2])
+        except ApiError as error:
+            return _error(error)
+        except ListenError as error:
+            return _error(ApiError(500, str(error)))
+
+    # Proxies.
+
+    async def _version(self, request: web.BaseRequest) -> web.Response:
+        return web.Response(
+            body=f'{{"version": "{VERSION}"}}\n'.encode(),
+            headers={"Content-Type": "application/json;charset=utf-8"},
+        )
+
+    async def _list(self, request: web.BaseRequest) -> web.Response:
+        proxies = sorted(self._registry.proxies.values(), key=lambda proxy: proxy.name)
+        shown = (f"{wire.text_json(proxy.name)}:{wire.proxy_json(proxy)}" for proxy in proxies)
+        return _json(200, f"{{{','.join(shown)}}}")
+
+    async def _create(self, request: web.BaseRequest) -> web.Response:
+        wish = _read_wish(wire.read_fields(wire.read_value(await request.read())))
+        _check_wish(wish)
+        return _json(201, wire.proxy_json(await self._registry.create(wish)))
+
+    async def _show(self, request: web.BaseRequest, name: str) -> web.Response:
+        return _json(200, wire.proxy_json(self._registry.find(name)))
+
+    async def _update(self, request: web.BaseRequest, name: str) -> web.Response:
+        body = await request.read()
+        proxy = self._registry.find(name)
+        fields = wire.read_fields(wire.read_value(body))
+        await self._registry.update(
+            proxy,
+            wire.text_field(fields, "listen", proxy.listen),
+            wire.text_field(fields, "upstream", proxy.upstream),
+            wire.flag_field(fields, "enabled", proxy.enabled),
+        )
+        return _json(200, wire.proxy_json(proxy))
+
+    async def _delete(self, request: web.BaseRequest, name: str) -> web.Response:
+        await self._registry.delete(self._registry.find(name))
+        return web.Response(status=204)
+
+    async def _populate(self, request: web.BaseRequest) -> web.Response:
+        done: list[Proxy] = []
+        try:
+            await self._registry.populate(read_wishes(await request.read()), done)
+        except (ApiError, ListenError) as error:
+            status = error.status if isinstance(error, ApiError) else 500
+            text = wire.text_json(str(error))
+            return _json(status, f'{{"error":{text},"status":{status},"proxies":{wire.proxies_json(done)}}}')
+        return _json(201, f'{{"proxies":{wire.proxies_json(done)}}}')
+
+    async def _reset(self, request: web.BaseRequest) -> web.Response:
+        await self._registry.reset()
+        return web.Response(status=204)
+
+    # Toxics.
+
+    async def _list_toxics(self, request: web.BaseRequest, name: str) -> web.Response:
+        return _json(200, wire.toxics_json(self._registry.find(name).listed_toxics()))
+
+    async def _add_toxic(self, request: web.BaseRequest, name: str) -> web.Response:
+        body = await request.read()
+        proxy = self._registry.find(name)
+        toxic = _read_toxic(wire.read_fields(wire.read_value(body)), proxy)
+        proxy.add_toxic(toxic)
+        return _json(200, wire.toxic_json(toxic))
+
+    async def _show_toxic(self, request: web.BaseRequest, name: str, toxic_name: str) -> web.Response:
+        return _json(200, wire.toxic_json(_find_toxic(self._registry.find(name), toxic_name)))
+
+    async def _update_toxic(self, request: web.BaseRequest, name: str, toxic_name: str) -> web.Response:
+        body = await request.read()
+        proxy = self._registry.find(name)
+        toxic = _find_toxic(proxy, toxic_name)
+        _change_toxic(toxic, wire.read_fields(wire.read_value(body)))
+        proxy.toxic_updated(toxic)
+        return _json(200, wire.toxic_json(toxic))
+
+    async def _remove_toxic(self, request: web.BaseRequest, name: str, toxic_name: str) -> web.Response:
+        proxy = self._registry.find(name)
+        proxy.remove_toxic(_find_toxic(proxy, toxic_name))
+        return web.Response(status=204)
+
+    # Connections.
+
+    async def _list_connections(self, request: web.BaseRequest) -> web.Response:
+        query = parse_qs(request.raw_path.partition("?")[2])
+        log = self._registry.log
+        entries = ",".join(map(wire.connection_json, log.entries(query.get("proxy", [None])[0])))
+        return _json(200, f'{{"connections":[{entries}],"forgotten":{log.forgotten}}}')
+
+    async def _clear_connections(self, request: web.BaseRequest) -> web.Response:
+        self._registry.log.clear()
+        return web.Response(status=204)
+
+
+# Requests.
+
+
+def read_wishes(body: bytes) -> list[ProxyWish]:
+    """The proxies that a body of /populate, or a configuration file, asks for.
+
+    Raises:
+        ApiError: 400, it is no array of proxies, or one lacks its name or upstream.
+    """
+    value = wire.read_value(body)
+    if value is not None and not isinstance(value, list):
+        raise wire.bad_body("must be an array of proxies")
+    wishes = [_read_wish(wire.read_fields(entry, "a proxy")) for entry in value or []]
+    for number, wish in enumerate(wishes, start=1):
+        _check_wish(wish, f" at proxy {number}")
+    return wishes
+
+
+def _read_wish(fields: dict[str, object]) -> ProxyWish:
+    return ProxyWish(
+        name=wire.text_field(fields, "name"),
+        listen=wire.text_field(fields, "listen"),
+        upstream=wire.text_field(fields, "upstream"),
+        enabled=wire.flag_field(fields, "enabled", True),
+    )
+
+
+def _check_wish(wish: ProxyWish, where: str = "") -> None:
+    if not wish.name:
+        raise ApiError(400, f"missing required field: name{where}")
+    if not wish.upstream:
+        raise ApiError(400, f"missing required field: upstream{where}")
+
+
+def _read_toxic(fields: dict[str, object], proxy: Proxy) -> Toxic:
+    """A new toxic, checked in Toxiproxy's order: shape, stream, type, name, attributes."""
+    kind = wire.text_field(fields, "type")
+    stream = wire.text_field(fields, "stream", DOWNSTREAM)
+    name = wire.text_field(fields, "name") or f"{kind}_{stream}"
+    toxicity = wire.float32_field(fields, "toxicity", 1.0)
+    attributes = wire.read_fields(fields.get("attributes"), "attributes")
+    if stream.lower() not in (UPSTREAM, DOWNSTREAM):
+        raise ApiError(400, "stream was invalid, can be either upstream or downstream")
+    if kind not in STAGES:
+        raise ApiError(400, "invalid toxic type")
+    if name in proxy.toxics:
+        raise ApiError(409, "toxic already exists")
+    names = STAGES[kind].attribute_names
+    merged, error = wire.read_attributes(attributes, names, dict.fromkeys(names, 0))
+    if error is not None:
+        raise error
+    _refuse_crashing(kind, merged)
+    return Toxic(name, kind, stream, toxicity, merged)
+
+
+def _change_toxic(toxic: Toxic, fields: dict[str, object]) -> None:
+    """Merge an update into a toxic. As with Toxiproxy, one bad attribute still lets the valid ones through."""
+    toxicity = wire.float32_field(fields, "toxicity", toxic.toxicity)
+    attributes = wire.read_fields(fields.get("attributes"), "attributes")
+    names = STAGES[toxic.type].attribute_names
+    merged, error = wire.read_attributes(attributes, names, toxic.attributes)
+    _refuse_crashing(toxic.type, merged)
+    toxic.attributes = merged
+    if error is not None:
+        raise error
+    toxic.toxicity = toxicity
+
+
+def _refuse_crashing(kind: str, attributes: dict[str, int]) -> None:
+    refusal = STAGES[kind].refusal(attributes)
+    if refusal is not None:
+        raise wire.bad_body(refusal)
+
+
+def _find_toxic(proxy: Proxy, name: str) -> Toxic:
+    if name not in proxy.toxics:
+        raise ApiError(404, "toxic not found")
+    return proxy.toxics[name]
+
+
+def _clean(path: str) -> str:
+    """A path without doubled slashes and dots; a trailing slash stays."""
+    clean = posixpath.normpath("/" + path.lstrip("/"))
+    return clean + "/" if path.endswith("/") and clean != "/" else clean
+
+
+# Responses.
+
+
+def _json(status: int, text: str) -> web.Response:
+    return web.Response(status=status, body=text.encode(), headers={"Content-Type": "application/json"})
+
+
+def _error(error: ApiError) -> web.Response:
+    """An error body is JSON but, as with Go's http.Error, declared as text."""
+    return _plain(error.status, f'{{"error":{wire.text_json(error.text)},"status":{error.status}}}\n')
+
+
+def _plain(status: int, text: str) -> web.Response:
+    headers = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
+    return web.Response(status=status, body=text.encode(), headers=headers)

@@ -1,0 +1,79 @@
+"""The toxics of one direction of one connection, in a row: pure, without clock or socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+from harness.toxiproxy.connection_log import Ending
+from harness.toxiproxy.stage import Chunk, Outlet, Stage, Toxic
+from harness.toxiproxy.toxics import STAGES
+
+CHUNK_BYTES = 32768  # Toxiproxy's read size; the byte and time patterns of its toxics depend on it
+
+
+class Chain:
+    """Takes data from a source and passes it through its stages to a sink.
+
+    Args:
+        toxics: the toxics at the start, nearest the source first.
+        sink: where the data goes after the last stage.
+        random: draws toxicities, jitter and slices.
+        now_s: the time at the start, in seconds on the clock of all other `now_s`.
+    """
+
+    def __init__(self, toxics: Iterable[Toxic], sink: Outlet, random: Random, now_s: float) -> None:
+        self.stages: list[Stage] = []
+        self._sink = sink
+        self._random = random
+        for toxic in toxics:
+            self.append(toxic, now_s)
+
+    @property
+    def entrance(self) -> Outlet:
+        """Where data of the source goes first. The source should be read only while it has room."""
+        return self.stages[0] if self.stages else self._sink
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """Take what was read from the source at `now_s`. Call `run` afterwards."""
+        for start in range(0, len(data), CHUNK_BYTES):
+            self.entrance.put(Chunk(data[start : start + CHUNK_BYTES], now_s))
+
+    def end(self, cause: Ending) -> None:
+        """The source has ended. Call `run` afterwards."""
+        self.entrance.end(cause)
+
+    def run(self, now_s: float) -> float | None:
+        """Move everything that can move at `now_s`; returns when to run again (seconds), or None."""
+        moved = True
+        while moved:  # a stage that passes something on makes room for the one before it
+            moved = False
+            for stage in self.stages:
+                moved = stage.run(now_s) or moved
+        return min((stage.wake_s for stage in self.stages if stage.wake_s is not None), default=None)
+
+    # Changes while data flows: Toxiproxy 2.12 behaviour. Call `run` afterwards.
+
+    def append(self, toxic: Toxic, now_s: float) -> None:
+        """Add a toxic at the destination's end; what the stage before it holds leaves at once, past it."""
+        stage = STAGES[toxic.type](toxic, self._sink, self._random, now_s)
+        if self.stages:
+            self.stages[-1].interrupt(now_s)
+            self.stages[-1].output = stage
+        self.stages.append(stage)
+
+    def update(self, toxic: Toxic, now_s: float) -> None:
+        """The toxic's values have changed: what its stage holds leaves at once, the rest gets the new values."""
+        self.stages[self._index(toxic)].interrupt(now_s)
+
+    def remove(self, toxic: Toxic, now_s: float) -> None:
+        """Take a toxic out; what it and the stage before it hold leaves at once, in order."""
+        index = self._index(toxic)
+        stage = self.stages.pop(index)
+        if index > 0:
+            self.stages[index - 1].interrupt(now_s)
+            self.stages[index - 1].output = stage.output
+        stage.remove(now_s)
+
+    def _index(self, toxic: Toxic) -> int:
+        return next(index for index, stage in enumerate(self.stages) if stage.toxic is toxic)

@@ -1,0 +1,270 @@
+"""One proxied connection: two sockets, and one link for each direction between them.
+
+When a link ends, its destination is closed for both directions after what was passed on has been written; that
+ends the other link, whose source it is, and so the other socket. Half-close is therefore not preserved, and a
+peer's reset arrives at the other side as an ordinary end (Toxiproxy 2.12 behaviour).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from random import Random
+
+from harness.toxiproxy.address import split_address
+from harness.toxiproxy.chain import Chain
+from harness.toxiproxy.connection_log import ConnectionEntry, Ending
+from harness.toxiproxy.stage import DOWNSTREAM, UPSTREAM, Chunk, Toxic
+
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 seconds
+
+
+class Endpoint(asyncio.Protocol):
+    """One socket of a connection: the source of the link `reads` and the destination of the link `writes`."""
+
+    def __init__(self, connection: Connection, cause: Ending) -> None:
+        self._connection = connection
+        self.cause = cause
+        self.reads: Link
+        self.writes: Link
+        self.transport: asyncio.Transport | None = None
+        self.lost = False
+        self._closing_when_written = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.pause_reading()  # until the other side is there too: it has nowhere to put the data yet
+        self._connection.endpoint_made()
+
+    def data_received(self, data: bytes) -> None:
+        self.reads.receive(data)
+
+    def eof_received(self) -> bool:
+        self.reads.source_ended(self.cause)
+        return True  # the chain decides when to close
+
+    def pause_writing(self) -> None:
+        self.writes.set_blocked(True)
+
+    def resume_writing(self) -> None:
+        if self._closing_when_written and self.transport is not None:
+            self.transport.close()
+        else:
+            self.writes.set_blocked(False)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
+        if not self.writes.ended:  # we did not close it, so its peer broke it off
+            self._connection.note_ending(self.cause)
+            self.writes.destination_lost()
+        self.reads.source_ended(self.cause)
+        self._connection.endpoint_lost()
+
+    def close_when_written(self) -> None:
+        """Close both directions once everything written has reached the kernel."""
+        if self.transport is None or self.lost:
+            return
+        self._closing_when_written = True
+        self.transport.set_write_buffer_limits(high=0)  # resume_writing now comes at an empty buffer
+        if self.transport.get_write_buffer_size() == 0:
+            self.transport.close()
+
+
+class Link:
+    """One direction of a connection; it is itself the sink of its chain (see `Outlet`)."""
+
+    def __init__(self, connection: Connection, direction: str, source: Endpoint, destination: Endpoint) -> None:
+        self._connection = connection
+        self._source = source
+        self._destination = destination
+        source.reads = destination.writes = self
+        self.chain = Chain((), self, connection.random, 0.0)
+        self._entry = connection.entry
+        self._direction = direction
+        self.ended = False
+        self._source_over = False
+        self._blocked = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, toxics: Iterable[Toxic], now_s: float) -> None:
+        """Both sockets are there: install the toxics and begin to read."""
+        self.chain = Chain(toxics, self, self._connection.random, now_s)
+        self.pump(now_s)
+
+    # From the source.
+
+    def receive(self, data: bytes) -> None:
+        """Data was read from the source."""
+        if not self.chain.stages:
+            self._write(data)  # the fast path: nothing to decide
+            return
+        now_s = time.monotonic()
+        self.chain.feed(data, now_s)
+        self.pump(now_s)
+
+    def source_ended(self, cause: Ending) -> None:
+        """The source has sent its last byte, or is gone."""
+        if not self._source_over:
+            self._source_over = True
+            self.chain.end(cause)
+            self.pump(time.monotonic())
+
+    # The chain's sink.
+
+    def has_room(self) -> bool:
+        """As `Outlet`."""
+        return not self._blocked and not self.ended
+
+    def put(self, chunk: Chunk) -> None:
+        """As `Outlet`."""
+        self._write(chunk.data)
+
+    def end(self, cause: Ending) -> None:
+        """As `Outlet`: close the destination."""
+        if not self.ended:
+            self.ended = True
+            self._connection.note_ending(cause)
+            self._destination.close_when_written()
+
+    def _write(self, data: bytes) -> None:
+        if not self.ended and self._destination.transport is not None:
+            self._entry.passed_bytes[self._direction] += len(data)
+            self._destination.transport.write(data)
+
+    def destination_lost(self) -> None:
+        """The destination broke off: nothing more can be passed on, and the source stays unread."""
+        self.ended = True
+        self.pump(time.monotonic())
+
+    def set_blocked(self, blocked: bool) -> None:
+        """The destination can't take more for now, or can again."""
+        self._blocked = blocked
+        self.pump(time.monotonic())
+
+    # Both.
+
+    def pump(self, now_s: float) -> None:
+        """Move what can move, see to the next time, and read from the source only while there is room."""
+        if self._connection.finished:
+            return
+        wake_s = self.chain.run(now_s)
+        if wake_s is not None:
+            self._wake_at(wake_s)
+        source = self._source.transport
+        if source is not None and not self._source_over:
+            if self.chain.entrance.has_room():
+                source.resume_reading()
+            else:
+                source.pause_reading()
+
+    def stop_timer(self) -> None:
+        """Nothing will happen on this link any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake_at(self, wake_s: float) -> None:
+        # A timer that fires too early finds nothing to do and is set again: cheaper than one per chunk.
+        if self._timer is None or wake_s < self._timer.when():
+            self.stop_timer()
+            self._timer = asyncio.get_running_loop().call_at(wake_s, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.pump(time.monotonic())
+
+
+class Connection:
+    """One accepted client and its upstream.
+
+    Args:
+        entry: its line in the connection log, which it keeps up to date.
+        random: draws toxicities, jitter and slices.
+        toxics: called when both sides are connected; gives the toxics of one direction at that time.
+        on_finished: called once, when both sockets are closed.
+    """
+
+    def __init__(
+        self,
+        entry: ConnectionEntry,
+        random: Random,
+        toxics: Callable[[str], list[Toxic]],
+        on_finished: Callable[[Connection], None],
+    ) -> None:
+        self.entry = entry
+        self.random = random
+        self._toxics = toxics
+        self._on_finished = on_finished
+        self._client = Endpoint(self, Ending.CLIENT)
+        self._server = Endpoint(self, Ending.UPSTREAM)
+        self.links = {
+            UPSTREAM: Link(self, UPSTREAM, self._client, self._server),
+            DOWNSTREAM: Link(self, DOWNSTREAM, self._server, self._client),
+        }
+        self.started = False
+        self.finished = False
+
+    async def open(self, client: socket.socket, upstream: str) -> None:
+        """Dial the upstream without a time limit, then start. Client bytes are not read before that."""
+        loop = asyncio.get_running_loop()
+        try:
+            host, port = split_address(upstream)
+            await loop.create_connection(lambda: self._server, host or "localhost", int(port))
+            await loop.connect_accepted_socket(lambda: self._client, client)
+        except (OSError, ValueError, OverflowError):
+            self.note_ending(Ending.DIAL_FAILED)
+
+    def dialled(self, client: socket.socket) -> None:
+        """The dial is over. If it failed or was cancelled the client is closed.
+
+        The client then sees an end, or a reset if it had sent something (Toxiproxy 2.12 behaviour).
+        """
+        if not self.started:
+            client.close()
+            self.drop(Ending.DIAL_FAILED)
+
+    def endpoint_made(self) -> None:
+        """One side is connected; when both are, data begins to flow."""
+        client, server = self._client.transport, self._server.transport
+        if client is None or server is None:
+            return
+        self.started = True
+        chains = {direction: self._toxics(direction) for direction in self.links}
+        for transport in (client, server):
+            peer = transport.get_extra_info("socket")
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if any(toxic.type == "reset_peer" for toxics in chains.values() for toxic in toxics):
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        now_s = time.monotonic()
+        for direction, link in self.links.items():
+            link.start(chains[direction], now_s)
+
+    def note_ending(self, cause: Ending) -> None:
+        """Record why the connection ends; only the first cause counts."""
+        if self.entry.ended is None:
+            self.entry.ended = cause
+
+    def drop(self, cause: Ending) -> None:
+        """Close both sockets now; whatever is still inside is lost."""
+        self.note_ending(cause)
+        endpoints = (self._client, self._server)
+        for endpoint in endpoints:
+            endpoint.writes.ended = True
+            if endpoint.transport is not None:
+                endpoint.transport.abort()
+        self.endpoint_lost()
+
+    def endpoint_lost(self) -> None:
+        """A socket is closed; once none is open the connection is over."""
+        still_open = any(end.transport is not None and not end.lost for end in (self._client, self._server))
+        if self.finished or still_open:
+            return
+        self.finished = True
+        self.entry.closed_s = time.monotonic()
+        for link in self.links.values():
+            link.stop_timer()
+        self._on_finished(self)

@@ -1,0 +1,165 @@
+"""One proxy: a listening socket, the connections through it, and its toxics.
+
+All changes are synchronous and never wait for a peer; after a change that closes connections, await `settled`
+to know that their sockets are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import time
+from collections.abc import Callable
+from random import Random
+
+from harness.toxiproxy.address import bound_address, listen_on
+from harness.toxiproxy.chain import Chain
+from harness.toxiproxy.connection import Connection
+from harness.toxiproxy.connection_log import ConnectionLog, Ending
+from harness.toxiproxy.stage import UPSTREAM, Toxic
+
+ACCEPTED_AT_ONCE = 64
+NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+RETRY_ACCEPT_S = 0.1
+
+
+class Proxy:
+    """Forwards connections from `listen` to `upstream` while it is enabled.
+
+    Args:
+        name: its name in the API.
+        listen: address text as given; once started, the numeric address it really has.
+        upstream: address text; looked up at each connection, never before.
+        log: where its connections are recorded.
+        random: draws toxicities, jitter and slices.
+    """
+
+    def __init__(self, name: str, listen: str, upstream: str, log: ConnectionLog, random: Random) -> None:
+        self.name = name
+        self.listen = listen
+        self.upstream = upstream
+        self.toxics: dict[str, Toxic] = {}
+        self._log = log
+        self._random = random
+        self._listener: socket.socket | None = None
+        # Dictionaries, not sets: a change reaches the connections in the order they were opened, so that a seed
+        # gives the same draws again.
+        self._connections: dict[Connection, asyncio.Task[None]] = {}
+        self._leaving: set[Connection] = set()
+        self._all_left = asyncio.Event()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it listens."""
+        return self._listener is not None
+
+    def start(self, address: str) -> None:
+        """Listen on a resolved address; nothing happens if it listens already.
+
+        Raises:
+            ListenError: it can't; the proxy stays disabled.
+        """
+        if self._listener is not None:
+            return
+        self._listener = listen_on(address)
+        self.listen = bound_address(self._listener)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def stop(self) -> None:
+        """Stop listening, which frees the port at once, and drop every connection."""
+        if self._listener is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
+        self._listener = None
+        dropped, self._connections = self._connections, {}
+        self._leaving.update(dropped)
+        for connection, dial in dropped.items():
+            if connection.started:
+                connection.drop(Ending.DISABLED)
+            else:
+                connection.note_ending(Ending.DISABLED)
+                dial.cancel()
+
+    async def settled(self) -> None:
+        """Return when the sockets of the connections that `stop` dropped are closed."""
+        if self._leaving:
+            self._all_left.clear()
+            await self._all_left.wait()
+
+    # Connections.
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            if self._listener is None:
+                return
+            try:
+                client, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in NO_RESOURCES:
+                    raise
+                self._accept_later(self._listener)
+                return
+            client.setblocking(False)
+            self._open(client)
+
+    def _accept_later(self, listener: socket.socket) -> None:
+        """Out of descriptors: pause, since the listener would stay readable and keep the loop spinning."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+
+        def resume() -> None:
+            if self._listener is listener:
+                loop.add_reader(listener, self._accept)
+
+        loop.call_later(RETRY_ACCEPT_S, resume)
+
+    def _open(self, client: socket.socket) -> None:
+        entry = self._log.open(self.name, time.monotonic())
+        connection = Connection(entry, self._random, self.toxics_of, self._forget)
+        # Each dial is a task of its own, so one that hangs holds up neither other connections nor a stop.
+        dial = asyncio.create_task(connection.open(client, self.upstream))
+        # Not a `finally` in the task: one cancelled before its first step would never get there.
+        dial.add_done_callback(lambda _: connection.dialled(client))
+        self._connections[connection] = dial
+
+    def _forget(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        self._leaving.discard(connection)
+        if not self._leaving:
+            self._all_left.set()
+
+    # Toxics.
+
+    def toxics_of(self, direction: str) -> list[Toxic]:
+        """The toxics of one direction, nearest the source first."""
+        return [toxic for toxic in self.toxics.values() if toxic.direction == direction]
+
+    def listed_toxics(self) -> list[Toxic]:
+        """All toxics as the API lists them: upstream first, then downstream, oldest first."""
+        return sorted(self.toxics.values(), key=lambda toxic: toxic.direction != UPSTREAM)
+
+    def add_toxic(self, toxic: Toxic) -> None:
+        """Add a toxic, with effect on live connections when this returns."""
+        self.toxics[toxic.name] = toxic
+        self._change_live_chains(toxic, Chain.append)
+
+    def toxic_updated(self, toxic: Toxic) -> None:
+        """A toxic's values have changed: let live connections know."""
+        self._change_live_chains(toxic, Chain.update)
+
+    def remove_toxic(self, toxic: Toxic) -> None:
+        """Remove a toxic, with effect on live connections when this returns."""
+        del self.toxics[toxic.name]
+        self._change_live_chains(toxic, Chain.remove)
+
+    def _change_live_chains(self, toxic: Toxic, change: Callable[[Chain, Toxic, float], None]) -> None:
+        now_s = time.monotonic()
+        for connection in list(self._connections):
+            if connection.started:  # the others take the toxics as they are when they start
+                link = connection.links[toxic.direction]
+                change(link.chain, toxic, now_s)
+                link.pump(now_s)

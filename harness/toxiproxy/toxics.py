@@ -1,0 +1,278 @@
+"""The toxics, one small class each, with Toxiproxy 2.12's behaviour unless the class says otherwise.
+
+Attributes keep their names and units of the wire: milliseconds for latency, jitter, delay and timeout (slicer's
+delay: microseconds), kilobytes per second for rate, bytes for the sizes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from harness.toxiproxy.connection_log import Ending
+from harness.toxiproxy.stage import Chunk, Stage
+
+PIECE_S = 0.1  # bandwidth cuts what takes longer than this
+LATENESS_CARRIED_S = 0.1
+
+
+class Noop(Stage):
+    """Passes everything on."""
+
+
+class Latency(Stage):
+    """Delays each chunk by `latency` ms, plus a random whole number of ms in [-jitter, jitter - 1].
+
+    Order is kept: a chunk never overtakes an earlier one. Connecting, and an end with nothing queued before it,
+    are not delayed. Two of them in a chain add up (Toxiproxy gives queued chunks too little of the second).
+    """
+
+    attribute_names = ("latency", "jitter")
+    capacity_chunks = 1024
+
+    def start(self, now_s: float) -> None:
+        self.leave_s: float | None = None
+
+    def work(self, now_s: float) -> None:
+        while self.inbox and self.output.has_room():
+            if self.leave_s is None:
+                self.leave_s = self.inbox[0].stamp_s + self._draw_delay_ms() / 1000
+            if now_s < self.leave_s:
+                self.wake_s = self.leave_s
+                return
+            self.leave_s = None
+            self.emit(self.inbox.popleft().data, now_s)
+        self.finish_with_source()
+
+    def release(self, now_s: float) -> None:
+        if self.inbox:
+            self.emit(self.inbox.popleft().data, now_s)
+
+    def _draw_delay_ms(self) -> int:
+        latency_ms, jitter_ms = self.toxic.attributes["latency"], self.toxic.attributes["jitter"]
+        return latency_ms + (self.random.randrange(-jitter_ms, jitter_ms) if jitter_ms > 0 else 0)
+
+
+class Bandwidth(Stage):
+    """Lets `rate` KB/s (1000 bytes) through per link, by holding each chunk before it passes.
+
+    What takes longer than 100 ms is cut into pieces of 100 ms. There is no credit for idle time. At rate 0
+    everything stalls, and the source's end is not noticed. A negative rate is refused: it crashes Toxiproxy.
+    """
+
+    attribute_names = ("rate",)
+
+    @classmethod
+    def refusal(cls, attributes: dict[str, int]) -> str | None:
+        return "rate must not be negative" if attributes["rate"] < 0 else None
+
+    def start(self, now_s: float) -> None:
+        self.left_s = now_s
+        self.late_s = 0.0
+
+    def work(self, now_s: float) -> None:
+        rate = self.toxic.attributes["rate"]
+        while self.inbox:
+            if rate == 0:
+                return
+            data, stamp_s = self.inbox[0]
+            piece_bytes = min(len(data), rate * 100)
+            # Timers fire a little late. Carried over to the next piece, this does not slow the link down.
+            due_s = max(stamp_s, self.left_s) - self.late_s + piece_bytes / (rate * 1000)
+            if now_s < due_s:
+                self.wake_s = due_s
+                return
+            if not self.output.has_room():
+                return
+            self.late_s = min(now_s - due_s, LATENESS_CARRIED_S)
+            self.left_s = now_s
+            self.inbox.popleft()
+            self.emit(data[:piece_bytes], now_s)
+            if piece_bytes < len(data):
+                self.inbox.appendleft(Chunk(data[piece_bytes:], stamp_s))
+        self.finish_with_source()
+
+    def release(self, now_s: float) -> None:
+        if self.inbox:
+            self.emit(self.inbox.popleft().data, now_s)
+
+
+class SlowClose(Stage):
+    """Passes data on, and the end `delay` ms late. An update during the delay starts the new one afresh."""
+
+    attribute_names = ("delay",)
+
+    def start(self, now_s: float) -> None:
+        self.close_s: float | None = None
+
+    def work(self, now_s: float) -> None:
+        self.pass_data()
+        if self.inbox or self.source_ending is None:
+            return
+        if self.close_s is None:
+            self.close_s = now_s + self.toxic.attributes["delay"] / 1000
+        if now_s < self.close_s:
+            self.wake_s = self.close_s
+        else:
+            self.finish(self.source_ending)
+
+
+class Timeout(Stage):
+    """Drops all data; closes the destination when nothing has arrived for `timeout` ms (0 or less: never).
+
+    Each dropped chunk restarts the time, which also runs on idle connections. The source's end passes at once.
+    Removing the toxic ends every link of its direction, even where its toxicity had spared the link.
+    """
+
+    attribute_names = ("timeout",)
+
+    def start(self, now_s: float) -> None:
+        self.quiet_since_s = now_s
+
+    def work(self, now_s: float) -> None:
+        if self.source_ending is not None:
+            self.finish(self.source_ending)
+            return
+        if self.inbox:
+            self.quiet_since_s = self.inbox[-1].stamp_s
+            self.inbox.clear()
+        timeout_ms = self.toxic.attributes["timeout"]
+        if timeout_ms <= 0:
+            return
+        close_s = self.quiet_since_s + timeout_ms / 1000
+        if now_s < close_s:
+            self.wake_s = close_s
+        else:
+            self.finish(Ending.TOXIC)
+
+    def remove(self, now_s: float) -> None:
+        if not self.ended:
+            self.finish(Ending.TOXIC)
+
+
+class ResetPeer(Stage):
+    """On the first chunk or end: drops it, waits `timeout` ms, then closes both sides. Idle links are spared.
+
+    The peers see a reset only if the toxic existed when the connection was opened (`Connection` sets linger 0
+    then); otherwise an ordinary end. The wait can't be interrupted: an update leaves it alone, a removal cuts it
+    short and closes at once (Toxiproxy makes the call wait instead).
+    """
+
+    attribute_names = ("timeout",)
+    reset_s: float | None = None
+
+    def work(self, now_s: float) -> None:
+        if self.reset_s is None:
+            if not self.inbox and self.source_ending is None:
+                return
+            # The chunks stay in the inbox, so that the source is not read further while it waits.
+            self.reset_s = now_s + self.toxic.attributes["timeout"] / 1000
+        if now_s < self.reset_s:
+            self.wake_s = self.reset_s
+        else:
+            self.finish(Ending.RESET)
+
+    def interrupt(self, now_s: float) -> None:
+        if self.reset_s is None:
+            super().interrupt(now_s)
+
+    def remove(self, now_s: float) -> None:
+        if self.reset_s is None:
+            super().remove(now_s)
+        elif not self.ended:
+            self.finish(Ending.RESET)
+
+
+class Slicer(Stage):
+    """Cuts each chunk into pieces of about `average_size` bytes, give or take `size_variation`.
+
+    After each piece, also the last, it waits `delay` microseconds. Refused are the values that crash Toxiproxy:
+    no positive average, or a variation larger than the average.
+    """
+
+    attribute_names = ("average_size", "size_variation", "delay")
+
+    @classmethod
+    def refusal(cls, attributes: dict[str, int]) -> str | None:
+        if attributes["average_size"] <= 0:
+            return "average_size must be positive"
+        if attributes["size_variation"] > attributes["average_size"]:
+            return "size_variation must not be larger than average_size"
+        return None
+
+    def start(self, now_s: float) -> None:
+        self.pieces: deque[bytes] = deque()
+        self.next_s = now_s
+
+    def work(self, now_s: float) -> None:
+        while self.pieces or self.inbox:
+            if now_s < self.next_s:
+                self.wake_s = self.next_s
+                return
+            if not self.output.has_room():
+                return
+            if not self.pieces:
+                self._slice(self.inbox.popleft().data)
+            self.emit(self.pieces.popleft(), now_s)
+            self.next_s = now_s + self.toxic.attributes["delay"] / 1_000_000
+        if now_s < self.next_s and self.source_ending is not None:
+            self.wake_s = self.next_s
+        else:
+            self.finish_with_source()
+
+    def release(self, now_s: float) -> None:
+        if self.pieces:
+            self.emit(b"".join(self.pieces), now_s)
+
+    def _slice(self, data: bytes) -> None:
+        """Halve `data`, near the middle, until each piece is within the variation of the average."""
+        average_bytes, variation_bytes = (
+            self.toxic.attributes["average_size"],
+            self.toxic.attributes["size_variation"],
+        )
+        limit_bytes = max(1, average_bytes + variation_bytes)
+        uncut = [data]
+        while uncut:
+            piece = uncut.pop()
+            if len(piece) <= limit_bytes:
+                self.pieces.append(piece)
+                continue
+            middle = len(piece) // 2
+            if variation_bytes > 0:
+                middle += self.random.randrange(-variation_bytes, variation_bytes)
+            middle = min(max(middle, 1), len(piece) - 1)
+            uncut += [piece[middle:], piece[:middle]]
+
+
+class LimitData(Stage):
+    """Closes the destination once `bytes` bytes have passed on this link; exactly so many arrive.
+
+    The count survives updates. With 0 the first chunk closes it. A limit lowered below the count acts at the
+    next chunk. Bytes that passed while its toxicity spared the link do not count.
+    """
+
+    attribute_names = ("bytes",)
+    passed_bytes: int = 0
+
+    def work(self, now_s: float) -> None:
+        while self.inbox and self.output.has_room():
+            data, stamp_s = self.inbox.popleft()
+            allowed = data[: max(0, self.toxic.attributes["bytes"] - self.passed_bytes)]
+            if allowed:
+                self.emit(allowed, stamp_s)
+                self.passed_bytes += len(allowed)
+            if self.passed_bytes >= self.toxic.attributes["bytes"]:
+                self.finish(Ending.TOXIC)
+                return
+        self.finish_with_source()
+
+
+STAGES: dict[str, type[Stage]] = {
+    "noop": Noop,
+    "latency": Latency,
+    "bandwidth": Bandwidth,
+    "slow_close": SlowClose,
+    "timeout": Timeout,
+    "reset_peer": ResetPeer,
+    "slicer": Slicer,
+    "limit_data": LimitData,
+}

@@ -1,0 +1,117 @@
+"""Affinity: equal keys meet equal backends, and a change of the fleet moves no more keys than it must."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.claims import Affinity, Claims, Ejection, HealthChecks, Hedge, Retry
+from harness.history import SEVERAL, UNSEEN, History, Numbers, StepSeen
+from harness.property import Findings, declare, held, undecided
+from harness.stats import ALPHA, remap_band
+from suites.scenarios import leave_and_return, steady
+
+CALM = (Ejection, HealthChecks, Hedge, Retry)
+"""Features that could move a key for reasons of their own; off where the target can, though no fault calls for them."""
+
+MOVED_AT_MOST = {"ring": 0.0, "rendezvous": 0.0, "jump": 0.0, "maglev": 0.05, "any": 0.05}
+"""Share of the survivors' keys that may move. A Maglev table re-spaces a few slots (.0003 to .005 on average)."""
+
+
+@declare("affinity.repeat.same-backend", needs=(Affinity,), off=CALM, scenario=steady)
+def repeat_same_backend(history: History, claims: Claims) -> Findings:
+    """Requests with the same key go to the same backend for as long as the fleet stays the same.
+
+    Every key is sent four times. Seen broken: a balancer that loses its key (an absent header falls back to round
+    robin in nginx and HAProxy), or whose workers hash differently.
+    """
+    owners = history.owners("traffic")
+    seen = int(np.count_nonzero(owners != UNSEEN))
+    if not seen:
+        return
+    strayed = int(np.count_nonzero(owners == SEVERAL))
+    note = f"{strayed} of {seen} keys went to more than one backend"
+    yield held(strayed == 0, at_s=0.0, observed=strayed, bound=0, exact=True, sample=seen, note=note)
+
+
+def _before_and(history: History, stream: str, step: StepSeen | None) -> tuple[Numbers, Numbers, Numbers] | str:
+    """Owners before and in `stream`, and the keys seen in both; or why they can't be compared."""
+    if step is None:
+        return "the change of membership was not seen to take effect"
+    sent_s = history.requests["sent_s"][history.in_stream(stream)]
+    if not len(sent_s) or step.effective_s > float(np.nanmin(sent_s)):
+        return f"the change took effect at {step.effective_s:.2f} s, after the first request of '{stream}'"
+    before, after = history.owners("before"), history.owners(stream)
+    both = np.flatnonzero((before >= 0) & (after >= 0))
+    return before, after, both
+
+
+@declare("affinity.leave.only-departed-keys-move", needs=(Affinity,), off=CALM, scenario=leave_and_return)
+def only_departed_keys_move(history: History, claims: Claims) -> Findings:
+    """When a backend leaves, only its own keys move; the keys of the survivors stay where they are.
+
+    Exact for ring, rendezvous and jump hashing; a Maglev table may move 5 % of them. Modulo hashing moves (n-2)/n of
+    what it must not touch. Seen broken: envoyproxy/envoy#22558 (points per host that depend on the number of hosts),
+    HAProxy's default server ids.
+    """
+    leaver = _leaver(history)
+    compared = _before_and(history, "after", history.step("Leave", leaver))
+    if isinstance(compared, str):
+        yield undecided(compared)
+        return
+    before, after, both = compared
+    survivors = both[before[both] != history.scenario.backend_ids.index(leaver)]
+    if not len(survivors):
+        return
+    moved = int(np.count_nonzero(before[survivors] != after[survivors]))
+    allowed = int(MOVED_AT_MOST[claims[Affinity].algorithm] * len(survivors))
+    note = f"{leaver} left: {moved} of {len(survivors)} keys of the survivors moved"
+    yield held(moved <= allowed, at_s=0.0, observed=moved, bound=allowed, exact=True, sample=len(survivors), note=note)
+
+
+@declare("affinity.leave.share", needs=(Affinity,), off=CALM, scenario=leave_and_return)
+def leave_share(history: History, claims: Claims) -> Findings:
+    """When one of n backends leaves, about 1/n of the keys move.
+
+    The band is that of the claimed algorithm at a false-alarm rate of 1e-4: beta-binomial for a ring with V virtual
+    nodes, binomial for the others (shares of a ring are Dirichlet). Modulo hashing moves (n-1)/n; with 1,000 keys it is
+    told from any ring of 10 or more points with certainty beyond 1 - 1e-6.
+    """
+    leaver = _leaver(history)
+    compared = _before_and(history, "after", history.step("Leave", leaver))
+    if isinstance(compared, str):
+        yield undecided(compared)
+        return
+    before, after, both = compared
+    if not len(both):
+        return
+    affinity = claims[Affinity]
+    moved = int(np.count_nonzero(before[both] != after[both]))
+    low, high = remap_band(len(both), history.scenario.backends, affinity.algorithm, affinity.virtual_nodes)
+    share = moved / len(both)
+    note = f"{moved} of {len(both)} keys moved, ideal {len(both) / history.scenario.backends:.0f}"
+    bound = (low / len(both), high / len(both))
+    yield held(low <= moved <= high, 0.0, share, bound, sample=len(both), alpha=ALPHA, note=note)
+
+
+@declare("affinity.return.restores", needs=(Affinity,), off=CALM, scenario=leave_and_return)
+def return_restores(history: History, claims: Claims) -> Findings:
+    """When the backend that left returns, every key is back where it was before.
+
+    A mapping is a function of who is a member, not of the order of the list or of what happened before. Seen
+    broken: stathat/consistent#5 (colliding points lost on removal), grpc/grpc-go#6927 (weights kept from restarts).
+    """
+    compared = _before_and(history, "restored", history.step("Join", _leaver(history)))
+    if isinstance(compared, str):
+        yield undecided(compared)
+        return
+    before, after, both = compared
+    if not len(both):
+        return
+    differ = int(np.count_nonzero(before[both] != after[both]))
+    note = f"{differ} of {len(both)} keys are not where they were before"
+    yield held(differ == 0, at_s=0.0, observed=differ, bound=0, exact=True, sample=len(both), note=note)
+
+
+def _leaver(history: History) -> str:
+    """The backend that leaves in this scenario."""
+    return history.scenario.timeline[0].backend

@@ -1,0 +1,99 @@
+"""Health: when a backend dies, its traffic goes elsewhere, soon."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.claims import Breaker, Claims, Ejection, Failover, HealthChecks
+from harness.history import History
+from harness.model import Keys, Kill, Load, Method, Phase, Scenario, Stream
+from harness.property import Findings, declare, held
+from suites.scenarios import key_carrier
+
+VICTIM = "gpu-1"
+BEFORE_S = 2.0
+AFTER_S = 3.0
+RATE_PER_S = 120.0
+SEEN_SHARE = 0.5
+"""The victim must have had at least half of its fair share before it dies, else its death proves nothing."""
+
+
+def one_dies(claims: Claims) -> Scenario:
+    """One of three backends is killed and stays dead; 120 requests/s, GET and POST in turn where both pass."""
+    backends = claims.fleet(3, at_least=3)
+    within_s = claims[Failover].within_s
+    methods = (Method.POST, Method.GET) if claims.protocol == "http" else (Method.POST,)
+    end_s = BEFORE_S + within_s + AFTER_S
+    traffic = Stream(
+        name="traffic",
+        start_s=0.0,
+        rate_per_s=RATE_PER_S,
+        requests=int(RATE_PER_S * end_s),
+        keys=Keys(60, "uniform"),
+        methods=methods,
+        timeout_s=2.0,
+    )
+    intervals = [within_s]
+    intervals += [claims[Ejection].open_s] if Ejection in claims else []
+    intervals += [claims[Breaker].open_s] if Breaker in claims else []
+    intervals += [claims[HealthChecks].interval_s] if HealthChecks in claims else []
+    return Scenario(
+        name="one-dies",
+        backends=backends,
+        load=Load((traffic,), key_carrier(claims)),
+        timeline=(Kill(VICTIM, BEFORE_S),),
+        phases=(Phase("before", 0.0, BEFORE_S), Phase("after", BEFORE_S, end_s)),
+        intervals_s=tuple(intervals),
+    )
+
+
+@declare("health.failover.within-bound", needs=(Failover,), scenario=one_dies)
+def failover_within_bound(history: History, claims: Claims) -> Findings:
+    """After a backend dies, no request sent later than the claimed time is lost, whether GET or POST.
+
+    Lost means no 2xx answer. Nothing is switched off for it: retries, ejection, breakers and checks may all help. It
+    counts only if the victim was seen receiving its share before. Seen broken: passive ejection that counts only
+    failures which a retry would be allowed for, so that POST traffic never ejects (nginx without non_idempotent).
+    """
+    death = history.step("Kill", VICTIM)
+    if death is None:
+        return
+    sent_s = history.requests["sent_s"]
+    victim = history.scenario.backend_ids.index(VICTIM)
+    before = history.first_backends()[sent_s < death.effective_s - 0.2]
+    fair = 1.0 / history.scenario.backends
+    if not len(before) or float(np.mean(before == victim)) < SEEN_SHARE * fair:
+        return
+    within_s = claims[Failover].within_s
+    late = sent_s > death.effective_s + within_s
+    answered = history.answered()
+    for method in history.scenario.load.streams[0].methods:
+        mine = history.requests["method"] == method
+        judged = int(np.count_nonzero(late & mine))
+        if not judged:
+            continue
+        lost = int(np.count_nonzero(late & mine & ~answered))
+        failed_s = sent_s[mine & ~answered & (sent_s >= death.effective_s)]
+        last = f"last loss {failed_s.max() - death.effective_s:.2f} s after" if len(failed_s) else "none lost at all"
+        note = f"{method.name}: {lost} of {judged} lost; {len(failed_s)} since the death, {last}; {_latencies(history)}"
+        yield held(
+            lost == 0,
+            at_s=death.effective_s + within_s,
+            until_s=history.scenario.end_s,
+            observed=lost,
+            bound=0,
+            sample=judged,
+            note=note,
+        )
+
+
+def _latencies(history: History) -> str:
+    """Median and p99 latency of the answered requests by backend, milliseconds."""
+    first = history.first_backends()
+    parts = []
+    for number in range(history.scenario.backends):
+        latencies_ms = history.latencies_s(first == number) * 1000
+        if len(latencies_ms):
+            median, high = np.percentile(latencies_ms, [50, 99])
+            parts.append(f"gpu-{number} {median:.1f}/{high:.1f}")
+    return f"latency p50/p99 ms: {', '.join(parts)}"

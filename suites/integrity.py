@@ -1,0 +1,47 @@
+"""Integrity: an answer belongs to its request, and what clients saw agrees with what backends saw."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.claims import Claims, Ejection, HealthChecks, Hedge, Retry
+from harness.history import History
+from harness.model import Echo, Ending
+from harness.property import Findings, declare, held, undecided
+from suites.scenarios import steady
+
+
+@declare("integrity.answer-belongs-to-request", off=(Ejection, HealthChecks, Hedge, Retry), scenario=steady)
+def answer_belongs_to_request(history: History, claims: Claims) -> Findings:
+    """Every answer is the answer to its own request, and the backend that it names really gave it.
+
+    Each request carries a number that its answer's body repeats; several are in flight at a time. Double entry: each
+    answered request has an answered attempt at the backend named in the answer, each attempt has its request. Seen
+    broken: answers that swap clients when connections are reused after an abort.
+    """
+    requests = history.requests
+    answered = history.answered()
+    total = int(answered.sum())
+    if not total:
+        return
+    own = int(np.count_nonzero(answered & (requests["echo"] == Echo.OWN)))
+    alien = int(np.count_nonzero(requests["echo"] == Echo.OTHER))
+    if not own and not alien:
+        yield undecided("the balancer rewrites answers: none repeats a number of ours")
+        return
+    note = f"{alien} of {total} answers belong to another request, {total - own - alien} to none"
+    yield held(own == total, 0.0, total - own, 0, exact=True, sample=total, note=note)
+    orphans = int(history.facts.get("unknown_attempts", 0)) + _unbacked(history)
+    note = f"{orphans} entries without their counterpart between {total} answers and {len(history.attempts)} attempts"
+    yield held(orphans == 0, 0.0, orphans, 0, exact=True, sample=total, note=note)
+
+
+def _unbacked(history: History) -> int:
+    """Answered requests for which the backend that the answer names has no answered attempt."""
+    attempts = history.attempts[(history.attempts["ending"] == Ending.ANSWERED) & (history.attempts["request"] >= 0)]
+    pairs = set(zip(attempts["request"].tolist(), attempts["backend"].tolist(), strict=True))
+    named = history.requests[history.answered() & (history.requests["answered_by"] >= 0)]
+    return sum(
+        (number, backend) not in pairs
+        for number, backend in zip(named["number"].tolist(), named["answered_by"].tolist(), strict=True)
+    )

@@ -1,0 +1,65 @@
+"""Scenarios that several families share, so that their properties share runs too. No property is declared here."""
+
+from __future__ import annotations
+
+from harness.claims import Affinity, Claims
+from harness.model import Join, Keys, Leave, Load, Scenario, Stream
+
+DEFAULT_CARRIER = "header:x-model-id"
+
+
+def key_carrier(claims: Claims) -> str:
+    """Where the affinity key travels for this target."""
+    return claims[Affinity].key if Affinity in claims else DEFAULT_CARRIER
+
+
+def steady(claims: Claims) -> Scenario:
+    """A healthy fleet under Poisson traffic: 250 keys, four requests each, about five in flight at a time."""
+    traffic = Stream(
+        name="traffic",
+        start_s=0.1,
+        rate_per_s=600.0,
+        requests=1000,
+        keys=Keys(250, "sweep"),
+        arrivals="poisson",
+        output_tokens=16,
+    )
+    return Scenario(name="steady", backends=claims.fleet(4), load=Load((traffic,), key_carrier(claims)))
+
+
+LEAVE_KEYS = 1000
+SWEEP_RATE_PER_S = 600.0
+SETTLE_S = 0.8
+
+
+def leave_and_return(claims: Claims) -> Scenario:
+    """Every key once, then a backend leaves; every key once, then it returns; every key once.
+
+    The one that leaves is the first of the list, where an order-dependent mapping shows most (HAProxy's default ids:
+    .114 moved on removing the last, .996 on removing the first); jump hashing can only lose its last bucket.
+    """
+    claims.need_membership()
+    backends = claims.fleet(4, at_least=3)
+    leaver = f"gpu-{backends - 1}" if claims[Affinity].algorithm == "jump" else "gpu-0"
+    sweep_s = LEAVE_KEYS / SWEEP_RATE_PER_S
+    starts_s = [0.1 + turn * (sweep_s + SETTLE_S) for turn in range(3)]
+    streams = tuple(
+        Stream(
+            name=name,
+            start_s=start_s,
+            rate_per_s=SWEEP_RATE_PER_S,
+            requests=LEAVE_KEYS,
+            keys=Keys(LEAVE_KEYS, "sweep"),
+        )
+        for name, start_s in zip(("before", "after", "restored"), starts_s, strict=True)
+    )
+    changes = (
+        Leave(leaver, starts_s[0] + sweep_s + SETTLE_S / 4),
+        Join(leaver, starts_s[1] + sweep_s + SETTLE_S / 4),
+    )
+    return Scenario(
+        name="leave-and-return",
+        backends=backends,
+        load=Load(streams, key_carrier(claims)),
+        timeline=changes,
+    )

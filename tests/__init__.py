@@ -1,0 +1,1 @@
+"""Tests of Steelyard; tests/mutants holds the balancers with planted faults."""

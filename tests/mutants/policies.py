@@ -1,0 +1,111 @@
+"""Mutants in the form of a policy. Each differs from a conforming one in the one way that its docstring names."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from random import Random
+
+from harness.balancer.protocol import Backend, Request
+from harness.balancer.ring import HashRing
+from harness.claims import Affinity, Failover, Spread
+from harness.model import Kind
+
+CLAIMS = (Affinity(virtual_nodes=150), Failover(within_s=5.0), Spread(policy="round_robin"))
+
+
+class Conforming:
+    """No fault: a ring for inference, round robin for updates, and backends that fail three times are left out."""
+
+    claims = CLAIMS
+
+    def __init__(self) -> None:
+        self._ring = HashRing(150)
+        self._names: list[str] = []
+        self._failures: dict[str, int] = {}
+        self._turn = 0
+
+    def update_backends(self, backends: Sequence[Backend]) -> None:
+        self._names = [backend.id for backend in backends]
+        self._ring.set_members(self._names)
+        for backend in backends:
+            if not backend.ready:
+                self._failures[backend.id] = 3
+
+    def report_result(self, backend_id: str, latency_s: float, error: str | None) -> None:
+        self._failures[backend_id] = 0 if error is None else self._failures.get(backend_id, 0) + 1
+
+    def pick(self, request: Request) -> str | None:
+        if request.kind is Kind.UPDATE:
+            return self._in_turn()
+        return self._ring.owner(request.model, self._healthy)
+
+    def _healthy(self, name: str) -> bool:
+        return self._failures.get(name, 0) < 3
+
+    def _in_turn(self) -> str | None:
+        if not self._names:
+            return None
+        self._turn = (self._turn + 1) % len(self._names)
+        return self._names[self._turn]
+
+
+class Modulo(Conforming):
+    """Hashes a key modulo the number of backends, so that nearly every key moves when one leaves."""
+
+    def pick(self, request: Request) -> str | None:
+        if request.kind is Kind.UPDATE:
+            return self._in_turn()
+        names = sorted(name for name in self._names if self._healthy(name))
+        return names[zlib.crc32(request.model.encode()) % len(names)] if names else None
+
+
+class NeverEjects(Conforming):
+    """Keeps sending to a backend whatever comes of it."""
+
+    def _healthy(self, name: str) -> bool:
+        return True
+
+
+class ListOrder(Conforming):
+    """Puts points on the ring by position in the list instead of by name."""
+
+    def update_backends(self, backends: Sequence[Backend]) -> None:
+        super().update_backends(backends)
+        self._ring.set_members(str(position) for position in range(len(self._names)))
+
+    def pick(self, request: Request) -> str | None:
+        if request.kind is Kind.UPDATE:
+            return self._in_turn()
+        position = self._ring.owner(request.model, lambda place: self._healthy(self._names[int(place)]))
+        return None if position is None else self._names[int(position)]
+
+
+class PicksAtRandom(Conforming):
+    """Ignores the key."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self._random = random
+
+    def pick(self, request: Request) -> str | None:
+        names = [name for name in self._names if self._healthy(name)]
+        return self._random.choice(names) if names else None
+
+
+class SticksToConnection(Conforming):
+    """Balances connections, not requests: all that comes over one goes to its first backend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._homes: dict[int, str] = {}
+
+    def pick(self, request: Request) -> str | None:
+        if request.kind is not Kind.UPDATE:
+            return super().pick(request)
+        home = self._homes.get(request.connection)
+        if home not in self._names:
+            home = self._in_turn()
+            if home is not None:
+                self._homes[request.connection] = home
+        return home

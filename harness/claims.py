@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from harness.model import ClaimsError, UnsupportedError
 
 CARRIER = re.compile(r"^(header:[A-Za-z0-9-]+|json:[A-Za-z0-9_.]+|prompt-prefix:[0-9]+|session|cookie:[\w-]+)$")
 CORRELATE = re.compile(r"^(header:x-request-id|header:x-mock-tag|json:seed|prompt-suffix)$")
+URL = re.compile(r"^https?://[^/\s]+/?$")
 PROTOCOLS = ("http", "openai")
 
 
@@ -271,6 +273,8 @@ def _checked(path: Path, document: dict[str, Any]) -> ClaimsFile:
     url, python = _text(balancer, "url"), _text(balancer, "python")
     if not (url or python or run):
         raise ValueError("nothing to test: [balancer] needs url or python, or a [run] table says how to start it")
+    if url and not URL.match(url):
+        raise ValueError(f"[balancer] url {url!r}: expected http://HOST:PORT, such as http://127.0.0.1:8080")
     protocol = _text(balancer, "protocol") or "http"
     _one_of(protocol, "[balancer] protocol", PROTOCOLS)
     listen = _texts(backends, "listen", "[backends] ")
@@ -325,7 +329,8 @@ def _feature(name: str, table: object) -> Feature:
     if isinstance(backoff, Mapping):
         _known(backoff, tuple(item.name for item in dataclasses.fields(Backoff)), f"[claims.{name}.backoff] key")
     try:
-        return TypeAdapter(cls).validate_python(dict(table))
+        # As JSON, because strict Python would take no table for a dataclass; lax takes true for 1 and "5" for 5.
+        return TypeAdapter(cls).validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 
 from harness.history import History
 from harness.model import (
+    ClaimsError,
+    DiedError,
     FindingRow,
     HarnessError,
     Outcome,
     Record,
     Scenario,
+    TargetError,
     UnsupportedError,
     World,
     is_fault,
@@ -57,7 +60,7 @@ class Judge:
         self._target = target
         self._seed = seed
         self._worlds = worlds
-        self._runs: dict[tuple[World, float, str], History | HarnessError] = {}
+        self._runs: dict[tuple[World, float, str], History | Verdict] = {}
 
     def judge(self, item: Property, world: World) -> Record:
         """The record of `item` in `world`. TargetError passes through: nothing at all can be judged then."""
@@ -74,6 +77,8 @@ class Judge:
             scenario = self.scenario_of(item)
         except UnsupportedError as error:
             return replace(blank, reason=str(error))
+        except Exception:
+            return replace(blank, outcome=Outcome.ERROR, reason=f"the scenario crashed: {_crash()}")
         first, again = self._attempt(item, world, blank, scenario, 1.0)
         longer = self._target.scaled(2.0) if again and world is World.LIVE else None
         if longer is None:
@@ -114,14 +119,15 @@ class Judge:
         target = target or self._target
         blank = replace(blank, time_scale=time_scale, scenario=scenario.digest())
         history = self._history(target, world, scenario, time_scale)
-        if isinstance(history, HarnessError):
-            return replace(blank, outcome=Outcome.ERROR, reason=str(history)), False
-        if item.baselines:
+        if isinstance(history, Verdict):
+            return replace(blank, outcome=history.outcome, reason=history.reason), False
+        try:
             runs = {
                 name: play_in_sim(baseline_target(name, target.claims), scenario, self._seed) for name in item.baselines
             }
-            history = history.with_baselines(runs)
-        verdict = _look(item, history, target)
+        except Exception:
+            return replace(blank, outcome=Outcome.ERROR, reason=f"a baseline crashed: {_crash()}"), False
+        verdict = _look(item, history.with_baselines(runs), target)
         shown = verdict.decisive
         record = replace(
             blank,
@@ -138,14 +144,30 @@ class Judge:
         )
         return record, verdict.by_slack
 
-    def _history(self, target: Target, world: World, scenario: Scenario, time_scale: float) -> History | HarnessError:
+    def _history(self, target: Target, world: World, scenario: Scenario, time_scale: float) -> History | Verdict:
+        """The run of a scenario, or what every property gets that would have shared it."""
         key = (world, time_scale, scenario.digest())
         if key not in self._runs:
             try:
                 self._runs[key] = self._worlds[world](target, scenario, self._seed)
+            except (ClaimsError, TargetError):
+                raise
+            except UnsupportedError as error:
+                self._runs[key] = Verdict(Outcome.UNSUPPORTED, str(error))
+            except DiedError as error:
+                self._runs[key] = Verdict(Outcome.FAIL, f"the balancer ended during the run: {error}")
             except HarnessError as error:
-                self._runs[key] = error
+                self._runs[key] = Verdict(Outcome.ERROR, str(error))
+            except Exception:
+                self._runs[key] = Verdict(Outcome.ERROR, f"the {world.value} world crashed: {_crash()}")
         return self._runs[key]
+
+
+def _crash() -> str:
+    """The exception that is being handled and the line of code that raised it."""
+    last = traceback.format_exc().strip().splitlines()
+    code = [line.strip() for line in last[:-1] if not set(line) <= set(" ^~")]
+    return f"{last[-1]} ({code[-1]})" if code else last[-1]
 
 
 def _look(item: Property, history: History, target: Target) -> Verdict:
@@ -165,13 +187,11 @@ def _look(item: Property, history: History, target: Target) -> Verdict:
     if item.attempts and not history.correlated:
         return Verdict(Outcome.UNSUPPORTED, "no tag of ours survives the way through, so attempts cannot be told apart")
     try:
-        findings = item(history, target.claims)
+        return decide(item(history, target.claims), history)
     except UnsupportedError as error:
         return Verdict(Outcome.UNSUPPORTED, str(error))
     except Exception:
-        last = traceback.format_exc().strip().splitlines()
-        return Verdict(Outcome.ERROR, f"the check crashed: {last[-1]} ({last[-2].strip() if len(last) > 1 else ''})")
-    return decide(findings, history)
+        return Verdict(Outcome.ERROR, f"the check crashed: {_crash()}")
 
 
 def decide(findings: Iterable[Finding], history: History) -> Verdict:
@@ -192,8 +212,9 @@ def decide(findings: Iterable[Finding], history: History) -> Verdict:
     if unfinished or len(decided) < DECIDED_SHARE * len(judged):
         open_rows = [item.row for item in judged if item.row.ok is None]
         reason = f"{len(open_rows)} of {len(judged)} findings undecided: {open_rows[0].note}"
-        by_slack = not unfinished and any(item.by_slack for item in judged)
-        return Verdict(Outcome.INCONCLUSIVE, reason, rows, open_rows[0], alpha, by_slack)
+        by_slack = sum(item.by_slack for item in judged)
+        slack_alone = not unfinished and len(decided) + by_slack >= DECIDED_SHARE * len(judged)
+        return Verdict(Outcome.INCONCLUSIVE, reason, rows, open_rows[0], alpha, slack_alone)
     return Verdict(Outcome.PASS, decided[-1].note, rows, decided[-1], alpha)
 
 
@@ -215,10 +236,12 @@ def _judged(finding: Finding, history: History, limit_s: float | None) -> _Judge
         return _Judged(FindingRow(None, finding.at_s, None, None, note=note), by_slack=True)
     match finding:
         case Held():
-            row = FindingRow(finding.ok, finding.at_s, finding.observed, finding.bound, finding.sample, finding.note)
+            # numpy's True and False are not Python's, and a broken finding must be known by `is False`.
+            ok = bool(finding.ok)
+            row = FindingRow(ok, finding.at_s, finding.observed, finding.bound, finding.sample, finding.note)
             return _Judged(row, finding.alpha)
         case Within():
-            ok = finding.low_s - slack_s <= finding.observed_s <= finding.high_s + slack_s
+            ok = bool(finding.low_s - slack_s <= finding.observed_s <= finding.high_s + slack_s)
             bound = (finding.low_s, finding.high_s)
             row = FindingRow(ok, finding.at_s, finding.observed_s, bound, finding.sample, finding.note)
             return _Judged(row)

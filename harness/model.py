@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 Frozen = TypeVar("Frozen")
 
@@ -373,7 +373,7 @@ class Scenario:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def is_fault(step: Step) -> bool:
+def is_fault(step: Step) -> TypeGuard[Fault]:
     """Whether a step is a fault (it has a heal) and not a change of membership."""
     return isinstance(step, Kill | Down | Latency | Blackhole | Reset)
 
@@ -389,6 +389,8 @@ def canonical(value: object) -> Any:
         return sorted(canonical(item) for item in value)
     if isinstance(value, tuple | list):
         return [canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # 2 and 2.0 are equal, so their text must be
     return value
 
 

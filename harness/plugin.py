@@ -1,7 +1,7 @@
 """pytest glue: options, one item for each property and world, failure text, the summary at the end.
 
 Every pytest run on a machine with Steelyard loads this module, so it imports nothing of Steelyard until a suite is
-collected. A suite is a package whose `__init__.py` says `STEELYARD_SUITE = True`; a folder is never imported to find out.
+collected. A suite is a package whose `__init__.py` says `STEELYARD_SUITE = True`; it is read, not imported.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ from typing import Any, NoReturn
 import pytest
 
 MARKER = re.compile(r"^STEELYARD_SUITE = True\s*$", re.MULTILINE)
-LIVE_ITEM = re.compile(r"::[a-z0-9-]+(\.[a-z0-9-]+){2}\[live\]")
+LIVE_ITEM = re.compile(r"::[a-z0-9-]+(\.[a-z0-9-]+)+\[live\]")
 """Node ids of live properties; no Python test has a dotted name."""
 
 TOO_MANY_INCONCLUSIVE = 0.2
 """Above this share of judged live items `--tolerate inconclusive` tolerates no longer."""
-
-WORLDS = ("sim", "live", "all")
 
 OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "target",
         "reference",
         "NAME",
-        "balancer under test: reference, nginx, a claims file (.toml), python:module:Class",
+        "balancer under test: reference, nginx, FILE.toml or python:MODULE:CLASS",
     ),
     ("world", "all", "sim|live|all", "worlds to judge in (default: all that the target can run in)"),
     ("seed", "1", "N", "seed of all arrivals and choices (default: 1)"),
@@ -40,11 +38,8 @@ OPTIONS: tuple[tuple[str, str, str, str], ...] = (
 """Name, default, placeholder and help of each option."""
 
 
-class Stop(pytest.exit.Exception, KeyboardInterrupt):
-    """Ends the session with one line and exit code 2.
-
-    Also a KeyboardInterrupt, because pytest takes any other exception in a collector for a collection error.
-    """
+class Stop(KeyboardInterrupt):
+    """Ends the session with one line and exit code 2; the only kind that pytest lets out of a collector."""
 
 
 class NotKeptError(Exception):
@@ -56,7 +51,7 @@ class NotKeptError(Exception):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None, None]:
-    """Add the options after all plugins and conftests, and give way where a project has its own `--target` or `--seed`."""
+    """Add the options after all conftests, and give way where a project has its own `--target` or `--seed`."""
     yield
     group = parser.getgroup("steelyard", "Steelyard: conformance of load balancers")
     for name, default, placeholder, text in OPTIONS:
@@ -95,8 +90,7 @@ class Bench:
 
     def option(self, name: str) -> str:
         """Text of an option; its default where a project took the name for itself."""
-        default = next(row[1] for row in OPTIONS if row[0] == name)
-        return str(getattr(self.config.option, f"steelyard_{name}", default))
+        return str(getattr(self.config.option, f"steelyard_{name}", dict(row[:2] for row in OPTIONS)[name]))
 
     @property
     def given(self) -> list[tuple[str, str]]:
@@ -106,7 +100,16 @@ class Bench:
     def stop(self, message: object) -> NoReturn:
         """End the session with one line and exit code 2."""
         self.stopped = " ".join(str(message).split())
-        raise Stop(self.stopped, returncode=2)
+        pytest.exit(self.stopped, returncode=2)
+
+    def check_roots(self, suite: Path) -> None:
+        """Stop if the suite of a clone would be judged by the harness of another installation."""
+        beside = suite.parent / "harness" / "plugin.py"
+        if beside.exists() and not beside.samefile(__file__):
+            self.stop(
+                f"suites come from {suite}, but harness from {Path(__file__).parent}:"
+                " run `pip install -e .` in the clone, or `pytest --pyargs suites` outside it"
+            )
 
     def worlds(self) -> list[Any]:
         """Worlds to judge in, sim before live; stops the session if an option or the target won't do."""
@@ -137,8 +140,8 @@ class Bench:
         from harness.claims import nearest
 
         world, seed, proxy = self.option("world"), self.option("seed"), self.option("toxiproxy")
-        if world not in WORLDS:
-            self.stop(f"--world {world!r} is unknown; {nearest(world, WORLDS)}")
+        if world not in ("sim", "live", "all"):
+            self.stop(f"--world {world!r} is unknown; {nearest(world, ('sim', 'live', 'all'))}")
         if not seed.isdecimal():
             self.stop(f"--seed {seed!r}: expected a whole number from 0 up")
         if self.option("tolerate") not in ("", "inconclusive"):
@@ -173,8 +176,6 @@ class Bench:
             self.config.add_cleanup(self._live.close)
         return self._live.play(target, scenario, seed)
 
-    # --- hooks of the session -----------------------------------------------------------------------------
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Live properties come last, so that a cheap failure shows first; all else keeps its order."""
@@ -204,20 +205,18 @@ class Bench:
             session.exitstatus = 2
             if self.config.pluginmanager.hasplugin("dsession"):
                 self.lines.append(self.stopped)
-        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or self.stopped:
-            return
         judged = [row for row in self.rows if row["outcome"] != "unsupported"]
         ran_none = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
-        if self.suite_files and not judged and (self.rows or ran_none) and not self.config.option.collectonly:
+        if self.stopped or self.config.option.collectonly or not (ran_none or exitstatus <= 1):
+            return
+        if self.suite_files and not judged and (self.rows or ran_none):
             why = f"all {len(self.rows)} are unsupported" if self.rows else "none was collected or selected"
             self.lines.append(f"No property was judged: {why}.")
-            session.exitstatus = 2
+            session.exitstatus = session.exitstatus if exitstatus == 1 else 2
         live = [row["outcome"] for row in judged if row["world"] == "live"]
         unsure = live.count("inconclusive")
-        if unsure > TOO_MANY_INCONCLUSIVE * len(live):
-            self.lines.append(
-                f"{unsure} of {len(live)} live outcomes are inconclusive, too many to tolerate (a fifth)."
-            )
+        if self.option("tolerate") and unsure > TOO_MANY_INCONCLUSIVE * len(live):
+            self.lines.append(f"{unsure} of {len(live)} live outcomes are inconclusive; a fifth is tolerated.")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -228,8 +227,10 @@ class Bench:
 
             writer = self.config.get_terminal_writer()
             terminalreporter.section("Steelyard")
-            shown = [record_of(row) for row in self.rows]
-            terminalreporter.write(as_text(shown, width=writer.fullwidth, colours=writer.hasmarkup))
+            rows = sorted(self.rows, key=lambda row: (row["world"] == "live", row["property"]))
+            terminalreporter.write(
+                as_text([record_of(row) for row in rows], width=writer.fullwidth, colours=writer.hasmarkup)
+            )
         for line in self.lines:
             terminalreporter.write_line(line)
 
@@ -280,13 +281,11 @@ class SuiteFile(pytest.Module):
         """Import the file and make its items."""
         bench = self.config.stash[BENCH]
         bench.suite_files += 1
-        beside = self.path.parent.parent / "harness" / "plugin.py"
-        if beside.exists() and not beside.samefile(__file__):
-            bench.stop(
-                f"suites come from {self.path.parent}, but harness from {Path(__file__).parent}:"
-                " run `pip install -e .` in the clone, or use `pytest --pyargs suites` outside it"
-            )
-        worlds = bench.worlds()
+        try:
+            bench.check_roots(self.path.parent)
+            worlds = bench.worlds()
+        except pytest.exit.Exception as error:
+            raise Stop(error.msg) from None
         from harness.property import properties_of
 
         try:
@@ -340,15 +339,13 @@ class PropertyItem(pytest.Item):
     def repeat_command(self) -> str:
         """The command that runs this item alone, with every option that is not at its default."""
         start = self.config.invocation_params.dir
-        ours = self.path.parent.parent == Path(__file__).parent.parent
+        here = self.path.is_relative_to(start) and "site-packages" not in self.path.parts
         words = ["pytest"]
-        if ours and (
-            self.config.option.pyargs or not self.path.is_relative_to(start) or "site-packages" in str(self.path)
-        ):
+        if self.path.parent.parent == Path(__file__).parent.parent and (self.config.option.pyargs or not here):
             words.append("--pyargs")
             where = f"{self.path.parent.name}.{self.path.stem}"
         else:
-            where = str(self.path.relative_to(start) if self.path.is_relative_to(start) else self.path)
+            where = str(self.path.relative_to(start) if here else self.path)
         words.append(f"{where}::{self.name}")
         for name, value in self.config.stash[BENCH].given:
             words += [f"--{name}", value]
@@ -389,9 +386,9 @@ class LiveOnOneWorker:
 
 def _live_together(config: pytest.Config, log: Any, chosen: Any) -> Any:
     """A scheduler with all live properties in one scope; the rest goes by the scopes of `chosen`, or one by one."""
-    from xdist.scheduler import LoadScopeScheduling
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-    class LiveTogether(LoadScopeScheduling):
+    class LiveTogether(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             if LIVE_ITEM.search(nodeid):
                 return "steelyard-live"

@@ -208,6 +208,8 @@ def catalogue_row(item: Property) -> dict[str, Any]:
         "description": item.doc,
         "needs": [feature.table for feature in item.needs],
         "without": [feature.table for feature in item.without],
+        "off": [feature.table for feature in item.off],
+        "attempts": item.attempts,
         "baselines": list(item.baselines),
         "module": item.module,
     }

@@ -38,6 +38,7 @@ class Place:
     admin_port: int
     backends: tuple[Address, ...]
     off: frozenset[str] = frozenset()
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

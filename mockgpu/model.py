@@ -92,9 +92,7 @@ class GpuServer:
         self._gpu = setup.gpu
         self._default = setup.default_model
         self._specs = {model.name: model for model in setup.models}
-        self._inside_limit = (
-            None if setup.gpu.queue_limit is None else setup.gpu.max_running + setup.gpu.queue_limit
-        )
+        self._inside_limit = None if setup.gpu.queue_limit is None else setup.gpu.max_running + setup.gpu.queue_limit
         self._now_s = float("-inf")
         self._events: list[Event] = []
         self._order = 0  # grows with every heap entry: ties go first come, first served

@@ -12,7 +12,7 @@ def figure(value: Figure) -> str:
     if value is None:
         return ""
     if isinstance(value, tuple):
-        return "–".join(_number(item) for item in value)
+        return "–".join(dict.fromkeys(_number(item) for item in value))
     return _number(value)
 
 

@@ -40,13 +40,23 @@ def as_text(records: Sequence[Record], width: int, colours: bool) -> str:
 
 
 def render(records: Sequence[Record], console: Console) -> None:
-    """Print the table of `records` and what else they have in common. Property names are never cut."""
+    """Print the table of `records` and what else they have in common. Property names are never cut.
+
+    Where the table is too wide, what all records share goes into a line of its own, then bands are broken in two.
+    """
     targets = list(dict.fromkeys(f"{record.target} {record.version}" for record in records))
-    table = _table(records, with_target=True)
-    if len(targets) == 1 and console.measure(table).maximum >= console.width:
-        # One target for all: its column is the first thing that a narrow terminal can do without.
-        table = _table(records, with_target=False)
-        console.print(Text(f"Target {targets[0]}"))
+    worlds = list(dict.fromkeys(record.world.value for record in records))
+    shared: list[str] = []
+    table = _table(records, shared, broken=False)
+    for name, values in (("target", targets), ("world", worlds)):
+        if not _fits(table, console) and len(values) == 1:
+            shared.append(name)
+            table = _table(records, shared, broken=False)
+    if not _fits(table, console):
+        table = _table(records, shared, broken=True)
+    told = {"target": targets[0], "world": worlds[0]}
+    if shared:
+        console.print(Text(", ".join(f"{name} {told[name]}" for name in shared).capitalize()))
     console.print(table)
     for record in records:
         if record.first_try is not None:
@@ -54,24 +64,32 @@ def render(records: Sequence[Record], console: Console) -> None:
     console.print(Text(_last_line(records)))
 
 
-def _table(records: Sequence[Record], with_target: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    table.add_column("property", no_wrap=True, overflow="ignore", min_width=max(len(item.property) for item in records))
-    if with_target:
-        table.add_column("target", overflow="fold")
-    table.add_column("world", no_wrap=True)
-    table.add_column("outcome", no_wrap=True, min_width=max(len(item.outcome.value) for item in records))
+def _fits(table: Table, console: Console) -> bool:
+    return table.__rich_measure__(console, console.options.update(width=10_000)).maximum <= console.width
+
+
+def _table(records: Sequence[Record], shared: Sequence[str], broken: bool) -> Table:
+    """The table without the columns named in `shared`; `broken` lets a band go on in a second line."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    # A long name makes a long line rather than a cut name.
+    table.add_column("property", no_wrap=True, min_width=max(len(item.property) for item in records))
+    cells: dict[str, list[str]] = {
+        "target": [f"{item.target} {item.version}" for item in records],
+        "world": [item.world.value for item in records],
+    }
+    for name in cells:
+        if name not in shared:
+            table.add_column(name, overflow="fold", min_width=5)
+    table.add_column("outcome", no_wrap=True, min_width=max(len(item.outcome) for item in records))
     for name in ("observed", "bound", "sample"):
-        table.add_column(name, justify="right", overflow="fold")
-    for record in records:
-        target = [Text(f"{record.target} {record.version}")] if with_target else []
+        table.add_column(name, justify="right", overflow="fold", min_width=len(name))
+    for number, record in enumerate(records):
+        figures = [figure(record.observed), figure(record.bound)]
         table.add_row(
             Text(record.property),
-            *target,
-            record.world.value,
+            *(Text(column[number]) for name, column in cells.items() if name not in shared),
             Text(record.outcome.value, style=STYLES[record.outcome]),
-            figure(record.observed),
-            figure(record.bound),
+            *(item.replace("–", "– ") if broken else item for item in figures),
             "" if record.sample is None else str(record.sample),
         )
     return table

@@ -8,7 +8,7 @@ from harness.claims import Affinity, Claims, Ejection, HealthChecks, Hedge, Retr
 from harness.history import SEVERAL, UNSEEN, History, Numbers, StepSeen
 from harness.property import Findings, declare, held, undecided
 from harness.stats import ALPHA, remap_band
-from suites.scenarios import leave_and_return, steady
+from suites.scenarios import leave_and_return, sliver, steady
 
 CALM = (Ejection, HealthChecks, Hedge, Retry)
 """Features that could move a key for reasons of their own; off where the target can, though no fault calls for them."""
@@ -28,6 +28,9 @@ def repeat_same_backend(history: History, claims: Claims) -> Findings:
     seen = int(np.count_nonzero(owners != UNSEEN))
     if not seen:
         return
+    if poor := sliver(history, "traffic"):
+        yield undecided(poor)
+        return
     strayed = int(np.count_nonzero(owners == SEVERAL))
     note = f"{strayed} of {seen} keys went to more than one backend"
     yield held(strayed == 0, at_s=0.0, observed=strayed, bound=0, exact=True, sample=seen, note=note)
@@ -40,6 +43,8 @@ def _before_and(history: History, stream: str, step: StepSeen | None) -> tuple[N
     sent_s = history.requests["sent_s"][history.in_stream(stream)]
     if not len(sent_s) or step.effective_s > float(np.nanmin(sent_s)):
         return f"the change took effect at {step.effective_s:.2f} s, after the first request of '{stream}'"
+    if poor := sliver(history, "before") or sliver(history, stream):
+        return poor
     before, after = history.owners("before"), history.owners(stream)
     both = np.flatnonzero((before >= 0) & (after >= 0))
     return before, after, both

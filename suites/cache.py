@@ -5,9 +5,9 @@ from __future__ import annotations
 from harness.claims import Affinity, Claims, Ejection, HealthChecks, Hedge, Retry
 from harness.history import History
 from harness.model import Keys, Load, ModelServer, Scenario, Stream, UnsupportedError
-from harness.property import Findings, declare, held
+from harness.property import Findings, declare, held, undecided
 from harness.stats import ALPHA
-from suites.scenarios import key_carrier
+from suites.scenarios import ENOUGH, key_carrier
 
 MODELS_PER_BACKEND = 6
 FITTING = 12
@@ -55,6 +55,9 @@ def affinity_hit_rate(history: History, claims: Claims) -> Findings:
         return
     loads = history.cold_loads()
     requests = int(history.answered().sum())
+    if requests < ENOUGH * len(history.requests):
+        yield undecided(f"only {requests} of {len(history.requests)} requests were answered")
+        return
     note = f"{loads} cold loads, round robin {baseline}, models {MODELS_PER_BACKEND * history.scenario.backends}"
     bound = AT_MOST * baseline
     yield held(loads <= bound, at_s=0.0, observed=loads, bound=bound, sample=requests, alpha=ALPHA, note=note)

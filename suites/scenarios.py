@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from harness.claims import Affinity, Claims
+from harness.history import UNSEEN, History
 from harness.model import Join, Keys, Leave, Load, Scenario, Stream
 
 DEFAULT_CARRIER = "header:x-model-id"
@@ -11,6 +14,18 @@ DEFAULT_CARRIER = "header:x-model-id"
 def key_carrier(claims: Claims) -> str:
     """Where the affinity key travels for this target."""
     return claims[Affinity].key if Affinity in claims else DEFAULT_CARRIER
+
+
+ENOUGH = 0.5
+"""Share of a stream's requests that must have reached a backend before the rest may speak for all of them."""
+
+
+def sliver(history: History, stream: str) -> str:
+    """Why the attempts of a stream say too little, as for `undecided`; empty if enough of them, or none, were seen."""
+    mine = history.in_stream(stream)
+    asked = int(np.count_nonzero(mine))
+    reached = int(np.count_nonzero(mine & (history.first_attempts() != UNSEEN)))
+    return f"only {reached} of {asked} requests reached a backend" if 0 < reached < ENOUGH * asked else ""
 
 
 def steady(claims: Claims) -> Scenario:
@@ -29,7 +44,7 @@ def steady(claims: Claims) -> Scenario:
 
 LEAVE_KEYS = 1000
 SWEEP_RATE_PER_S = 600.0
-SETTLE_S = 0.8
+SETTLE_S = 1.2
 
 
 def leave_and_return(claims: Claims) -> Scenario:

@@ -7,8 +7,9 @@ import numpy as np
 from harness.claims import Claims, Ejection, HealthChecks, Hedge, Retry, Spread
 from harness.history import History
 from harness.model import Connections, Kind, Load, ModelServer, Scenario, Stream, UnsupportedError
-from harness.property import Findings, declare, held, sampled
+from harness.property import Findings, declare, held, sampled, undecided
 from harness.stats import ALPHA, ShareTest
+from suites.scenarios import sliver
 
 RATE_PER_S = 400.0
 TURNS = 100
@@ -60,6 +61,9 @@ def one_connection_even(history: History, claims: Claims) -> Findings:
     first = first[first >= 0]
     backends = history.scenario.backends
     if not len(first):
+        return
+    if poor := sliver(history, "updates"):
+        yield undecided(poor)
         return
     end_s = history.scenario.end_s
     if claims[Spread].policy == "round_robin":

@@ -88,7 +88,10 @@ class BareGateway:
                 return []
 
     def _membership(self, backends: tuple[Backend, ...], now_s: float) -> list[Action]:
-        self._backends = {backend.id: self._backends.get(backend.id, backend) for backend in backends}
+        self._backends = {
+            backend.id: replace(self._backends.get(backend.id, backend), address=backend.address, weight=backend.weight)
+            for backend in backends
+        }
         self._show()
         if self._polling:
             return []

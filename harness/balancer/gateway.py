@@ -62,6 +62,8 @@ class _Attempt:
     backend: str
     status: int = 0
     committed: bool = False
+    current: bool = True
+    """Whether its backend has been a member ever since; what is older says nothing about one that returned."""
 
 
 class ReferenceGateway:
@@ -118,6 +120,8 @@ class ReferenceGateway:
         members = frozenset(self._members)
         self._ring.set_members(members)
         self._ejection.keep_only(members)
+        for attempt in self._attempts.values():
+            attempt.current &= attempt.backend in members
         for name in members:
             self._in_flight.setdefault(name, 0)
         for name in [name for name, count in self._in_flight.items() if name not in members and not count]:
@@ -161,7 +165,7 @@ class ReferenceGateway:
         self._in_flight[attempt.backend] -= 1
         if attempt.backend not in self._members and not self._in_flight[attempt.backend]:
             del self._in_flight[attempt.backend]
-        if self._settings.ejection and error != "aborted" and attempt.backend in self._members:
+        if self._settings.ejection and error != "aborted" and attempt.current:
             self._ejection.settle(attempt.backend, error is None and attempt.status < 500, now_s)
         actions: list[Action] = []
         if waiting and not attempt.committed and error is not None:

@@ -36,6 +36,8 @@ class Readiness:
         """Watch exactly `backends`; those watched already keep their state."""
         for gone in set(self._watched) - set(backends):
             self._timers.pop(self._watched.pop(gone).timer_id)
+        # A check-up that was out when its backend left says nothing about the one that returns under that name.
+        self._checks = {number: name for number, name in self._checks.items() if name in self._watched}
         actions: list[Action] = []
         for name in backends:
             if name in self._watched:

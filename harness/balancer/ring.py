@@ -8,7 +8,7 @@ Source: Karger et al. 1997; xxh64 as the hash.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 import xxhash
@@ -53,10 +53,10 @@ class HashRing:
 
     def nearest(self, key: str, count: int) -> Iterable[str]:
         """Up to `count` distinct members in ring order from the key's place on."""
-        if not self._points:
+        if not self._points or count < 1:
             return
         seen: set[str] = set()
-        start = bisect_right(self._points, xxhash.xxh64_intdigest(key.encode()))
+        start = bisect_left(self._points, xxhash.xxh64_intdigest(key.encode()))
         total = len(self._owners)
         for step in range(total):
             member = self._owners[(start + step) % total]

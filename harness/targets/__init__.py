@@ -51,7 +51,7 @@ def _from_file(path: Path) -> Target:
 
 def listing() -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
     """Of each shipped target: name, version (or why it can't run here), worlds, claimed features."""
-    rows = []
+    rows: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = []
     for name in NAMES:
         try:
             target = resolve(name)

@@ -35,12 +35,13 @@ class GatewayTarget(Target):
             "port": place.port,
             "admin_port": place.admin_port,
             "health_path": self.health_path,
+            "seed": place.seed,
             "backends": _backends(place),
         }
         path = str(place.workdir / SHELL_CONFIG)
         return Launch(
             files={SHELL_CONFIG: json.dumps(config, indent=1)},
-            start=(sys.executable, "-m", "harness.live.shell", path),
+            start=(sys.executable, "-m", "harness.live.serve", path),
         )
 
     def change(self, place: Place) -> tuple[ChangeStep, ...]:

@@ -101,7 +101,7 @@ class Registry:
             done: receives each proxy that now is as wished.
 
         Raises:
-            ListenError: one can't listen; if it replaced an older one it stays, disabled.
+            ListenError: one can't listen; one that it was to replace stays, disabled.
         """
         for wish in wishes:
             old = self.proxies.get(wish.name)
@@ -115,9 +115,10 @@ class Registry:
                 done.append(old)
                 continue
             old.stop()
-            self.proxies[wish.name] = proxy = self._new(wish)
+            proxy = self._new(wish)
             if wish.enabled:
                 proxy.start(address)
+            self.proxies[wish.name] = proxy
             await old.settled()
             done.append(proxy)
 

@@ -162,7 +162,7 @@ def float32_json(value: float) -> str:
         shortest = f"{value:.{digits - 1}e}"
         if struct.pack("f", float(shortest)) == struct.pack("f", value):
             break
-    if value != 0 and not 1e-6 <= abs(value) < 1e21:
+    if value != 0 and not 1e-6 <= abs(float(shortest)) < 1e21:
         mantissa, exponent = shortest.split("e")
         return f"{mantissa}e{int(exponent):+d}"
     return format(Decimal(shortest), "f")

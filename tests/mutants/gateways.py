@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.balancer.bare import BareGateway
-from harness.balancer.protocol import Action, Commit, Event
+from harness.balancer.protocol import Action, AttemptEnded, ClientGone, Commit, Event, Reply, RequestArrived
 from tests.mutants.policies import CLAIMS, Conforming
 
 
@@ -14,23 +14,44 @@ class MixesAnswersUp:
 
     def __init__(self) -> None:
         self._bare = BareGateway(Conforming())
+        self._waiting: set[int] = set()
         self._held: Commit | None = None
         self._commits = 0
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """As the bare gateway, but every tenth commit waits for the next one and swaps requests with it."""
+        """As the bare gateway, but about every tenth commit waits for the next one and swaps requests with it."""
+        match event:
+            case RequestArrived(request):
+                self._waiting.add(request.id)
+            case ClientGone(request_id):
+                self._waiting.discard(request_id)
+                if self._held is not None and self._held.request_id == request_id:
+                    self._held = None
+            case AttemptEnded(attempt_id):
+                if self._held is not None and self._held.attempt_id == attempt_id:
+                    self._held = None
         actions: list[Action] = []
         for action in self._bare.handle(event, now_s):
-            if not isinstance(action, Commit):
-                actions.append(action)
-                continue
-            self._commits += 1
-            if self._held is not None:
-                actions.append(Commit(self._held.request_id, action.attempt_id))
-                actions.append(Commit(action.request_id, self._held.attempt_id))
-                self._held = None
-            elif self._commits % 10 == 0:
-                self._held = action
-            else:
-                actions.append(action)
+            if isinstance(action, Reply):
+                self._waiting.discard(action.request_id)
+            actions += self._commit(action) if isinstance(action, Commit) else [action]
+        if self._held is not None and self._waiting == {self._held.request_id}:
+            actions += self._release(self._held)  # the others went without an answer to swap
         return actions
+
+    def _commit(self, commit: Commit) -> list[Action]:
+        self._commits += 1
+        held = self._held
+        if held is not None:
+            self._held = None
+            self._waiting -= {held.request_id, commit.request_id}
+            return [Commit(held.request_id, commit.attempt_id), Commit(commit.request_id, held.attempt_id)]
+        if self._commits % 10 == 0 and self._waiting != {commit.request_id}:
+            self._held = commit
+            return []
+        return self._release(commit)
+
+    def _release(self, commit: Commit) -> list[Action]:
+        self._held = None
+        self._waiting.discard(commit.request_id)
+        return [commit]

@@ -1,0 +1,43 @@
+"""The `steelyard` command. Each group of subcommands has a file of its own and loads what it needs when it runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from harness.cli.catalogue import catalogue
+from harness.cli.run import run
+from harness.cli.targets import targets
+from harness.model import ClaimsError, TargetError
+
+app = typer.Typer(
+    name="steelyard",
+    help="Weighs load balancers: which of its promises does your inference gateway keep, with numbers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(run)
+app.command()(catalogue)
+app.command()(targets)
+
+
+@app.callback(invoke_without_command=True)
+def steelyard(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    """Weighs load balancers: which of its promises does your inference gateway keep, with numbers."""
+    if version:
+        import importlib.metadata
+
+        print(f"steelyard {importlib.metadata.version('steelyard')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the command: mistakes of the user and balancers that won't start are one line and exit code 2."""
+    try:
+        app()
+    except (ClaimsError, TargetError) as error:
+        print(f"steelyard: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,146 @@
+"""The balancer under test as a process: start it where the target says, change its membership, stop it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from harness.live.calls import accepts, call
+from harness.live.children import Child, descendants
+from harness.live.ports import HOST, is_free
+from harness.model import DiedError, TargetError
+from harness.target import (
+    AwaitNewWorkers,
+    Call,
+    ChangeStep,
+    Place,
+    RunCommand,
+    Signal,
+    Target,
+    WriteFile,
+)
+
+START_S = 15.0
+CHANGE_S = 10.0
+
+
+class Balancer:
+    """A target at a place. TargetError if it cannot start; DiedError if it ends or refuses a change later on."""
+
+    def __init__(self, target: Target, place: Place) -> None:
+        self._target = target
+        self._place = place
+        self._child: Child | None = None
+        self._environment = {name: value for name, value in os.environ.items() if name != "NGINX"}
+        launch = target.launch(place)
+        self._environment.update(launch.environment)
+        self.url = target.url or f"http://{place.host}:{place.port}"
+        for path, text in launch.files.items():
+            _write(place.workdir, path, text)
+        if launch.check:
+            self._check(launch.check)
+        if launch.start:
+            port = int(self.url.rpartition(":")[2].rstrip("/"))
+            if not is_free(port):
+                raise TargetError(f"port {port} is taken; {target.name} cannot listen there: free it or choose another")
+            self._child = Child(launch.start, place.workdir / "balancer.log", self._environment)
+
+    def _check(self, words: tuple[str, ...]) -> None:
+        try:
+            done = subprocess.run(words, capture_output=True, env=self._environment, timeout=START_S, check=False)
+        except OSError as error:
+            raise TargetError(
+                f"{words[0]}: cannot be run ({error.strerror}); is {self._target.name} installed?"
+            ) from None
+        if done.returncode:
+            lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines() or ["(no output)"]
+            telling = next((line for line in lines if "emerg" in line or "error" in line.lower()), lines[-1])
+            raise TargetError(f"{self._target.name} refuses its configuration: {telling.strip()}")
+
+    def await_listening(self) -> None:
+        """Return when it accepts connections. TargetError if it ends or takes too long."""
+        deadline_s = time.monotonic() + START_S
+        host, _, port = self.url.partition("://")[2].rstrip("/").rpartition(":")
+        while not accepts(host or HOST, int(port)):
+            if self._child is not None and self._child.status is not None:
+                raise TargetError(f"{self._target.name} does not start: {self._child.ending()}")
+            if time.monotonic() > deadline_s:
+                told = self._child.last_line() if self._child else "it was to be running already"
+                raise TargetError(f"{self._target.name} does not listen at {self.url} after {START_S:.0f} s: {told}")
+            time.sleep(0.01)
+
+    def not_ready(self, why: str) -> TargetError:
+        """The error for a balancer that listens but never gets ready."""
+        told = f"; {self._child.ending()}" if self._child else ""
+        return TargetError(f"{self._target.name} does not get ready: {why}{told}")
+
+    def check(self) -> None:
+        """DiedError if it has ended."""
+        if self._child is not None and self._child.status is not None:
+            raise DiedError(self._child.ending())
+
+    def change(self, place: Place) -> None:
+        """Make its membership that of `place`. DiedError if it refuses."""
+        started = self._workers()
+        for step in self._target.change(place):
+            self._carry_out(step, started)
+        self.check()
+
+    def _carry_out(self, step: ChangeStep, workers: set[int]) -> None:
+        match step:
+            case WriteFile(path, text):
+                _write(self._place.workdir, path, text)
+            case Signal(number):
+                if self._child is not None:
+                    self._child.signal(number)
+            case RunCommand(words):
+                done = subprocess.run(words, capture_output=True, env=self._environment, timeout=CHANGE_S, check=False)
+                if done.returncode:
+                    lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+                    raise DiedError(f"refused a change: exit status {done.returncode}: {lines[-1] if lines else ''}")
+            case Call(method, url, body):
+                self._call(method, url, body)
+            case AwaitNewWorkers():
+                self._await_new_workers(workers)
+
+    def _call(self, method: str, url: str, body: str) -> None:
+        try:
+            answer = call(method, url, body.encode(), {"content-type": "application/json"}, CHANGE_S)
+        except (OSError, http.client.HTTPException) as error:
+            self.check()
+            raise DiedError(f"refused a change: {method} {url}: {error}") from None
+        if not 200 <= answer.status < 300:
+            raise DiedError(f"refused a change: {method} {url}: {answer.status} {answer.body[:200]!r}")
+
+    def _workers(self) -> set[int]:
+        return {pid for pid, _ in descendants(self._child.pid)} if self._child else set()
+
+    def _await_new_workers(self, old: set[int]) -> None:
+        """Until none of the workers from before is left and there are others."""
+        deadline_s = time.monotonic() + CHANGE_S
+        while True:
+            now = self._workers()
+            if now and not now & old:
+                return
+            self.check()
+            if time.monotonic() > deadline_s:
+                told = self._child.last_line() if self._child else ""
+                raise DiedError(f"refused a change: its workers were not replaced in {CHANGE_S:.0f} s; {told}")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Stop it as the target wants to be stopped; what is left of it is killed."""
+        if self._child is not None:
+            self._child.stop(self._target.stop_signal)
+
+
+def _write(workdir: Path, path: str, text: str) -> None:
+    """Write a file by rename, so that a balancer that watches it never reads half of it."""
+    final = workdir / path
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(final.name + ".part")
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(final)

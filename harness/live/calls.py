@@ -1,0 +1,48 @@
+"""Small blocking HTTP calls on loopback. Never repeated, never through a proxy of the environment."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status, headers (lower-case names) and body of an answer."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+def call(
+    method: str,
+    url: str,
+    body: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 5.0,
+) -> Answer:
+    """One request on a fresh connection. OSError (refused, reset, timeout) or http.client.HTTPException if it fails."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    try:
+        connection.request(method, path, body=body or None, headers=dict(headers or {}))
+        response = connection.getresponse()
+        return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+def accepts(host: str, port: int, timeout_s: float = 1.0) -> bool:
+    """Whether a connect is accepted. The connection is reset at once, so that it leaves no trace in TIME_WAIT."""
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,119 @@
+"""From what a live run left behind to a history: the mock's logs, the load's records, the fault proxy's connections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.history import ATTEMPT, CHECK_UP, CONNECTION, RESIDENCY, Numbers
+from harness.model import HarnessError, Residency
+from harness.records import Rows
+from harness.toxiproxy.client import Connection
+from mockgpu.log import HEADER_SIZE, ROW_FIELDS, Kind, LogError, read_header
+from mockgpu.tags import NUMBER_BITS
+
+LOG = np.dtype(list(ROW_FIELDS))
+UNTAGGED = -1
+
+RESIDENCY_OF = {
+    int(Kind.RESIDENCY_LOADING): Residency.LOADING,
+    int(Kind.RESIDENCY_LOADED): Residency.LOADED,
+    int(Kind.RESIDENCY_EVICTED): Residency.EVICTED,
+}
+
+
+def log_rows(data: bytes) -> Rows:
+    """All rows of a backend's attempt log, in the columns of `LOG`. HarnessError if rows were lost or it is not one."""
+    try:
+        header = read_header(data)
+    except LogError as error:
+        raise HarnessError(f"a backend's attempt log cannot be read: {error}") from None
+    if header.lost:
+        raise HarnessError(f"a backend's attempt log was too small: {header.lost} rows lost of {header.count}")
+    return np.frombuffer(data, LOG, header.count, HEADER_SIZE)
+
+
+def own_numbers(rows: Rows, nonce: int) -> Numbers:
+    """Request number of each row, -1 for rows without a tag of this run."""
+    tags = rows["tag"].astype(np.int64)
+    numbers: Numbers = np.where((tags >> NUMBER_BITS) == nonce, tags & ((1 << NUMBER_BITS) - 1), UNTAGGED)
+    return numbers
+
+
+def attempts_of(logs: Sequence[Rows], nonce: int, start_s: float) -> Rows:
+    """Attempts of all backends as rows of ATTEMPT, ordered by arrival; foreign ones have request -1."""
+    parts = []
+    for number, rows in enumerate(logs):
+        wanted = rows[np.isin(rows["kind"], (Kind.INFERENCE, Kind.UPDATE, Kind.FOREIGN))]
+        part = np.zeros(len(wanted), ATTEMPT)
+        part["request"] = own_numbers(wanted, nonce)
+        part["backend"] = number
+        part["kind"] = wanted["kind"]
+        part["ending"] = wanted["outcome"]
+        for name in ("cold", "carriers", "status"):
+            part[name] = wanted[name]
+        part["start_s"] = wanted["arrival_s"] - start_s
+        part["first_byte_s"] = wanted["first_byte_s"] - start_s
+        part["end_s"] = wanted["end_s"] - start_s
+        for name in ("queue_wait_s", "service_asked_s", "service_actual_s"):
+            part[name] = wanted[name]
+        parts.append(part)
+    return _by_time(parts, ATTEMPT, "start_s")
+
+
+def check_ups_of(logs: Sequence[Rows], start_s: float) -> Rows:
+    """The balancer's own polls as rows of CHECK_UP."""
+    parts = []
+    for number, rows in enumerate(logs):
+        wanted = rows[rows["kind"] == Kind.CHECK_UP]
+        part = np.zeros(len(wanted), CHECK_UP)
+        part["backend"], part["status"], part["at_s"] = number, wanted["status"], wanted["arrival_s"] - start_s
+        parts.append(part)
+    return _by_time(parts, CHECK_UP, "at_s")
+
+
+def residency_of(logs: Sequence[Rows], start_s: float) -> Rows:
+    """What happened to models in GPU memory, as rows of RESIDENCY."""
+    parts = []
+    for number, rows in enumerate(logs):
+        wanted = rows[np.isin(rows["kind"], tuple(RESIDENCY_OF))]
+        part = np.zeros(len(wanted), RESIDENCY)
+        part["backend"], part["model"], part["at_s"] = number, wanted["model"], wanted["arrival_s"] - start_s
+        part["event"] = [RESIDENCY_OF[int(kind)] for kind in wanted["kind"]]
+        parts.append(part)
+    return _by_time(parts, RESIDENCY, "at_s")
+
+
+def connections_of(seen: Sequence[Connection], numbers: Mapping[str, int], start_s: float) -> Rows:
+    """What the fault proxy saw, as rows of CONNECTION; connections that still live have no closing time."""
+    own = [item for item in seen if item.proxy in numbers]
+    rows = np.zeros(len(own), CONNECTION)
+    rows["backend"] = [numbers[item.proxy] for item in own]
+    rows["bytes_up"] = [item.bytes_up for item in own]
+    rows["bytes_down"] = [item.bytes_down for item in own]
+    rows["ended"] = [(item.ended or "").encode() for item in own]
+    rows["opened_s"] = [item.opened_s - start_s for item in own]
+    rows["closed_s"] = [np.nan if item.closed_s is None else item.closed_s - start_s for item in own]
+    return rows[np.argsort(rows["opened_s"], kind="stable")]
+
+
+def reconcile(requests: Rows, attempts: Rows) -> tuple[Rows, dict[str, Any]]:
+    """Double entry. Attempts whose number no request has are made foreign and counted; nothing is dropped."""
+    unknown = attempts["request"] >= len(requests)
+    attempts = attempts.copy()
+    attempts["request"][unknown] = UNTAGGED
+    seen = np.zeros(len(requests), dtype=bool)
+    seen[attempts["request"][attempts["request"] >= 0]] = True
+    facts = {
+        "unknown_attempts": int(unknown.sum()),
+        "foreign_attempts": int(np.count_nonzero(attempts["request"] < 0)) - int(unknown.sum()),
+        "requests_without_attempt": int(np.count_nonzero(~seen)),
+    }
+    return attempts, facts
+
+
+def _by_time(parts: Sequence[Rows], dtype: np.dtype[Any], column: str) -> Rows:
+    rows = np.concatenate(parts) if parts else np.zeros(0, dtype)
+    return rows[np.argsort(rows[column], kind="stable")]

@@ -1,0 +1,77 @@
+"""The mock fleet as a child process, and its control interface."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+import time
+from pathlib import Path
+
+from harness.live.calls import Answer, accepts, call
+from harness.live.children import Child
+from harness.live.ports import HOST, PortBlock
+from harness.model import HarnessError, ModelServer
+
+START_S = 10.0
+
+
+class Fleet:
+    """`count` mock GPU model servers; `processes`: each one a process, so that it can be killed."""
+
+    def __init__(self, block: PortBlock, count: int, server: ModelServer, workdir: Path, processes: bool) -> None:
+        self._block = block
+        self._count = count
+        setup = workdir / "setup.json"
+        setup.write_text(server.as_setup())
+        words = [sys.executable, "-m", "mockgpu", "serve", "--backends", str(count)]
+        words += ["--ports", ",".join(str(block.backend(number)) for number in range(count))]
+        words += ["--control-port", str(block.fleet_control), "--setup", str(setup), "--with-parent"]
+        words += ["--processes"] if processes else []
+        self._child = Child(words, workdir / "fleet.log")
+
+    def await_ready(self) -> None:
+        """Return when every backend accepts. HarnessError if it ends or takes too long."""
+        deadline_s = time.monotonic() + START_S
+        ports = [self._block.fleet_control, *(self._block.backend(number) for number in range(self._count))]
+        while not all(accepts(HOST, port) for port in ports):
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise HarnessError(f"the mock fleet is not up after {START_S:.0f} s: {self._child.last_line()}")
+            time.sleep(0.01)
+
+    def check(self) -> None:
+        """HarnessError if the fleet has died."""
+        if self._child.status is not None:
+            raise HarnessError(f"the mock fleet ended: {self._child.ending()}")
+
+    def reset(self, nonce: int) -> None:
+        """Cold caches, empty logs, and `nonce` as the run's own."""
+        self._control("POST", "/fleet/reset", json.dumps({"nonce": nonce}).encode())
+
+    def kill(self, backend: str) -> None:
+        """SIGKILL the process of `backend`; returns when it is reaped."""
+        self._control("POST", f"/fleet/{backend}/kill")
+
+    def restart(self, backend: str) -> None:
+        """Start `backend` again with a cold cache; returns when its listener accepts."""
+        self._control("POST", f"/fleet/{backend}/restart")
+
+    def log(self, backend: str) -> bytes:
+        """The attempt log of `backend`, rows before a kill included."""
+        return self._control("GET", f"/fleet/{backend}/log").body
+
+    def stop(self) -> None:
+        """End the fleet and all its processes."""
+        self._child.stop()
+
+    def _control(self, method: str, path: str, body: bytes = b"") -> Answer:
+        url = f"http://{HOST}:{self._block.fleet_control}{path}"
+        try:
+            answer = call(method, url, body, {"content-type": "application/json"})
+        except (OSError, http.client.HTTPException) as error:
+            self.check()
+            raise HarnessError(f"the mock fleet does not answer {method} {path}: {error}") from None
+        if not 200 <= answer.status < 300:
+            raise HarnessError(f"the mock fleet answered {answer.status} to {method} {path}: {answer.body[:200]!r}")
+        return answer

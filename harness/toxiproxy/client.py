@@ -1,0 +1,355 @@
+"""Client of a fault proxy, the embedded one or Toxiproxy 2.7 and later: blocking, and loud about every failure.
+
+The only module that touches the `toxiproxy-python` package (0.1.1), and the place where its gaps are closed: it
+has no timeouts, takes proxies from the environment, takes 403, 405 and 5xx for success, reports a proxy as
+enabled when it is not, can't update a toxic, and keeps host and port in class attributes.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import requests
+import toxiproxy
+import toxiproxy.api
+from toxiproxy.exceptions import InvalidToxic, NotFound, ProxyExists
+
+from harness.toxiproxy.toxics import STAGES
+
+NAME = re.compile(r"[A-Za-z0-9_.-]+")  # the library puts names into URLs unquoted
+ADVICE = {
+    400: "check type, stream and attributes",
+    403: "do not send a browser's user agent",
+    404: "create it first, or check the name",
+    409: "delete the old one first, or choose another name",
+    500: "free the listen address, or choose another",
+    503: "a peer that does not read blocks a real Toxiproxy: let it read or cut its connections first",
+}
+Answer = TypeVar("Answer")
+
+# The library keeps host, port and the functions it sends with per process, so calls take turns.
+_LIBRARY = threading.Lock()
+
+
+class FaultProxyError(Exception):
+    """The fault proxy did not do as asked. One line: what was seen, what was expected, and what to do."""
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A proxy as the server showed it; `listen` has the real port once it was enabled."""
+
+    name: str
+    listen: str
+    upstream: str
+    enabled: bool
+
+
+@dataclass(frozen=True)
+class Toxic:
+    """A toxic as the server showed it, with all attributes of its type (units as in Toxiproxy's own names)."""
+
+    name: str
+    type: str
+    stream: str
+    toxicity: float
+    attributes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A connection that the embedded fault proxy saw. Times are seconds on CLOCK_MONOTONIC.
+
+    `ended` is None while it lives, else `client`, `upstream`, `disabled`, `toxic`, `reset` or `dial_failed` (see
+    `harness.toxiproxy.connection_log.Ending`). Bytes are those passed on.
+    """
+
+    proxy: str
+    opened_s: float
+    closed_s: float | None
+    bytes_up: int
+    bytes_down: int
+    ended: str | None
+
+
+class FaultProxy:
+    """One fault proxy server.
+
+    Args:
+        host: where its control API is.
+        port: its port.
+        timeout_s: how long one request may take. A real Toxiproxy can hang on a peer that does not read.
+
+    Every method raises FaultProxyError if the server can't be reached in time or refuses.
+    """
+
+    def __init__(self, host: str, port: int, timeout_s: float = 5.0) -> None:
+        self._host = host
+        self._port = port
+        self._session = _Session(timeout_s)
+
+    def version(self) -> str:
+        """The release of Toxiproxy that it is, or whose protocol it speaks: `2.12.0`."""
+        text: str = self._call("GET /version", lambda: toxiproxy.api.APIConsumer.get("/version").text)
+        found = re.search(r"\d+\.\d+\.\d+", text)  # releases differ in the form
+        if found is None:
+            raise self._error("GET /version", f"answered {text.strip()!r}", "a version number", "check the port")
+        return found[0]
+
+    # Proxies.
+
+    def create(self, name: str, listen: str, upstream: str, enabled: bool = True) -> Proxy:
+        """Create a proxy; with port 0 in `listen` the reply has the port that the system chose."""
+        _check_name(name)
+        what = f"create proxy {name}"
+        made = self._call(
+            what,
+            lambda: toxiproxy.Toxiproxy().create(upstream=upstream, name=name, listen=listen, enabled=enabled),
+        )
+        proxy = Proxy(made.name, made.listen, made.upstream, made.enabled)
+        if proxy.enabled != enabled:
+            raise self._error(what, f"enabled={proxy.enabled}", f"enabled={enabled}", ADVICE[500])
+        return proxy
+
+    def proxy(self, name: str) -> Proxy:
+        """The proxy as it is now."""
+        return _proxy_of(self._call(f"read proxy {name}", lambda: self._fetch(name)))
+
+    def delete(self, name: str) -> None:
+        """Delete a proxy; its connections are dropped when this returns."""
+        self._call(f"delete proxy {name}", lambda: self._fetch(name).destroy())
+
+    def delete_all(self) -> None:
+        """Delete every proxy, also those whose names this client would not have given."""
+        failures = []
+        for name in self._call("list proxies", lambda: list(toxiproxy.Toxiproxy().proxies())):
+            try:
+                self._delete_url(name, f"/proxies/{quote(name, safe='')}")
+            except FaultProxyError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _delete_url(self, name: str, url: str) -> None:
+        self._call(f"delete proxy {name}", lambda: toxiproxy.api.APIConsumer.delete(url))
+
+    def enable(self, name: str) -> None:
+        """Make a proxy listen again, on the same port."""
+        self._switch(name, True)
+
+    def disable(self, name: str) -> None:
+        """Make connecting to a proxy fail, and drop its connections."""
+        self._switch(name, False)
+
+    def _switch(self, name: str, enabled: bool) -> None:
+        def switch() -> Any:
+            proxy = self._fetch(name)
+            proxy.enable() if enabled else proxy.disable()
+            return self._fetch(name)  # the library would believe itself
+
+        what = f"{'enable' if enabled else 'disable'} proxy {name}"
+        seen = self._call(what, switch).enabled
+        if seen != enabled:
+            raise self._error(what, f"enabled={seen}", f"enabled={enabled}", ADVICE[500])
+
+    # Toxics.
+
+    def add_toxic(
+        self,
+        name: str,
+        type: str,
+        attributes: Mapping[str, int],
+        stream: str = "downstream",
+        toxicity: float = 1.0,
+        toxic_name: str | None = None,
+    ) -> Toxic:
+        """Add a toxic to a proxy and read it back.
+
+        Args:
+            name: the proxy.
+            type: latency, bandwidth, slow_close, timeout, reset_peer, slicer, limit_data or noop.
+            attributes: integers, named and measured as in Toxiproxy (`{"latency": 100, "jitter": 10}`: ms).
+            stream: `upstream` or `downstream`.
+            toxicity: the share of connections it applies to, drawn for each connection.
+            toxic_name: `<type>_<stream>` if left out.
+        """
+        toxic_name = toxic_name or f"{type}_{stream}"
+        _check_name(toxic_name)
+        _check_attributes(type, attributes)
+        what = f"add toxic {toxic_name} to proxy {name}"
+        self._call(
+            what,
+            lambda: self._fetch(name).add_toxic(
+                type=type, stream=stream, name=toxic_name, toxicity=toxicity, attributes=dict(attributes)
+            ),
+        )
+        return self._verified(what, name, toxic_name, attributes)
+
+    def update_toxic(
+        self,
+        name: str,
+        toxic_name: str,
+        attributes: Mapping[str, int] | None = None,
+        toxicity: float | None = None,
+    ) -> Toxic:
+        """Change some attributes or the toxicity of a toxic and read it back; what is left out stays."""
+        what = f"update toxic {toxic_name} of proxy {name}"
+        attributes = attributes or {}
+        old = self._toxic(what, name, toxic_name)
+        _check_attributes(old.type, {**old.attributes, **attributes})
+        body: dict[str, object] = {"attributes": dict(attributes)}
+        if toxicity is not None:
+            body["toxicity"] = toxicity
+        url = f"/proxies/{name}/toxics/{toxic_name}"
+        self._call(what, lambda: toxiproxy.api.APIConsumer.post(url, json=body))  # PATCH came only with 2.6
+        return self._verified(what, name, toxic_name, attributes)
+
+    def remove_toxic(self, name: str, toxic_name: str) -> None:
+        """Remove a toxic; removing a `timeout` closes the connections it held."""
+        _check_name(toxic_name)
+        self._call(
+            f"remove toxic {toxic_name} of proxy {name}",
+            lambda: self._fetch(name).destroy_toxic(toxic_name),
+        )
+
+    def toxics(self, name: str) -> list[Toxic]:
+        """The toxics of a proxy: upstream first, then downstream, oldest first."""
+        found = self._call(f"list toxics of proxy {name}", lambda: self._fetch(name).toxics())
+        return [_toxic_of(toxic) for toxic in found.values()]
+
+    def _toxic(self, what: str, name: str, toxic_name: str) -> Toxic:
+        for toxic in self.toxics(name):
+            if toxic.name == toxic_name:
+                return toxic
+        raise self._error(what, "no such toxic", "one of that name", ADVICE[404])
+
+    def _verified(self, what: str, name: str, toxic_name: str, attributes: Mapping[str, int]) -> Toxic:
+        """Read a toxic back: the library tells nothing of what the server made of it."""
+        toxic = self._toxic(what, name, toxic_name)
+        for attribute, value in attributes.items():
+            if toxic.attributes.get(attribute) != value:
+                seen = f"attributes {dict(toxic.attributes)}"
+                raise self._error(what, seen, f"{attribute}={value}", "check that nothing else changes its toxics")
+        return toxic
+
+    # All.
+
+    def reset(self) -> None:
+        """Enable every proxy and remove all toxics."""
+        self._call("reset", lambda: toxiproxy.Toxiproxy().reset())
+
+    def connections(self, name: str | None = None) -> list[Connection]:
+        """The connections of one proxy or of all, oldest first; none where the server keeps no log.
+
+        Raises:
+            FaultProxyError: also if the log has overflowed, since evidence is missing then.
+        """
+        query = {} if name is None else {"proxy": name}
+        what = "read connections"
+        reply = self._call(what, lambda: self._session.get(self._url("/connections"), params=query))
+        if reply.status_code == requests.codes.not_found:
+            return []
+        log = reply.json()
+        if log["forgotten"]:
+            seen, advice = f"{log['forgotten']} connections forgotten", "call clear_connections before each run"
+            raise self._error(what, seen, "none", advice)
+        return [Connection(**entry) for entry in log["connections"]]
+
+    def clear_connections(self) -> None:
+        """Forget the connections that have ended."""
+        self._call("clear connections", lambda: self._session.delete(self._url("/connections")))
+
+    # Plumbing.
+
+    def _url(self, path: str) -> str:
+        return f"http://{self._host}:{self._port}{path}"
+
+    def _fetch(self, name: str) -> Any:
+        """The library's object for one proxy, without listing all of them. Only inside `_call`."""
+        _check_name(name)
+        return toxiproxy.Proxy(**toxiproxy.api.APIConsumer.get(f"/proxies/{name}").json())
+
+    def _call(self, what: str, action: Callable[[], Answer]) -> Answer:
+        """Run an action of the library against this server, with our session, and translate its failures."""
+        with _LIBRARY:
+            toxiproxy.Toxiproxy().update_api_consumer(self._host, self._port)
+            # The one place where the library sends: it calls get, post and delete of the module `requests`.
+            toxiproxy.api.requests = self._session
+            try:
+                return action()
+            except _UnexpectedStatusError as error:
+                raise self._error(what, str(error), "success", ADVICE.get(error.status, "see its log")) from None
+            except (InvalidToxic, NotFound, ProxyExists) as error:
+                status = {InvalidToxic: 400, NotFound: 404, ProxyExists: 409}[type(error)]
+                text = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else error
+                raise self._error(what, f"{status} {text}".strip(), "success", ADVICE[status]) from None
+            except requests.Timeout:
+                seen = f"no answer within {self._session.timeout_s:g} s"
+                raise self._error(what, seen, "an answer", ADVICE[503]) from None
+            except (requests.RequestException, ValueError, KeyError) as error:
+                seen = str(error) or type(error).__name__
+                advice = "check that a fault proxy runs there"
+                raise self._error(what, seen, "a fault proxy's answer", advice) from None
+
+    def _error(self, what: str, seen: str, expected: str, advice: str) -> FaultProxyError:
+        text = f"fault proxy {self._host}:{self._port}: {what}: saw {seen}, expected {expected}; {advice}"
+        return FaultProxyError(" ".join(text.split()))  # an answer may have several lines, an error has one
+
+
+class _UnexpectedStatusError(Exception):
+    def __init__(self, reply: requests.Response) -> None:
+        super().__init__(f"{reply.status_code} {reply.text.strip()}".strip())
+        self.status = reply.status_code
+
+
+class _Session(requests.Session):
+    """Sends for the library: with a timeout, without environment, and failing on statuses that it would overlook."""
+
+    LIBRARY_RAISES = (400, 404, 409)
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__()
+        self.timeout_s = timeout_s
+        self.trust_env = False
+        self.headers["Connection"] = "close"  # a kept connection could die unnoticed between two faults
+
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
+        """As `requests.Session.request`."""
+        reply = super().request(*args, **{"timeout": self.timeout_s, **kwargs})
+        if reply.status_code >= 300 and reply.status_code not in self.LIBRARY_RAISES:
+            raise _UnexpectedStatusError(reply)
+        return reply
+
+
+def _proxy_of(proxy: Any) -> Proxy:
+    return Proxy(proxy.name, proxy.listen, proxy.upstream, proxy.enabled)
+
+
+def _toxic_of(toxic: Any) -> Toxic:
+    return Toxic(toxic.name, toxic.type, toxic.stream, toxic.toxicity, toxic.attributes)
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise FaultProxyError(f"name {name!r}: expected letters, digits, '_', '.' and '-' only; choose another")
+
+
+def _check_attributes(type: str, attributes: Mapping[str, int]) -> None:
+    """Refuse beforehand what the server would refuse or silently ignore, and what crashes a real Toxiproxy."""
+    if type not in STAGES:
+        raise FaultProxyError(f"toxic type: saw {type!r}, expected one of {', '.join(STAGES)}; check its spelling")
+    known = STAGES[type].attribute_names
+    for attribute, value in attributes.items():
+        if attribute not in known:
+            expected = ", ".join(known) or "none"
+            raise FaultProxyError(f"{type}: saw attribute {attribute!r}, expected {expected}; check its spelling")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise FaultProxyError(f"{type}: saw {attribute}={value!r}, expected an integer; round it")
+    refusal = STAGES[type].refusal({**dict.fromkeys(known, 0), **attributes})
+    if refusal is not None:
+        raise FaultProxyError(f"{type}: saw {dict(attributes)}, but {refusal}; it would crash a real Toxiproxy")

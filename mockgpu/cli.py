@@ -1,0 +1,132 @@
+"""The ``mockgpu`` command: ``serve`` a fleet, list the ``models`` of the catalogue.
+
+What the user got wrong is one line on standard error and exit code 2.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from mockgpu.catalogue import GPUS, MODELS, Setup, SetupError, setup_of
+
+app = typer.Typer(
+    help="Mock GPU model servers for testing load balancers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+# What typer raises for options it can't make sense of. The class has no public name in every version.
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"mockgpu: {message}", file=sys.stderr, flush=True)
+    raise typer.Exit(2)
+
+
+@app.command()
+def serve(
+    backends: Annotated[int, typer.Option(min=1, help="How many, on ports from --port on.")] = 1,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first backend.")] = 9001,
+    ports: Annotated[str, typer.Option(help="All ports, as 9001,9002,...; instead of the two above.")] = "",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    gpu: Annotated[str, typer.Option(help="A GPU of the catalogue.")] = "h100-80gb",
+    model: Annotated[str, typer.Option(help="The model that every name stands for.")] = "llama-8b",
+    setup: Annotated[Path | None, typer.Option(help="JSON of a setup, instead of --gpu and --model.")] = None,
+    time_scale: Annotated[float, typer.Option(help="Multiplies every duration.")] = 1.0,
+    control_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 0,
+    token: Annotated[str, typer.Option(envvar="MOCKGPU_TOKEN", help="x-mock-token of control calls.")] = "",
+    processes: Annotated[bool, typer.Option("--processes", help="One process per backend.")] = False,
+    nonce: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="The run that tags must name.")] = 0,
+    with_parent: Annotated[bool, typer.Option("--with-parent", help="Stop when the parent ends.")] = False,
+) -> None:
+    """Serve backends gpu-0, gpu-1, ... until SIGTERM or SIGINT.
+
+    When everything listens, one line says so: ready, and JSON with ids and ports.
+    """
+    if with_parent:
+        from mockgpu.orphans import die_with_parent
+
+        # A signal that lets us tidy up; our children have a harder one.
+        die_with_parent(signal.SIGTERM)
+    try:
+        made = (setup_of(gpu, model) if setup is None else _read_setup(setup)).scaled(time_scale)
+        numbers = _port_numbers(ports) if ports else tuple(range(port, port + backends))
+    except SetupError as error:
+        _fail(str(error))
+    if len(set(numbers)) < len(numbers) or not all(0 < number < 65536 for number in numbers):
+        _fail(f"ports {', '.join(map(str, numbers))}: expected different ones from 1 to 65535; check --ports")
+    # Imported late: a web server is no use to those who only asked for help.
+    from mockgpu.fleet import FleetSettings, serve_until_signal
+    from mockgpu.listening import PortError
+    from mockgpu.members import MemberError
+
+    try:
+        serve_until_signal(FleetSettings(made, numbers, host, control_port, token, processes, nonce))
+    except (PortError, MemberError) as error:
+        _fail(str(error))
+
+
+@app.command()
+def models() -> None:
+    """List the catalogue: GPUs and models, with sizes and speeds."""
+    from rich.console import Console
+    from rich.table import Table
+
+    gpus = Table(title="GPUs")
+    for heading in ("gpu", "memory MB", "running", "queue", "update s"):
+        gpus.add_column(heading, justify="left" if heading == "gpu" else "right")
+    for gpu in GPUS.values():
+        limit = "no limit" if gpu.queue_limit is None else str(gpu.queue_limit)
+        gpus.add_row(gpu.name, str(gpu.memory_mb), str(gpu.max_running), limit, f"{gpu.update_s:g}")
+    table = Table(title="Models, alone on an H100")
+    for heading in ("model", "weights MB", "load s", "prefill tokens/s", "decode step ms"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for model in MODELS.values():
+        table.add_row(
+            model.name,
+            str(model.weights_mb),
+            f"{model.load_s:g}",
+            f"{model.prefill_tokens_per_s:g}",
+            f"{model.decode_step_s * 1000:g}",
+        )
+    console = Console()
+    console.print(gpus)
+    console.print(table)
+
+
+def _read_setup(path: Path) -> Setup:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise SetupError(f"setup file {path}: {error.strerror}; give a readable JSON file") from None
+    try:
+        return Setup.from_json(text)
+    except SetupError as error:
+        raise SetupError(f"setup file {path}: {str(error).removeprefix('setup: ')}") from None
+
+
+def _port_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise SetupError(f"--ports {text!r}: expected numbers between commas, as 9001,9002") from None
+
+
+def main() -> None:
+    """Entry point of the ``mockgpu`` command."""
+    try:
+        code = app(standalone_mode=False)
+    except _USAGE_ERROR as error:
+        message = getattr(error, "format_message", error.__str__)()
+        if message:  # empty where the help itself was the answer
+            print(f"mockgpu: {message.rstrip('.')}; see --help", file=sys.stderr)
+        code = 2
+    sys.exit(code)

@@ -1,0 +1,189 @@
+"""One timer for a whole process: absolute deadlines on CLOCK_MONOTONIC, never early.
+
+``asyncio.sleep`` is late by up to a millisecond, because epoll waits for whole milliseconds, and other event
+loops are early by as much. A timerfd that the loop watches is neither: on Linux ``Clock`` keeps a heap of
+deadlines and one timerfd set to the earliest. Elsewhere it falls back to ``loop.call_at`` and looks at the
+time again before it acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Protocol
+
+
+class Timer:
+    """A callback to come; ``cancel`` may be called at any time."""
+
+    __slots__ = ("callback", "deadline_s")
+
+    def __init__(self, deadline_s: float, callback: Callable[[], None]) -> None:
+        self.deadline_s = deadline_s
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Make sure that the callback is not called (any more)."""
+        self.callback = None
+
+
+class Alarm(Protocol):
+    """Wakes its owner once, some time after a deadline or a little before it."""
+
+    def set(self, deadline_s: float) -> None: ...
+    def close(self) -> None: ...
+
+
+class Clock:
+    """Calls back at absolute times of ``time.monotonic``, never before them.
+
+    Must be made and used in one event loop. Callbacks due at the same time run in the order they were asked
+    for. An exception in a callback goes to the loop's exception handler and harms no other.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, use_timerfd: bool | None = None) -> None:
+        """``use_timerfd``: None takes a timerfd where there is one."""
+        self._loop = loop
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._order = 0
+        self._set_to_s = math.inf
+        self._alarm: Alarm
+        if use_timerfd if use_timerfd is not None else sys.platform == "linux":
+            self._alarm = _TimerfdAlarm(loop, self._ring)
+        else:
+            self._alarm = _LoopAlarm(loop, self._ring)
+
+    def call_at(self, deadline_s: float, callback: Callable[[], None]) -> Timer:
+        """Call ``callback`` at ``deadline_s`` or as soon after it as possible, but never from within."""
+        timer = Timer(deadline_s, callback)
+        self._order = order = self._order + 1
+        heappush(self._heap, (deadline_s, order, timer))
+        if deadline_s < self._set_to_s:
+            self._set_to_s = deadline_s
+            self._alarm.set(deadline_s)
+        return timer
+
+    async def sleep_until(self, deadline_s: float) -> None:
+        """Return at ``deadline_s`` or as soon after it as possible; at once if it has passed."""
+        if deadline_s <= time.monotonic():
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        timer = self.call_at(deadline_s, wake)
+        try:
+            await future
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Call nothing any more."""
+        self._heap.clear()
+        self._alarm.close()
+
+    def _ring(self) -> None:
+        """Run what is due and set the alarm for the next."""
+        heap = self._heap
+        now_s = time.monotonic()
+        while heap and (heap[0][0] <= now_s or heap[0][2].callback is None):
+            callback = heappop(heap)[2].callback
+            if callback is None:
+                continue
+            try:
+                callback()
+            except Exception as error:
+                self._loop.call_exception_handler({"message": "clock callback failed", "exception": error})
+        self._set_to_s = heap[0][0] if heap else math.inf
+        if heap:
+            self._alarm.set(self._set_to_s)
+
+
+class _LoopAlarm:
+    """An alarm out of ``loop.call_at``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, deadline_s: float) -> None:
+        self.close()
+        # The loop's clock need not be ours, and it may fire within its own resolution before the time.
+        self._handle = self._loop.call_at(self._loop.time() + deadline_s - time.monotonic(), self._ring)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+class _TimerfdAlarm:
+    """An alarm out of a Linux timerfd."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._descriptor = _timerfd_create()
+        loop.add_reader(self._descriptor, self._expired)
+
+    def set(self, deadline_s: float) -> None:
+        # Rounded up, so that the clock has reached the deadline; 0 would switch the timer off.
+        _timerfd_set(self._descriptor, max(1, math.ceil(deadline_s * 1e9)))
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _expired(self) -> None:
+        try:
+            os.read(self._descriptor, 8)
+        except BlockingIOError:  # it was set anew after it had expired
+            return
+        self._ring()
+
+
+# The numbers of <sys/timerfd.h> and <fcntl.h> on Linux.
+_TFD_NONBLOCK = os.O_NONBLOCK if sys.platform != "win32" else 0
+_TFD_CLOEXEC = os.O_CLOEXEC if sys.platform != "win32" else 0
+_TFD_TIMER_ABSTIME = 1
+
+if sys.version_info >= (3, 13) and sys.platform == "linux":
+
+    def _timerfd_create() -> int:
+        return os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
+
+    def _timerfd_set(descriptor: int, deadline_ns: int) -> None:
+        os.timerfd_settime_ns(descriptor, flags=os.TFD_TIMER_ABSTIME, initial=deadline_ns)
+
+else:
+
+    class _Timespec(ctypes.Structure):
+        _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+    class _Itimerspec(ctypes.Structure):
+        _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+    _libc = ctypes.CDLL(None, use_errno=True)
+
+    def _timerfd_create() -> int:
+        descriptor: int = _libc.timerfd_create(time.CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
+        if descriptor < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create failed")
+        return descriptor
+
+    def _timerfd_set(descriptor: int, deadline_ns: int) -> None:
+        seconds, nanoseconds = divmod(deadline_ns, 1_000_000_000)
+        timing = _Itimerspec(_Timespec(0, 0), _Timespec(seconds, nanoseconds))
+        if _libc.timerfd_settime(descriptor, _TFD_TIMER_ABSTIME, ctypes.byref(timing), None) < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_settime failed")

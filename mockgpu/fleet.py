@@ -1,0 +1,225 @@
+"""Many backends, and a control port beside them.
+
+All backends share one process, or each has its own, which is needed where backends are to be killed. The
+control port speaks JSON:
+
+- ``GET /fleet``: id, port, pid and state (alive, dead) of each backend
+- ``POST /fleet/reset`` with a nonce: begin a run on every living backend
+- ``POST /fleet/{id}/kill``: SIGKILL; answers when the process is reaped
+- ``POST /fleet/{id}/restart``: a fresh process on the same port; answers when it accepts
+- ``GET /fleet/{id}/log``: the attempt log over all lives of the backend since the last reset
+- ``GET /fleet/ping``
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import shutil
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from aiohttp import web
+from aiohttp.web_request import BaseRequest
+
+from mockgpu import wire
+from mockgpu.catalogue import Setup
+from mockgpu.clock import Clock
+from mockgpu.listening import authorised, http_server, json_response, listen, read_nonce
+from mockgpu.log import read_files
+from mockgpu.members import ChildMember, ConflictError, LocalMember, MemberError
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """What a fleet is made of: one backend ``gpu-N`` per port, all alike.
+
+    ``control_port`` 0 leaves the choice to the system. ``log_rows`` bounds the rows of each backend per run.
+    """
+
+    setup: Setup
+    ports: tuple[int, ...]
+    host: str = "127.0.0.1"
+    control_port: int = 0
+    token: str = ""
+    processes: bool = False
+    nonce: int = 0
+    log_rows: int = 500_000
+
+
+class Member(Protocol):
+    """One backend as the fleet handles it. What it can't do raises MemberError or ConflictError."""
+
+    name: str
+    port: int
+
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def log_paths(self) -> list[Path]: ...
+    async def start(self) -> None: ...
+    async def reset(self, nonce: int) -> None: ...
+    async def kill(self) -> None: ...
+    async def restart(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Fleet:
+    """Use as ``async with Fleet(settings) as fleet``; entering raises PortError or MemberError."""
+
+    def __init__(self, settings: FleetSettings) -> None:
+        self._settings = settings
+        self._folder: Path | None = None
+        self._clock: Clock | None = None
+        self._members: dict[str, Member] = {}
+        self._runner = http_server(self._control)
+        self.control_port = 0
+
+    async def __aenter__(self) -> Fleet:
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="mockgpu-"))
+        try:
+            await self._start(folder)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _start(self, folder: Path) -> None:
+        settings = self._settings
+        await self._runner.setup()
+        # Listening before any child is started: what takes this port fails early.
+        self.control_port = await listen(self._runner, settings.host, settings.control_port)
+        make = self._child if settings.processes else self._local
+        for number, port in enumerate(settings.ports):
+            member = make(f"gpu-{number}", port, folder)
+            self._members[member.name] = member
+        # All to the end even if one fails, so that none is started after the tidying up.
+        results = await asyncio.gather(*(member.start() for member in self._members.values()), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def _local(self, name: str, port: int, folder: Path) -> Member:
+        if self._clock is None:
+            self._clock = Clock(asyncio.get_running_loop())
+        settings = self._settings
+        return LocalMember(
+            name,
+            settings.setup,
+            settings.host,
+            port,
+            folder / f"{name}.log",
+            settings.log_rows,
+            nonce=settings.nonce,
+            token=settings.token,
+            clock=self._clock,
+        )
+
+    def _child(self, name: str, port: int, folder: Path) -> Member:
+        settings = self._settings
+        return ChildMember(
+            name,
+            settings.setup,
+            settings.host,
+            port,
+            folder,
+            settings.log_rows,
+            nonce=settings.nonce,
+            token=settings.token,
+        )
+
+    async def close(self) -> None:
+        """End all backends and remove their logs."""
+        await asyncio.gather(*(member.close() for member in self._members.values()))
+        await self._runner.cleanup()
+        if self._clock is not None:
+            self._clock.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def describe(self) -> list[dict[str, object]]:
+        """Id, port, pid and state of each backend."""
+        return [
+            {
+                "id": member.name,
+                "port": member.port,
+                "pid": member.pid,
+                "state": "alive" if member.alive else "dead",
+            }
+            for member in self._members.values()
+        ]
+
+    async def reset(self, nonce: int) -> None:
+        """Begin run ``nonce`` on every backend: living ones at once, dead ones when they are restarted."""
+        await asyncio.gather(*(member.reset(nonce) for member in self._members.values()))
+
+    def log(self, name: str) -> bytes:
+        """The attempt log of a backend over all its lives since the last reset; KeyError if unknown."""
+        return read_files(self._members[name].log_paths)
+
+    # -- the control port ------------------------------------------------------------------------------------
+
+    async def _control(self, request: BaseRequest) -> web.Response:
+        if not authorised(request, self._settings.token):
+            return _problem(403, "x-mock-token is missing or wrong")
+        try:
+            return await self._answer(request)
+        except wire.BadRequestError as bad:
+            return _problem(400, str(bad))
+        except ConflictError as conflict:
+            return _problem(409, str(conflict))
+        except MemberError as error:
+            return _problem(500, str(error))
+
+    async def _answer(self, request: BaseRequest) -> web.Response:
+        match request.method, request.path.strip("/").split("/"):
+            case "GET", ["fleet"]:
+                return json_response(200, json.dumps(self.describe()).encode())
+            case "GET", ["fleet", "ping"]:
+                return json_response(200, b"{}")
+            case "POST", ["fleet", "reset"]:
+                await self.reset(read_nonce(await request.content.read()))
+                return json_response(200, b"{}")
+            case "GET", ["fleet", name, "log"] if name in self._members:
+                return web.Response(body=self.log(name), content_type="application/octet-stream")
+            case "POST", ["fleet", name, "kill"] if name in self._members:
+                # Shielded: a step once begun is done, whether or not its caller waits for it.
+                await asyncio.shield(self._members[name].kill())
+                return json_response(200, b"{}")
+            case "POST", ["fleet", name, "restart"] if name in self._members:
+                await asyncio.shield(self._members[name].restart())
+                return json_response(200, b"{}")
+        return _problem(404, f"no such path: {request.method} {request.path}; backends: {', '.join(self._members)}")
+
+
+def _problem(status: int, message: str) -> web.Response:
+    return json_response(status, json.dumps({"error": message}).encode())
+
+
+def serve_until_signal(settings: FleetSettings) -> None:
+    """Run a fleet until SIGTERM or SIGINT; prints ``ready`` and JSON when all listens. Errors as in Fleet."""
+    asyncio.run(_serve(settings))
+
+
+async def _serve(settings: FleetSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, stop.set)
+    async with Fleet(settings) as fleet:
+        # What lives now lives to the end: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        data = {"backends": fleet.describe(), "control_port": fleet.control_port, "pid": os.getpid()}
+        print("ready", json.dumps(data), flush=True)
+        await stop.wait()

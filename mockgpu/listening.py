@@ -1,0 +1,76 @@
+"""What every listener of this package shares: the HTTP server around a handler, ports, tokens, small answers."""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.web_request import BaseRequest
+
+from mockgpu import wire
+from mockgpu.tags import NONCE_LIMIT
+
+_logger = logging.getLogger(__name__)
+
+
+class PortError(OSError):
+    """A port that can't be listened on; the text is one line that says what to do."""
+
+
+def http_server(handler: Callable[[BaseRequest], Awaitable[web.StreamResponse]]) -> web.ServerRunner:
+    """A runner for a plain handler: cancels it when the client leaves, and closes no idle connection itself.
+
+    Whatever else the handler raises is logged and answered 500 in JSON.
+    """
+
+    async def guarded(request: BaseRequest) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Exception:
+            _logger.exception("%s %s failed", request.method, request.path)
+            return json_response(500, wire.error("internal error of the mock", "internal_error", "internal"))
+
+    server = web.Server(
+        guarded,
+        handler_cancellation=True,
+        keepalive_timeout=3600.0,
+        access_log=None,
+    )
+    # Those still inside are cancelled, not waited for.
+    return web.ServerRunner(server, shutdown_timeout=0.01)
+
+
+async def listen(runner: web.ServerRunner, host: str, port: int) -> int:
+    """Listen, and return the port (which port 0 leaves to the system); raises PortError."""
+    try:
+        site = web.TCPSite(runner, host, port, reuse_address=True, backlog=1024)
+        await site.start()
+    except (OSError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            problem = "is taken; stop what listens there or choose another port"
+        else:
+            problem = f"can't be listened on ({error}); choose another host or port"
+        raise PortError(f"port {port} on {host} {problem}") from None
+    return int(runner.addresses[0][1])
+
+
+def authorised(request: BaseRequest, token: str) -> bool:
+    """Whether a control request bears the token, where there is one."""
+    given = request.headers.get("x-mock-token", "")
+    return not token or hmac.compare_digest(given.encode(errors="replace"), token.encode())
+
+
+def json_response(status: int, body: bytes) -> web.Response:
+    """A response of JSON text."""
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+def read_nonce(body: bytes) -> int:
+    """The nonce of a reset; raises BadRequestError."""
+    nonce = wire.read_json(body).get("nonce")
+    if type(nonce) is not int or not 0 <= nonce < NONCE_LIMIT:
+        raise wire.BadRequestError(f"nonce is {nonce!r}, expected a whole number from 0 below 2^31", "nonce")
+    return nonce

@@ -1,0 +1,351 @@
+"""HTTP around one GPU model: inference, updates, health, metrics, and the attempt log of it all.
+
+Paths
+-----
+- ``POST /v1/completions``: as OpenAI has it, whole or as server-sent events, one per token. The head of a
+  stream is sent with its first token.
+- ``GET /v1/models/{model}/answer``: the same service by GET; ``x-prompt-tokens``, ``x-output-tokens``.
+- ``POST /v1/updates``: changes state and needs no model.
+- ``/health``, ``/ready``, ``/v2/health/live``, ``/v2/health/ready``, ``/v1/models``, ``/metrics``: check-ups,
+  as is every unknown path.
+- ``/mock/ping``, ``/mock/reset``, ``/mock/log``: control, never logged.
+
+There is one handler for all paths and no router: routing and middlewares of a web framework would cost about
+as much as the mock itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+
+from aiohttp import ClientConnectionResetError, web
+from aiohttp.web_request import BaseRequest
+
+from mockgpu import wire
+from mockgpu.catalogue import Setup
+from mockgpu.clock import Clock
+from mockgpu.engine import Engine, Stage, Stay
+from mockgpu.listening import PortError, authorised, http_server, json_response, listen, read_nonce
+from mockgpu.log import AttemptLog, Kind, Outcome, Row, body_hash_of
+from mockgpu.model import Evicted, Loaded, Loading
+from mockgpu.tags import Tags, hex_of, nonce_of
+
+_JSON = "application/json"
+_RESIDENCY_KINDS = {
+    Loading: Kind.RESIDENCY_LOADING,
+    Loaded: Kind.RESIDENCY_LOADED,
+    Evicted: Kind.RESIDENCY_EVICTED,
+}
+_REFUSALS = {
+    "queue_full": "the waiting queue is full",
+    "out_of_memory": "the model does not fit into the memory",
+}
+# (status, body, content type)
+Answer = tuple[int, bytes, str]
+
+
+class Backend:
+    """One mock backend. Make it inside a running event loop; it owns neither the clock nor the log."""
+
+    def __init__(
+        self, name: str, setup: Setup, clock: Clock, log: AttemptLog, *, nonce: int = 0, token: str = ""
+    ) -> None:
+        self.name = name
+        self._setup = setup
+        self._clock = clock
+        self._log = log
+        self._nonce = nonce
+        self._token = token
+        self._created = int(time.time())
+        self._engine = Engine(setup, clock, self._note_residency)
+        self._runner = http_server(self.handle)
+        self._check_ups: dict[str, Callable[[], Answer]] = {
+            "/health": lambda: self._health(with_body=True),
+            "/ready": lambda: self._health(with_body=False),
+            "/v2/health/ready": lambda: self._health(with_body=False),
+            "/v2/health/live": lambda: (200, b"", _JSON),
+            "/v1/models": self._models,
+            "/metrics": self._metrics,
+        }
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port. Raises PortError."""
+        await self._runner.setup()
+        try:
+            return await listen(self._runner, host, port)
+        except PortError:
+            await self._runner.cleanup()
+            raise
+
+    async def close(self) -> None:
+        """Stop listening and cancel what is inside."""
+        await self._runner.cleanup()
+
+    def reset(self, nonce: int) -> None:
+        """Begin run ``nonce``: nothing resident, nobody waiting, an empty log.
+
+        Requests in flight are served to the end beside the new run; their rows are dropped.
+        """
+        self._engine.retire()
+        self._engine = Engine(self._setup, self._clock, self._note_residency)
+        self._log.clear()
+        self._nonce = nonce
+
+    async def handle(self, request: BaseRequest) -> web.StreamResponse:
+        """Answer any request."""
+        path = request.path
+        if path == "/v1/completions" and request.method == "POST":
+            return await self._serve(request, Kind.INFERENCE)
+        if path == "/v1/updates" and request.method == "POST":
+            return await self._serve(request, Kind.UPDATE)
+        if path.startswith("/v1/models/") and path.endswith("/answer") and request.method == "GET":
+            return await self._serve(request, Kind.INFERENCE)
+        if path.startswith("/mock/"):
+            return await self._control(request)
+        return await self._check_up(request)
+
+    # -- inference and updates -------------------------------------------------------------------------------
+
+    async def _serve(self, request: BaseRequest, kind: Kind) -> web.StreamResponse:
+        engine = self._engine  # a request stays with the run in which it arrived
+        row = Row(kind, time.monotonic(), request.method)
+        tags = Tags(request.headers)
+        self._note_tags(row, kind, tags)
+        ticket = self._log.add(row)
+        visit = _Visit(self.name, self._clock, self._created, request, row)
+        try:
+            try:
+                body = await _read_body(request, row)
+                data = wire.read_json(body)
+                tags.read_body(data.get("seed"), data.get("prompt"))
+                self._note_tags(row, kind, tags)
+                visit.tag = tags.echo
+                if kind is Kind.UPDATE:
+                    row.model = request.headers.get("x-model-id", "")
+                    visit.stay = engine.submit("update", row.model, 0, 0)
+                    return await visit.update()
+                ask = self._ask(request, data)
+                row.model = ask.model
+                visit.stay = engine.submit("inference", ask.model, ask.prompt_tokens, ask.output_tokens)
+                return await (visit.stream(ask) if ask.stream else visit.whole(ask))
+            except wire.BadRequestError as bad:
+                visit.tag = tags.echo
+                return await visit.reply(400, wire.error(str(bad), "invalid_request_error", "bad_request", bad.param))
+        except asyncio.CancelledError:
+            row.outcome = Outcome.CLIENT_GONE
+            raise
+        finally:
+            if visit.stay is not None:
+                engine.leave(visit.stay)
+            row.end_s = time.monotonic()
+            self._log.update(ticket, row)
+
+    def _ask(self, request: BaseRequest, data: Mapping[str, object]) -> wire.Ask:
+        if request.method == "GET":
+            named = request.path.removeprefix("/v1/models/").removesuffix("/answer")
+            ask = wire.read_answer_get(request.headers, named)
+        else:
+            ask = wire.read_completion(request.headers, data)
+        return ask if ask.model else ask.with_model(self._setup.default_model.name)
+
+    def _note_tags(self, row: Row, kind: Kind, tags: Tags) -> None:
+        row.tag = tags.tag
+        row.carriers = tags.carriers
+        row.kind = Kind.FOREIGN if self._nonce and nonce_of(row.tag) != self._nonce else kind
+
+    # -- check-ups -------------------------------------------------------------------------------------------
+
+    async def _check_up(self, request: BaseRequest) -> web.StreamResponse:
+        row = Row(Kind.CHECK_UP, time.monotonic(), request.method)
+        ticket = self._log.add(row)
+        try:
+            with contextlib.suppress(wire.BadRequestError):
+                await _read_body(request, row)
+            known = self._check_ups.get(request.path)
+            if known is None:
+                status, content_type = 404, _JSON
+                body = wire.error(f"no such path: {request.method} {request.path}", "not_found", "not_found")
+            elif request.method not in ("GET", "HEAD"):
+                status, content_type = 405, _JSON
+                body = wire.error(f"{request.method} {request.path}: expected GET", "method_not_allowed", "not_allowed")
+            else:
+                status, body, content_type = known()
+            row.status = status
+            row.bytes_out = 0 if request.method == "HEAD" else len(body)
+            response = web.Response(status=status, body=body, content_type=content_type)
+            await _send(request, response, row)
+            return response
+        except asyncio.CancelledError:
+            row.outcome = Outcome.CLIENT_GONE
+            raise
+        finally:
+            row.end_s = time.monotonic()
+            self._log.update(ticket, row)
+
+    def _health(self, *, with_body: bool) -> Answer:
+        state = self._engine.state()
+        return (200 if state.ready else 503, wire.health(state) if with_body else b"", _JSON)
+
+    def _models(self) -> Answer:
+        names = [self._setup.default_model.name, *(model.name for model in self._setup.models)]
+        names += self._engine.state().models
+        return (200, wire.model_list(list(dict.fromkeys(names)), self._created), _JSON)
+
+    def _metrics(self) -> Answer:
+        return (200, wire.metrics(self._engine.state(), self._setup.default_model.name), "text/plain")
+
+    # -- control ---------------------------------------------------------------------------------------------
+
+    async def _control(self, request: BaseRequest) -> web.Response:
+        if not authorised(request, self._token):
+            return json_response(403, wire.error("x-mock-token is missing or wrong", "forbidden", "forbidden"))
+        match request.method, request.path:
+            case "GET", "/mock/ping":
+                return json_response(200, b"{}")
+            case "GET", "/mock/log":
+                return web.Response(body=self._log.dump(), content_type="application/octet-stream")
+            case "POST", "/mock/reset":
+                try:
+                    self.reset(read_nonce(await request.content.read()))
+                except wire.BadRequestError as bad:
+                    return json_response(400, wire.error(str(bad), "invalid_request_error", "bad_request", bad.param))
+                return json_response(200, b"{}")
+        return json_response(
+            404, wire.error(f"no such path: {request.method} {request.path}", "not_found", "not_found")
+        )
+
+    def _note_residency(self, event: Loading | Loaded | Evicted) -> None:
+        self._log.add(
+            Row(
+                kind=_RESIDENCY_KINDS[type(event)],
+                arrival_s=event.at_s,
+                end_s=event.at_s,
+                model=event.model,
+                outcome=Outcome.ANSWERED,
+            )
+        )
+
+
+class _Visit:
+    """A request to be served: waits for its stay to progress and writes the answer, noting all in its row."""
+
+    __slots__ = ("_backend", "_clock", "_created", "_request", "_row", "stay", "tag")
+
+    def __init__(self, backend: str, clock: Clock, created: int, request: BaseRequest, row: Row) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._created = created
+        self._request = request
+        self._row = row
+        self.tag = row.tag
+        self.stay: Stay | None = None
+
+    async def update(self) -> web.StreamResponse:
+        """Answer when the update is done."""
+        if not await self._come_to(Stage.ENDED):
+            return await self._refuse()
+        return await self.reply(200, wire.update_done(tag=self.tag, backend=self._backend))
+
+    async def whole(self, ask: wire.Ask) -> web.StreamResponse:
+        """Answer when all tokens are there."""
+        if not await self._come_to(Stage.ENDED):
+            return await self._refuse()
+        body = wire.completion(ask, tag=self.tag, backend=self._backend, created=self._created)
+        return await self.reply(200, body)
+
+    async def stream(self, ask: wire.Ask) -> web.StreamResponse:
+        """Answer with an event per token, each at its own time, which does not depend on the one before."""
+        if not await self._come_to(Stage.FIRST_TOKEN):
+            return await self._refuse()
+        stay = self.stay
+        assert stay is not None
+        row = self._row
+        events = wire.chunks(ask, tag=self.tag, backend=self._backend, created=self._created)
+        response = web.StreamResponse(headers=self._headers())
+        response.content_type = "text/event-stream"
+        row.status = 200
+        row.first_byte_s = time.monotonic()
+        try:
+            await response.prepare(self._request)
+            for number in range(ask.output_tokens - 1):
+                await self._clock.sleep_until(stay.first_token_s + number * stay.decode_step_s)
+                await response.write(events.token)
+                row.bytes_out += len(events.token)
+            await self._come_to(Stage.ENDED)
+            ending = events.last_token if ask.output_tokens else b""
+            if ending:
+                await response.write(ending)
+            await response.write(events.tail)
+            row.bytes_out += len(ending) + len(events.tail)
+            await response.write_eof()
+            row.outcome = Outcome.ANSWERED
+        except ClientConnectionResetError:
+            row.outcome = Outcome.CLIENT_GONE
+        return response
+
+    async def reply(self, status: int, body: bytes) -> web.StreamResponse:
+        """Answer with a JSON body."""
+        response = web.Response(status=status, body=body, headers=self._headers(), content_type=_JSON)
+        self._row.status = status
+        self._row.bytes_out = len(body)
+        await _send(self._request, response, self._row)
+        return response
+
+    async def _come_to(self, stage: Stage) -> bool:
+        """Wait for a stage and note what is known by then; False if the job was refused."""
+        stay, row = self.stay, self._row
+        assert stay is not None
+        row.service_asked_s = stay.service_asked_s
+        try:
+            await stay.until(stage)
+        finally:
+            if stay.stage >= Stage.STARTED and not stay.refused:
+                row.cold = int(stay.cold)
+                row.queue_wait_s = stay.queue_wait_s
+        if stay.refused:
+            return False
+        if stay.stage is Stage.ENDED:
+            row.service_actual_s = time.monotonic() - stay.started_s
+        return True
+
+    async def _refuse(self) -> web.StreamResponse:
+        assert self.stay is not None
+        reason = self.stay.refused
+        response = await self.reply(503, wire.error(_REFUSALS[reason], "service_unavailable", reason))
+        if self._row.outcome is Outcome.ANSWERED:
+            self._row.outcome = Outcome.REFUSED
+        return response
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"x-backend-id": self._backend, "x-mock-cold": str(self._row.cold)}
+        if self.tag:
+            headers["x-mock-tag"] = hex_of(self.tag)
+        return headers
+
+
+async def _read_body(request: BaseRequest, row: Row) -> bytes:
+    """The whole body, however large."""
+    if "expect" in request.headers and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    try:
+        body = await request.content.read()
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise wire.BadRequestError(f"the body broke off: {error}") from None
+    row.bytes_in = len(body)
+    row.body_hash = body_hash_of(body)
+    return body
+
+
+async def _send(request: BaseRequest, response: web.Response, row: Row) -> None:
+    """Write a whole response; a client that has gone is noted, not raised."""
+    row.first_byte_s = time.monotonic()
+    try:
+        await response.prepare(request)
+        await response.write_eof()
+        row.outcome = Outcome.ANSWERED
+    except ClientConnectionResetError:
+        row.outcome = Outcome.CLIENT_GONE
+        row.status = row.bytes_out = 0

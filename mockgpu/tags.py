@@ -1,0 +1,103 @@
+"""Tags tie a request to its attempts: which number of which run a request is, wherever it turns up.
+
+A tag is a 52-bit number, ``nonce << 21 | number``: it fits a JSON number exactly. Written out it is HEX, 13
+lower-case hexadecimal digits. Balancers drop or rewrite some parts of a request, so a client puts the tag
+into four carriers, and a backend takes the first it finds:
+
+==============  ===================================
+header          ``x-mock-tag: HEX``
+request id      ``x-request-id: sy-HEX``
+seed            field ``seed`` of a JSON body, as a number
+prompt          the prompt ends in ``#sy-HEX``
+==============  ===================================
+
+Tag 0 means none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntFlag
+
+NONCE_BITS = 31
+NUMBER_BITS = 21
+NONCE_LIMIT = 1 << NONCE_BITS
+NUMBER_LIMIT = 1 << NUMBER_BITS
+TAG_LIMIT = 1 << (NONCE_BITS + NUMBER_BITS)
+HEX_DIGITS = 13
+_LOWER_HEX = frozenset("0123456789abcdef")
+
+
+class Carrier(IntFlag):
+    """Where a tag was found."""
+
+    HEADER = 1
+    REQUEST_ID = 2
+    SEED = 4
+    PROMPT = 8
+
+
+def tag_of(nonce: int, number: int) -> int:
+    """The tag of request ``number`` (21 bits) in run ``nonce`` (31 bits); ValueError if either is too big."""
+    if not (0 <= nonce < NONCE_LIMIT and 0 <= number < NUMBER_LIMIT):
+        raise ValueError(f"nonce {nonce}, number {number}: expected less than {NONCE_LIMIT}, {NUMBER_LIMIT}")
+    return nonce << NUMBER_BITS | number
+
+
+def nonce_of(tag: int) -> int:
+    """The run a tag belongs to."""
+    return tag >> NUMBER_BITS
+
+
+def hex_of(tag: int) -> str:
+    """A tag as 13 lower-case hexadecimal digits."""
+    return f"{tag:013x}"
+
+
+def parse_hex(text: str) -> int:
+    """The tag written as exactly 13 lower-case hexadecimal digits; 0 for any other text."""
+    if len(text) != HEX_DIGITS or not _LOWER_HEX.issuperset(text):
+        return 0
+    return int(text, 16)
+
+
+class Tags:
+    """The tags of one request, by carrier."""
+
+    __slots__ = ("_by_carrier",)
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        header = parse_hex(headers.get("x-mock-tag", ""))
+        request_id = headers.get("x-request-id", "")
+        identified = parse_hex(request_id[3:]) if request_id.startswith("sy-") else 0
+        self._by_carrier = [header, identified, 0, 0]
+
+    def read_body(self, seed: object, prompt: object) -> None:
+        """Look into the body's ``seed`` and ``prompt``, whatever they are."""
+        if type(seed) is int and 0 < seed < TAG_LIMIT:
+            self._by_carrier[2] = seed
+        if isinstance(prompt, str) and prompt[-HEX_DIGITS - 4 : -HEX_DIGITS] == "#sy-":
+            self._by_carrier[3] = parse_hex(prompt[-HEX_DIGITS:])
+
+    @property
+    def tag(self) -> int:
+        """The first tag found, in the order of the carriers; 0 if there is none."""
+        header, request_id, seed, prompt = self._by_carrier
+        return header or request_id or seed or prompt
+
+    @property
+    def carriers(self) -> int:
+        """The Carrier mask of those that bore ``tag``; one that bore another tag is not among them."""
+        tag = self.tag
+        if tag == 0:
+            return 0
+        return sum(1 << place for place, found in enumerate(self._by_carrier) if found == tag)
+
+    @property
+    def echo(self) -> int:
+        """The tag to answer with: the body's if it bore one, else the headers'.
+
+        So an answer that was made from one request's body and given to another betrays itself.
+        """
+        header, request_id, seed, prompt = self._by_carrier
+        return seed or prompt or header or request_id

@@ -1,0 +1,107 @@
+"""Style as a test: sizes, docstrings, words, and every module can be imported alone with warnings as errors."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHIPPED = ("harness", "mockgpu", "suites", "reports")
+FILES = sorted(path for folder in (*SHIPPED, "tests") for path in (ROOT / folder).rglob("*.py"))
+
+FILE_LINES = 400
+FUNCTION_LINES = 70
+BANNED = re.compile("|".join([r"\bTO" + "DO", r"\bFIX" + "ME", r"\bX" + "XX", r"\bHA" + "CK"]))
+"""Words for things to be done later, put together so that this file does not contain them."""
+
+PATCHING = ("locust", "gevent")
+"""Packages that patch the whole interpreter when imported; modules that load them run as processes of their own."""
+
+
+def problems(path: str, source: str, shipped: bool) -> list[str]:
+    """What is untidy in the Python file `path`, one line each, with what to do."""
+    found = []
+    lines = source.splitlines()
+    if len(lines) >= FILE_LINES:
+        found.append(f"{path}: {len(lines)} lines; split it (under {FILE_LINES})")
+    for number, line in enumerate(lines, start=1):
+        if BANNED.search(line):
+            found.append(f"{path}:{number}: {line.strip()!r}: do it now or leave it out")
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length >= FUNCTION_LINES:
+                found.append(f"{path}:{node.lineno}: {node.name} has {length} lines; split it (under {FUNCTION_LINES})")
+    if shipped and source.strip():
+        found += [f"{path}:{line}: {name} needs a docstring" for name, line in undocumented(tree)]
+    return found
+
+
+def undocumented(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Names and lines of the module, public classes and functions without a docstring.
+
+    Not what hides in functions, nor the methods of a derived class: they may do what a documented one says.
+    """
+    if ast.get_docstring(tree) is None:
+        yield "the module", 1
+    pending: list[ast.Module | ast.ClassDef] = [tree]
+    while pending:
+        for node in pending.pop().body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name[0] == "_":
+                continue
+            if ast.get_docstring(node) is None:
+                yield node.name, node.lineno
+            bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.ClassDef) and not set(bases) - {"ABC", "Protocol", "StrEnum", "IntEnum"}:
+                pending.append(node)
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.relative_to(ROOT).as_posix() for path in FILES])
+def test_tidy(path: Path) -> None:
+    name = path.relative_to(ROOT).as_posix()
+    assert problems(name, path.read_text(encoding="utf-8"), shipped=not name.startswith("tests/")) == []
+
+
+def test_untidy_is_seen() -> None:
+    long = "def f():\n" + "    pass\n" * FUNCTION_LINES
+    source = "x = 1  # " + "TO" + "DO later\n" + long + "class C:\n    def g(self):\n        pass\n" + "\n" * FILE_LINES
+    told = "\n".join(problems("a.py", source, shipped=True))
+    for part in ("split it (under 400)", "do it now", "f has 71 lines", "the module needs", "C needs", "g needs"):
+        assert part in told
+    assert problems("a.py", '"""Doc."""\n\n\ndef _private():\n    pass\n', shipped=True) == []
+
+
+IMPORT_ALONE = """
+import os, sys, warnings
+warnings.simplefilter("error")
+for module in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        try:
+            __import__(module)
+        except BaseException as error:
+            print(f"{module}: {type(error).__name__}: {error}", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+"""Each module in a child of an interpreter that has imported nothing, which is quicker than an interpreter each."""
+
+
+def test_every_module_imports_alone() -> None:
+    names = []
+    for path in FILES:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        patches = any(f"import {name}" in text or f"from {name}" in text
+                      for text in [path.read_text(encoding="utf-8")] for name in PATCHING)  # fmt: skip
+        if parts[0] != "tests" and parts[-1] != "__main__" and not patches:
+            names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    command = [sys.executable, "-W", "error", "-c", IMPORT_ALONE, *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout + done.stderr == ""

@@ -24,9 +24,9 @@ class Timer:
 
     __slots__ = ("callback", "deadline_s")
 
-    def __init__(self, deadline_s: float, callback: Callable[[], None]) -> None:
+    def __init__(self, deadline_s: float, callback: Callable[[], object]) -> None:
         self.deadline_s = deadline_s
-        self.callback: Callable[[], None] | None = callback
+        self.callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
         """Make sure that the callback is not called (any more)."""
@@ -59,7 +59,7 @@ class Clock:
         else:
             self._alarm = _LoopAlarm(loop, self._ring)
 
-    def call_at(self, deadline_s: float, callback: Callable[[], None]) -> Timer:
+    def call_at(self, deadline_s: float, callback: Callable[[], object]) -> Timer:
         """Call ``callback`` at ``deadline_s`` or as soon after it as possible, but never from within."""
         timer = Timer(deadline_s, callback)
         self._order = order = self._order + 1

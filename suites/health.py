@@ -8,7 +8,7 @@ from harness.claims import Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.history import History
 from harness.model import Keys, Kill, Load, Method, Phase, Scenario, Stream
 from harness.property import Findings, declare, held
-from suites.scenarios import key_carrier
+from suites.scenarios import can_get, key_carrier
 
 VICTIM = "gpu-1"
 BEFORE_S = 2.0
@@ -22,7 +22,7 @@ def one_dies(claims: Claims) -> Scenario:
     """One of three backends is killed and stays dead; 120 requests/s, GET and POST in turn where both pass."""
     backends = claims.fleet(3, at_least=3)
     within_s = claims[Failover].within_s
-    methods = (Method.POST, Method.GET) if claims.protocol == "http" else (Method.POST,)
+    methods = (Method.POST, Method.GET) if can_get(claims) else (Method.POST,)
     end_s = BEFORE_S + within_s + AFTER_S
     traffic = Stream(
         name="traffic",

@@ -28,6 +28,13 @@ def sliver(history: History, stream: str) -> str:
     return f"only {reached} of {asked} requests reached a backend" if 0 < reached < ENOUGH * asked else ""
 
 
+def can_get(claims: Claims) -> bool:
+    """Whether a GET may carry the key: the target passes any path, and the key needs no body."""
+    carrier = key_carrier(claims)
+    in_body = carrier.startswith("prompt-prefix:") or (carrier.startswith("json:") and carrier != "json:model")
+    return claims.protocol == "http" and not in_body
+
+
 def steady(claims: Claims) -> Scenario:
     """A healthy fleet under Poisson traffic: 250 keys, four requests each, about five in flight at a time."""
     traffic = Stream(

@@ -51,8 +51,8 @@ class Endpoint(asyncio.Protocol):
         self.writes.set_blocked(True)
 
     def resume_writing(self) -> None:
-        if self._closing_when_written and self.transport is not None:
-            self.transport.close()
+        if self._closing_when_written:
+            self._close_soon()
         else:
             self.writes.set_blocked(False)
 
@@ -71,7 +71,12 @@ class Endpoint(asyncio.Protocol):
         self._closing_when_written = True
         self.transport.set_write_buffer_limits(high=0)  # resume_writing now comes at an empty buffer
         if self.transport.get_write_buffer_size() == 0:
-            self.transport.close()
+            self._close_soon()
+
+    def _close_soon(self) -> None:
+        # Not at once: this may run inside resume_writing, and a transport closed in there reports its loss twice.
+        if self.transport is not None:
+            asyncio.get_running_loop().call_soon(self.transport.close)
 
 
 class Link:

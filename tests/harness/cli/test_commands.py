@@ -1,0 +1,103 @@
+"""The `steelyard` command, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from harness.model import TargetError
+from harness.property import catalogue
+
+ROOT = Path(__file__).parent.parent.parent.parent
+
+
+def steelyard(*words: str, folder: Path = ROOT, width: int = 100) -> subprocess.CompletedProcess[str]:
+    """Run the command in `folder`."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(width)}
+    command = [sys.executable, "-c", "from harness.cli import main; main()", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_help_is_quick_and_names_all_commands() -> None:
+    start_s = time.perf_counter()
+    done = steelyard("--help")
+    assert time.perf_counter() - start_s < 3
+    assert done.returncode == 0
+    for name in ("run", "catalogue", "targets"):
+        assert name in done.stdout
+
+
+def test_the_command_loads_only_what_it_needs() -> None:
+    text = "import sys, harness.cli; print(sorted({'numpy', 'pytest', 'jinja2', 'mockgpu'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+def test_version() -> None:
+    assert steelyard("--version").stdout.startswith("steelyard ")
+
+
+@pytest.mark.parametrize("words", [["bogus"], ["--bogus"], ["catalogue", "--format", "xml"], ["run", "--seed", "x"]])
+def test_wrong_usage_is_exit_code_2(words: list[str]) -> None:
+    assert steelyard(*words).returncode == 2
+
+
+def test_catalogue_as_json_has_a_row_for_every_property() -> None:
+    rows = json.loads(steelyard("catalogue", "--format", "json").stdout)
+    assert [row["name"] for row in rows] == [item.name for item in catalogue()]
+
+
+def test_catalogue_as_markdown_has_a_section_for_every_property() -> None:
+    text = steelyard("catalogue", "--format", "markdown").stdout
+    assert text.startswith("# ")
+    for item in catalogue():
+        assert f"\n## {item.family}\n" in text
+        assert f"\n### `{item.name}`\n\n- **Promise:** {item.summary}\n- **Needs:** " in text
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_catalogue_as_table_cuts_no_name(width: int) -> None:
+    done = steelyard("catalogue", width=width)
+    for item in catalogue():
+        assert item.name in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= width
+
+
+def test_targets() -> None:
+    done = steelyard("targets")
+    assert done.returncode == 0
+    assert "reference" in done.stdout
+    assert "affinity" in done.stdout
+
+
+def test_run_is_pytest_on_the_shipped_suites(tmp_path: Path) -> None:
+    done = steelyard("run", "--world", "sim", "-k", "affinity.repeat", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 pass." in done.stdout
+    assert "affinity.repeat.same-backend" in done.stdout
+
+
+def test_run_hands_on_the_exit_code(tmp_path: Path) -> None:
+    done = steelyard("run", "--target", "referense", folder=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean reference?" in done.stderr
+
+
+def test_errors_of_the_user_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> None:
+        raise TargetError("nginx is\nmissing")
+
+    monkeypatch.setattr(cli, "app", refuse)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "steelyard: nginx is missing\n"

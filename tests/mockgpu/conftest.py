@@ -1,0 +1,69 @@
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from mockgpu.catalogue import Setup
+from mockgpu.clock import Clock
+from mockgpu.log import AttemptLog, Row, read_rows
+from mockgpu.server import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A backend that listens, a client session for it, and its rows."""
+
+    backend: Backend
+    port: int
+    session: ClientSession
+    log: AttemptLog
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def rows(self) -> list[Row]:
+        return read_rows(self.log.dump())
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return when a condition holds; it is looked at again and again for some seconds."""
+        end_s = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < end_s, "it never came true"
+            await asyncio.sleep(0.002)
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Run:
+    """Runs a test's coroutine function with a backend named gpu-3 that listens on a free port."""
+
+    def run(test: Callable[[Served], Awaitable[Any]], setup: Setup, **options: Any) -> Any:
+        @contextlib.asynccontextmanager
+        async def served() -> AsyncIterator[Served]:
+            clock = Clock(asyncio.get_running_loop())
+            log = AttemptLog(tmp_path / "log", 1_000)
+            backend = Backend("gpu-3", setup, clock, log, **options)
+            port = await backend.start("127.0.0.1", 0)
+            try:
+                async with ClientSession() as session:
+                    yield Served(backend, port, session, log)
+            finally:
+                await backend.close()
+                clock.close()
+                log.close()
+
+        async def main() -> Any:
+            async with served() as it:
+                return await test(it)
+
+        return asyncio.run(main())
+
+    return run

@@ -292,11 +292,12 @@ class SuiteFile(pytest.Module):
             promises = properties_of(self.obj)
         except ValueError as error:
             raise self.CollectError(str(error)) from None
-        return [
-            PropertyItem.from_parent(self, name=f"{promise.name}[{world.value}]", promise=promise, world=world)
-            for world in worlds
-            for promise in promises
-        ]
+        return [self._item(promise, world) for world in worlds for promise in promises]
+
+    def _item(self, promise: Any, world: Any) -> pytest.Item:
+        # As text: pytest 9.2 takes an id apart only then, and needs that to know the item again in --lf.
+        name = f"{promise.name}[{world.value}]"
+        return PropertyItem.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", promise=promise, world=world)
 
 
 class PropertyItem(pytest.Item):

@@ -129,4 +129,4 @@ def main() -> None:
         if message:  # empty where the help itself was the answer
             print(f"mockgpu: {message.rstrip('.')}; see --help", file=sys.stderr)
         code = 2
-    sys.exit(code)
+    sys.exit(code or 0)

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.web_request import BaseRequest
@@ -123,13 +124,15 @@ class Backend:
                 tags.read_body(data.get("seed"), data.get("prompt"))
                 self._note_tags(row, kind, tags)
                 visit.tag = tags.echo
-                if kind is Kind.UPDATE:
-                    row.model = request.headers.get("x-model-id", "")
-                    visit.stay = engine.submit("update", row.model, 0, 0)
-                    return await visit.update()
-                ask = self._ask(request, data)
+                ask = self._ask(request, data, kind)
                 row.model = ask.model
-                visit.stay = engine.submit("inference", ask.model, ask.prompt_tokens, ask.output_tokens)
+                job_kind: Literal["update", "inference"] = "update" if kind is Kind.UPDATE else "inference"
+                visit.stay = stay = engine.submit(job_kind, ask.model, ask.prompt_tokens, ask.output_tokens)
+                # Should we be killed now, the row says whose request it was even if only the body does.
+                row.service_asked_s = stay.service_asked_s
+                self._log.update(ticket, row)
+                if kind is Kind.UPDATE:
+                    return await visit.update()
                 return await (visit.stream(ask) if ask.stream else visit.whole(ask))
             except wire.BadRequestError as bad:
                 visit.tag = tags.echo
@@ -143,7 +146,9 @@ class Backend:
             row.end_s = time.monotonic()
             self._log.update(ticket, row)
 
-    def _ask(self, request: BaseRequest, data: Mapping[str, object]) -> wire.Ask:
+    def _ask(self, request: BaseRequest, data: Mapping[str, object], kind: Kind) -> wire.Ask:
+        if kind is Kind.UPDATE:
+            return wire.Ask(request.headers.get("x-model-id", ""), prompt_tokens=0, output_tokens=0)
         if request.method == "GET":
             named = request.path.removeprefix("/v1/models/").removesuffix("/answer")
             ask = wire.read_answer_get(request.headers, named)
@@ -298,7 +303,6 @@ class _Visit:
         """Wait for a stage and note what is known by then; False if the job was refused."""
         stay, row = self.stay, self._row
         assert stay is not None
-        row.service_asked_s = stay.service_asked_s
         try:
             await stay.until(stage)
         finally:

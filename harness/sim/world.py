@@ -81,7 +81,6 @@ class _Attempt:
     row: AttemptRow | None = None
     status: int = 0
     body_here: bool = False
-    committed_to: int | None = None
 
 
 class Simulation:
@@ -105,6 +104,7 @@ class Simulation:
         self._events: deque[Event] = deque()
         self._busy = False
         self._open_requests = len(self._arrivals)
+        self._leaving = 0  # clients of attempts that are gone, which the backend has yet to see
         self._idle_connections: list[int] = []
         self._connections = len(scenario.load.streams)
         self._queues: dict[int, deque[Arrival]] = {}
@@ -122,7 +122,7 @@ class Simulation:
         self._tell(self._membership())
         longest_s = max((stream.timeout_s for stream in self._scenario.load.streams), default=0.0)
         last_s = self._scenario.end_s + longest_s + PATIENCE_S
-        while self._open_requests or self._now.now_s < self._scenario.end_s or self._attempts:
+        while self._open_requests or self._now.now_s < self._scenario.end_s or self._attempts or self._leaving:
             if self._evidence.died is not None:
                 break
             if not self._heap and (self._open_requests or self._attempts):
@@ -325,10 +325,12 @@ class Simulation:
         if self._attempts.pop(attempt.id, None) is None:
             return
         if attempt.row is not None and error is not None:
+            self._leaving += 1
             self._later(HOP_S, lambda: self._hang_up(attempt))
         self._tell(AttemptEnded(attempt.id, error))
 
     def _hang_up(self, attempt: _Attempt) -> None:
+        self._leaving -= 1
         attempt.backend.leave(self._now.now_s, attempt.id)
         self._advance(attempt.backend)
 

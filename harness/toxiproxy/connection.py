@@ -136,9 +136,11 @@ class Link:
             self._destination.close_when_written()
 
     def _write(self, data: bytes) -> None:
-        if not self.ended and self._destination.transport is not None:
-            self._entry.passed_bytes[self._direction] += len(data)
-            self._destination.transport.write(data)
+        transport = self._destination.transport
+        if self.ended or transport is None or transport.is_closing():  # closing: a write just failed
+            return
+        self._entry.passed_bytes[self._direction] += len(data)
+        transport.write(data)
 
     def destination_lost(self) -> None:
         """The destination broke off: nothing more can be passed on, and the source stays unread."""

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
+# Loaded here for all pytest runs in this process: numpy can't be loaded twice.
+from harness import judge, plugin
+from harness.targets import reference
+from reports import failure, terminal
+
 pytest_plugins = ("pytester",)
 
+LOADED = (judge, plugin, reference, failure, terminal)
 ROOT = Path(__file__).parent.parent.parent
 
 SUITE = '''
@@ -62,15 +68,15 @@ def crash(history, claims):
     yield 1 / 0
 '''
 
-LIVE_TARGETS = '''
-"""Targets and a live session that need no sockets."""
+LIVE_SESSION = '''
+"""A live session that needs no sockets."""
 
 import os
+import sys
+import types
 from pathlib import Path
 
-import harness.live.session
-import harness.targets
-from harness.model import TargetError, World
+from harness.model import TargetError
 from harness.sim.world import play
 
 
@@ -93,7 +99,8 @@ class Session:
         Path("closed").touch()
 
 
-harness.live.session.LiveSession = Session
+sys.modules["harness.live.session"] = types.ModuleType("session")
+sys.modules["harness.live.session"].LiveSession = Session
 '''
 
 
@@ -101,7 +108,10 @@ harness.live.session.LiveSession = Session
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A folder with a suite `mine` of one file, in a project with a plain configuration."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(pytester.path)]))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.syspath_prepend(pytester.path)
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
     pytester.mkpydir("mine")
     (pytester.path / "mine/__init__.py").write_text('"""A suite."""\n\nSTEELYARD_SUITE = True\n')
@@ -109,16 +119,13 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     return pytester
 
 
-def run(suite: pytest.Pytester, *words: str) -> pytest.RunResult:
-    """pytest in a process of its own; the plugin comes by its entry point or, uninstalled, by name."""
-    plugin = () if any(_entry_points()) else ("-p", "harness.plugin")
-    return suite.runpytest_subprocess(*plugin, *words)
-
-
-def _entry_points() -> list[str]:
-    import importlib.metadata
-
-    return [entry.value for entry in importlib.metadata.entry_points(group="pytest11") if entry.name == "steelyard"]
+def run(suite: pytest.Pytester, *words: str, apart: bool = False) -> pytest.RunResult:
+    """pytest with no other plugin than ours: in this process, or (slower, and always with xdist) in one of its own."""
+    if "-n" in words:
+        return suite.runpytest_subprocess("-p", "harness.plugin", "-p", "xdist.plugin", *words)
+    if apart:
+        return suite.runpytest_subprocess("-p", "harness.plugin", *words)
+    return suite.runpytest_inprocess(*words, plugins=[plugin], no_reraise_ctrlc=True)
 
 
 def said(result: pytest.RunResult) -> str:
@@ -177,7 +184,7 @@ def test_loading_the_plugin_loads_nothing_else(suite: pytest.Pytester) -> None:
         "    ours = {name for name in sys.modules if name.split('.')[0] in ('harness', 'reports', 'suites', 'rich')}\n"
         "    assert ours <= {'harness', 'harness.plugin'}\n"
     )
-    run(suite, "test_loading_the_plugin_loads_nothing_else.py").assert_outcomes(passed=1)
+    run(suite, "test_loading_the_plugin_loads_nothing_else.py", apart=True).assert_outcomes(passed=1)
 
 
 def test_a_clone_is_not_judged_by_another_harness(suite: pytest.Pytester) -> None:
@@ -192,7 +199,7 @@ def test_a_clone_is_not_judged_by_another_harness(suite: pytest.Pytester) -> Non
 
 
 def test_outcomes(suite: pytest.Pytester) -> None:
-    result = run(suite, "mine", "--world", "sim", "--seed", "7", "-rs", "--tb", "short")
+    result = run(suite, "mine", "--world", "sim", "--seed", "7", "-rfs")
     assert result.ret == 1
     result.assert_outcomes(passed=1, failed=4, skipped=1)
     text = said(result)
@@ -285,8 +292,7 @@ def test_other_tests_are_not_failed_for_properties_left_out(suite: pytest.Pytest
 @pytest.fixture
 def live(suite: pytest.Pytester) -> pytest.Pytester:
     """The suite with a live session that needs no sockets."""
-    pytest.importorskip("harness.live.session")
-    suite.makeconftest(LIVE_TARGETS)
+    suite.makeconftest(LIVE_SESSION)
     return suite
 
 
@@ -298,7 +304,7 @@ def test_one_live_session_is_closed_at_the_end(live: pytest.Pytester) -> None:
 
 def test_ctrl_c_closes_the_live_session(live: pytest.Pytester) -> None:
     (live.path / "interrupt").touch()
-    assert run(live, "mine", "-k", "kept").ret == 2
+    assert run(live, "mine", "-k", "kept", apart=True).ret == 2
     assert (live.path / "closed").exists()
 
 

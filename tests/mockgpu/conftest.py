@@ -30,6 +30,17 @@ class Served:
     def rows(self) -> list[Row]:
         return read_rows(self.log.dump())
 
+    async def health(self) -> dict[str, Any]:
+        async with self.session.get(self.url("/health")) as answer:
+            data: dict[str, Any] = await answer.json()
+            return data
+
+    async def until_running(self, running: int) -> None:
+        """Return when so many jobs run."""
+        end_s = time.monotonic() + 10
+        while (await self.health())["running"] != running:
+            assert time.monotonic() < end_s, f"never {running} running"
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return when a condition holds; it is looked at again and again for some seconds."""
         end_s = time.monotonic() + 10

@@ -1,16 +1,13 @@
 import asyncio
 import json
 import math
-import socket
 import time
 from typing import Any
 
 import pytest
-from aiohttp import ClientConnectionError, ClientPayloadError
 
 from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.listening import PortError, http_server, listen
-from mockgpu.log import Kind, Outcome, body_hash_of, read_rows
+from mockgpu.log import Kind, Outcome, body_hash_of
 from mockgpu.tags import Carrier, hex_of, tag_of
 
 NONCE = 77
@@ -219,7 +216,7 @@ def test_odd_but_valid_bodies_are_served(serve: Any) -> None:
 def test_a_full_queue_and_a_model_too_large_are_refused_with_503(serve: Any) -> None:
     async def test(it: Any) -> None:
         first = asyncio.create_task(it.session.post(it.url("/v1/completions"), json=ask(model="slow", stream=True)))
-        await until_running(it, 1)
+        await it.until_running(1)
         for model, reason in (("m", "queue_full"), ("whale", "out_of_memory")):
             async with it.session.post(it.url("/v1/completions"), json=ask(model=model)) as answer:
                 assert answer.status == 503
@@ -232,25 +229,13 @@ def test_a_full_queue_and_a_model_too_large_are_refused_with_503(serve: Any) -> 
     serve(test, setup_with(WHALE, SLOW, max_running=1, queue_limit=0), nonce=NONCE)
 
 
-async def health(it: Any) -> dict[str, Any]:
-    async with it.session.get(it.url("/health")) as answer:
-        data: dict[str, Any] = await answer.json()
-        return data
-
-
-async def until_running(it: Any, running: int) -> None:
-    end_s = time.monotonic() + 10
-    while (await health(it))["running"] != running:
-        assert time.monotonic() < end_s, f"never {running} running"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_place(serve: Any, stream: bool) -> None:
     async def test(it: Any) -> None:
         request = asyncio.create_task(it.session.post(it.url("/v1/completions"), json=ask(model="slow", stream=stream)))
-        await until_running(it, 1)
+        await it.until_running(1)
         request.cancel()
-        await until_running(it, 0)
+        await it.until_running(0)
         row = next(row for row in it.rows() if row.kind is Kind.INFERENCE)
         assert row.outcome is Outcome.CLIENT_GONE
         assert row.end_s >= row.arrival_s
@@ -264,7 +249,7 @@ def test_a_client_that_leaves_a_running_stream_is_noted(serve: Any) -> None:
         answer = await it.session.post(it.url("/v1/completions"), json=ask(stream=True, max_tokens=100_000))
         await answer.content.readline()
         answer.close()
-        await until_running(it, 0)
+        await it.until_running(0)
         row = next(row for row in it.rows() if row.kind is Kind.INFERENCE)
         assert (row.outcome, row.status) == (Outcome.CLIENT_GONE, 200)
         assert row.bytes_out > 0
@@ -302,7 +287,7 @@ def test_a_cold_model_is_loaded_and_said_to_be_cold(serve: Any) -> None:
                 assert answer.status == 200
                 colds.append(answer.headers["x-mock-cold"])
         assert colds == ["1", "0", "1"]
-        assert (await health(it))["models"] == ["other-large"]
+        assert (await it.health())["models"] == ["other-large"]
         rows = it.rows()
         kinds = [(row.kind, row.model) for row in rows if row.kind not in (Kind.INFERENCE, Kind.CHECK_UP)]
         assert kinds == [
@@ -317,126 +302,6 @@ def test_a_cold_model_is_loaded_and_said_to_be_cold(serve: Any) -> None:
 
     other = Model("other-large", 600, 0.03, 10_000.0, STEP_S)
     serve(test, setup_with(LARGE, other), nonce=NONCE)
-
-
-def test_health_and_its_kin(serve: Any) -> None:
-    async def test(it: Any) -> None:
-        assert await health(it) == {
-            "ready": True,
-            "memory_total_mb": 1_000,
-            "memory_used_mb": 0,
-            "memory_evictable_mb": 0,
-            "queue_depth": 0,
-            "running": 0,
-            "pending_tokens": 0,
-            "models": [],
-        }
-        for path in ("/ready", "/v2/health/live", "/v2/health/ready"):
-            async with it.session.get(it.url(path)) as answer:
-                assert (answer.status, await answer.read()) == (200, b"")
-        async with it.session.head(it.url("/health")) as answer:
-            assert answer.status == 200
-        async with it.session.get(it.url("/v1/models")) as answer:
-            assert [model["id"] for model in (await answer.json())["data"]] == ["any", "large"]
-        async with it.session.get(it.url("/metrics")) as answer:
-            text = await answer.text()
-        assert 'vllm:num_requests_running{model_name="any",engine="0"} 0\n' in text
-        assert "vllm:num_requests_waiting" in text
-        async with it.session.get(it.url("/nowhere")) as answer:
-            assert answer.status == 404
-            assert "error" in await answer.json()
-        async with it.session.post(it.url("/health"), data=b"x") as answer:
-            assert answer.status == 405
-        rows = it.rows()
-        assert {row.kind for row in rows} == {Kind.CHECK_UP}
-        assert [row.status for row in rows] == [200] * 7 + [404, 405]
-        assert all(row.outcome is Outcome.ANSWERED for row in rows)
-
-    serve(test, setup_with(LARGE), nonce=NONCE)
-
-
-def test_reset_begins_a_run_and_lets_those_inside_finish(serve: Any) -> None:
-    async def test(it: Any) -> None:
-        async with it.session.post(it.url("/v1/completions"), json=ask(model="large")):
-            pass
-        inside = asyncio.create_task(it.session.post(it.url("/v1/completions"), json=ask(max_tokens=100)))
-        await until_running(it, 1)
-        async with it.session.post(it.url("/mock/reset"), json={"nonce": 78}) as answer:
-            assert answer.status == 200
-        state = await health(it)
-        assert (state["models"], state["running"], state["memory_used_mb"]) == ([], 0, 0)
-        assert (await inside).status == 200
-        async with it.session.post(it.url("/v1/completions"), json=ask(seed=tag_of(78, 1), prompt="")):
-            pass
-        async with it.session.get(it.url("/mock/log")) as answer:
-            rows = read_rows(await answer.read())
-        assert [(row.kind, row.tag) for row in rows] == [
-            (Kind.CHECK_UP, 0),
-            (Kind.INFERENCE, tag_of(78, 1)),
-        ]
-
-    serve(test, setup_with(LARGE), nonce=NONCE)
-
-
-def test_control_needs_the_token_and_is_not_logged(serve: Any) -> None:
-    async def test(it: Any) -> None:
-        async with it.session.get(it.url("/mock/ping")) as answer:
-            assert answer.status == 403
-        headers = {"x-mock-token": TOKEN}
-        async with it.session.get(it.url("/mock/ping"), headers=headers) as answer:
-            assert (answer.status, await answer.read()) == (200, b"{}")
-        for nonce in (-1, 2**31, "7", None):
-            url = it.url("/mock/reset")
-            async with it.session.post(url, json={"nonce": nonce}, headers=headers) as answer:
-                assert answer.status == 400
-        async with it.session.get(it.url("/mock/elsewhere"), headers=headers) as answer:
-            assert answer.status == 404
-        assert it.rows() == []
-
-    serve(test, SETUP, token=TOKEN)
-
-
-def test_a_failure_of_our_own_is_500_in_json(
-    serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("planted")
-
-    async def test(it: Any) -> None:
-        monkeypatch.setattr("mockgpu.wire.health", broken)
-        async with it.session.get(it.url("/health")) as answer:
-            assert answer.status == 500
-            assert (await answer.json())["error"]["type"] == "internal_error"
-
-    serve(test, SETUP)
-    assert "planted" in caplog.text
-
-
-def test_a_taken_port_is_one_line() -> None:
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as other:
-            port = other.getsockname()[1]
-
-            async def nothing(_: object) -> Any: ...
-
-            runner = http_server(nothing)
-            await runner.setup()
-            with pytest.raises(PortError, match=f"port {port} on 127.0.0.1 is taken"):
-                await listen(runner, "127.0.0.1", port)
-            await runner.cleanup()
-
-    asyncio.run(main())
-
-
-def test_closing_cuts_those_inside(serve: Any) -> None:
-    async def test(it: Any) -> None:
-        request = asyncio.create_task(it.session.post(it.url("/v1/completions"), json=ask(model="slow")))
-        await until_running(it, 1)
-        await it.backend.close()
-        with pytest.raises((ClientConnectionError, ClientPayloadError)):
-            await request
-
-    serve(test, setup_with(SLOW), nonce=NONCE)
 
 
 def test_a_thousand_requests_at_once_each_get_their_own_answer(serve: Any) -> None:

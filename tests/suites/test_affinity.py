@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from harness.arrivals import Arrival
@@ -72,15 +73,8 @@ def test_only_the_first_attempt_of_a_request_counts() -> None:
     retry = history.attempts[:1].copy()
     retry["backend"] = (retry["backend"] + 1) % 4
     retry["start_s"] = 9.0
-    history = replace(history, attempts=concatenated(history, retry))
+    history = replace(history, attempts=np.concatenate([history.attempts, retry]))
     assert only(repeat_same_backend, history, claimed()).ok
-
-
-def concatenated(history: History, more: object) -> object:
-    """Attempts of `history` and some more."""
-    import numpy as np
-
-    return np.concatenate([history.attempts, more])  # type: ignore[arg-type]
 
 
 def test_no_attempt_no_finding() -> None:
@@ -174,7 +168,8 @@ def test_a_change_never_seen_is_undecided(item: Property) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "low", "high"), [("ring", 179, 327), ("any", 179, 327), ("rendezvous", 198, 304), ("maglev", 198, 304)]
+    ("algorithm", "low", "high"),
+    [("ring", 169, 342), ("any", 169, 342), ("rendezvous", 198, 304), ("maglev", 198, 304)],
 )
 def test_share_of_moved_keys(algorithm: str, low: int, high: int) -> None:
     for departed, survivors, ok in [(low - 1, 0, False), (low, 0, True), (250, high - 250, True)]:
@@ -218,5 +213,5 @@ def test_keys_travel_as_claimed() -> None:
 def test_changes_lie_between_the_sweeps() -> None:
     scenario = leave_and_return(claimed())
     streams = scenario.load.streams
-    for step, before, after in zip(scenario.timeline, streams, streams[1:], strict=True):
+    for step, before, after in zip(scenario.timeline, streams[:-1], streams[1:], strict=True):
         assert before.end_s < step.at_s < after.start_s

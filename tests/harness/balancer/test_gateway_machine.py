@@ -145,7 +145,8 @@ class Shell(RuleBasedStateMachine):
         if stay is not None and stay.number == attempt.stay and error != "aborted":
             stay.settle(error is None and attempt.status < 500, self.now_s)
         self.tell(AttemptEnded(attempt_id, error))
-        self.staying.discard(attempt.request_id) if attempt.committed else None
+        if attempt.committed:
+            self.staying.discard(attempt.request_id)
 
     # --- what may happen ------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class TestSets:
     @given(members=MEMBERS, count=st.integers(0, 8), key=st.sampled_from(KEYS))
     def test_nearest_are_the_owners_as_members_leave(self, members: set[str], count: int, key: str) -> None:
         left = set(members)
-        expected = []
+        expected: list[str | None] = []
         while left and len(expected) < count:
             expected.append(ring_of(*left).owner(key))
             left -= {str(expected[-1])}
@@ -110,10 +110,7 @@ def test_a_key_on_a_point_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_owners_are_the_same_in_every_release() -> None:
     ring = ring_of("gpu-0", "gpu-1", "gpu-2", "gpu-3", virtual_nodes=150)
-    assert [ring.owner(f"model-{number}") for number in range(8)] == PINNED
-
-
-PINNED: list[str] = []
+    assert "".join(str(ring.owner(f"model-{number}"))[-1] for number in range(12)) == "311201102230"
 
 
 @pytest.mark.parametrize(("members", "low", "high"), [(3, 0.743, 1.275), (4, 0.729, 1.298), (8, 0.704, 1.348)])

@@ -158,18 +158,18 @@ def connect(port: int) -> socket.socket:
 
 
 def read_to_end(client: socket.socket) -> tuple[bytes, str]:
-    """What arrives until the end, and how it ends: `EOF` or the name of an errno."""
-    data = b""
+    """What arrives until the end, and how it ends: `EOF`, `timeout` or the name of an errno."""
+    pieces = []
     while True:
         try:
-            more = client.recv(65536)
+            piece = client.recv(1 << 20)
         except TimeoutError:
-            return data, "timeout"
+            return b"".join(pieces), "timeout"
         except OSError as error:
-            return data, errno.errorcode[error.errno or 0]
-        if not more:
-            return data, "EOF"
-        data += more
+            return b"".join(pieces), errno.errorcode[error.errno or 0]
+        if not piece:
+            return b"".join(pieces), "EOF"
+        pieces.append(piece)
 
 
 def read_exactly(client: socket.socket, size_bytes: int) -> bytes:

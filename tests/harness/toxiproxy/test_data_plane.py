@@ -340,6 +340,17 @@ def test_no_call_waits_for_a_peer_that_does_not_read(behind: Behind, proxy: Faul
         assert received_bytes == size_bytes
 
 
+def test_what_a_removed_toxic_held_is_written_before_the_close(behind: Behind, proxy: FaultProxy) -> None:
+    data = b"z" * 16_000_000
+    backend, port = behind(rig.answer_with(data))
+    toxic = proxy.add_toxic("p", "latency", {"latency": 60_000})
+    with rig.connect(port) as client:
+        client.sendall(b"x")
+        rig.wait_until(lambda: backend.endings == ["closed"], "the backend to send all")
+        proxy.remove_toxic("p", toxic.name)  # more than the kernel takes while the client does not read
+        assert rig.read_to_end(client) == (data, "EOF")
+
+
 def test_a_change_reaches_many_live_connections(behind: Behind, proxy: FaultProxy) -> None:
     _, port = behind(rig.echo)
     clients = [rig.connect(port) for _ in range(100)]

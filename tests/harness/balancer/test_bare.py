@@ -1,0 +1,268 @@
+"""The bare gateway: what a stranger's policy is asked, told and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from harness.balancer.bare import POLL_TIMER, BareGateway
+from harness.balancer.protocol import (
+    Action,
+    AttemptEnded,
+    Backend,
+    Cancel,
+    CheckUp,
+    CheckUpResult,
+    ClientGone,
+    Commit,
+    Exit,
+    MembershipChanged,
+    Reply,
+    Request,
+    RequestArrived,
+    ResponseHead,
+    Send,
+    SetTimer,
+    ShutdownAsked,
+    TimerFired,
+)
+from harness.model import Kind
+
+A, B = Backend("a", "127.0.0.1:1"), Backend("b", "127.0.0.1:2", weight=2.0)
+
+
+class Diary:
+    """A policy that picks `choice` and writes down all that it hears."""
+
+    def __init__(self, choice: str | None = "a") -> None:
+        self.choice = choice
+        self.asked: list[Request] = []
+        self.shown: list[dict[str, Backend]] = []
+        self.told: list[tuple[str, float, str | None]] = []
+
+    def pick(self, request: Request) -> str | None:
+        self.asked.append(request)
+        return self.choice
+
+    def update_backends(self, backends: Sequence[Backend]) -> None:
+        self.shown.append({backend.id: backend for backend in backends})
+
+    def report_result(self, backend_id: str, latency_s: float, error: str | None) -> None:
+        self.told.append((backend_id, latency_s, error))
+
+
+class Bench:
+    """A bare gateway around a diary, with members a and b unless told."""
+
+    def __init__(self, choice: str | None = "a", members: tuple[Backend, ...] = (A, B)) -> None:
+        self.policy = Diary(choice)
+        self.gateway = BareGateway(self.policy, attempt_timeout_s=4.0, poll_s=0.25)
+        self.started = self.members(*members)
+        self.requests = 0
+
+    def members(self, *members: Backend) -> list[Action]:
+        return self.gateway.handle(MembershipChanged(members), 0.0)
+
+    def ask(self, now_s: float = 0.0) -> Action:
+        self.requests += 1
+        arrival = RequestArrived(Request(self.requests, 1, Kind.INFERENCE, "POST", "m"))
+        (action,) = self.gateway.handle(arrival, now_s)
+        return action
+
+    def send(self, now_s: float = 0.0) -> int:
+        """Id of the attempt at backend a that a new request makes."""
+        action = self.ask(now_s)
+        assert isinstance(action, Send)
+        assert (action.request_id, action.backend_id, action.timeout_s) == (self.requests, self.policy.choice, 4.0)
+        return action.attempt_id
+
+    def end(self, attempt_id: int, error: str | None = None, now_s: float = 0.0) -> list[Action]:
+        return self.gateway.handle(AttemptEnded(attempt_id, error), now_s)
+
+    def report(self, backend: str, ok: bool, report: Backend | None = None) -> None:
+        assert self.gateway.handle(CheckUpResult(7, backend, ok, report), 0.0) == []
+
+    def in_flight(self) -> dict[str, int]:
+        """What a snapshot shows now."""
+        self.report("a", ok=True)
+        return {name: backend.in_flight for name, backend in self.policy.shown[-1].items()}
+
+
+# --- results ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "told"),
+    [
+        (200, None, None),
+        (399, None, None),
+        (400, None, "status:400"),
+        (503, None, "status:503"),
+        (None, "refused", "refused"),
+        (None, "reset", "reset"),
+        (None, "timeout", "timeout"),
+        (None, "aborted", "aborted"),
+        (200, "reset", "reset"),
+        (503, "timeout", "timeout"),
+    ],
+)
+def test_each_pick_is_reported_exactly_once(status: int | None, error: str | None, told: str | None) -> None:
+    bench = Bench()
+    attempt = bench.send(now_s=1.0)
+    if status is not None:
+        assert bench.gateway.handle(ResponseHead(attempt, status), 1.5) == [Commit(1, attempt)]
+    assert bench.policy.told == []
+    bench.end(attempt, error, now_s=3.0)
+    bench.end(attempt, error, now_s=4.0)
+    assert bench.policy.told == [("a", 2.0, told)]
+    assert bench.gateway.idle
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_client_that_leaves_is_reported_once_when_its_attempt_ends(committed: bool) -> None:
+    bench = Bench()
+    attempt = bench.send()
+    if committed:
+        bench.gateway.handle(ResponseHead(attempt, 200), 0.0)
+    assert bench.gateway.handle(ClientGone(1), 0.5) == [Cancel(attempt)]
+    assert bench.gateway.handle(ResponseHead(attempt, 200), 0.5) == []
+    assert bench.policy.told == []
+    assert bench.end(attempt, "aborted", now_s=0.5) == []
+    assert bench.policy.told == [("a", 0.5, "aborted")]
+    assert bench.gateway.handle(ClientGone(1), 0.5) == []
+
+
+@pytest.mark.parametrize("choice", [None, "stranger"])
+def test_no_pick_is_503_and_reported_to_nobody(choice: str | None) -> None:
+    bench = Bench(choice)
+    assert bench.ask() == Reply(1, 503, "the policy picked no backend")
+    assert bench.policy.told == []
+    assert bench.gateway.idle
+
+
+def test_a_departed_backend_is_no_pick_but_its_attempts_are_reported() -> None:
+    bench = Bench()
+    attempt = bench.send()
+    bench.members(B)
+    assert bench.ask() == Reply(2, 503, "the policy picked no backend")
+    bench.end(attempt)
+    assert bench.policy.told == [("a", 0.0, None)]
+
+
+@pytest.mark.parametrize(("error", "status"), [("refused", 502), ("reset", 502), ("timeout", 504), ("aborted", 499)])
+def test_one_attempt_and_then_the_balancers_own_answer(error: str, status: int) -> None:
+    bench = Bench()
+    assert bench.end(bench.send(), error) == [Reply(1, status, f"attempt at a: {error}")]
+
+
+def test_an_answer_that_breaks_off_gets_no_second_one() -> None:
+    bench = Bench()
+    attempt = bench.send()
+    bench.gateway.handle(ResponseHead(attempt, 200), 0.0)
+    assert bench.end(attempt, "reset") == []
+
+
+def test_the_policy_sees_the_request_as_it_came() -> None:
+    bench = Bench()
+    bench.send()
+    assert bench.policy.asked == [Request(1, 1, Kind.INFERENCE, "POST", "m")]
+
+
+def test_failures_neither_eject_nor_hide_a_backend() -> None:
+    bench = Bench()
+    for _ in range(10):
+        bench.end(bench.send(), "reset")
+    bench.report("a", ok=False)
+    assert isinstance(bench.ask(), Send)
+
+
+# --- snapshots --------------------------------------------------------------------------------------------
+
+
+def test_snapshots_at_start_at_changes_and_at_reports_only() -> None:
+    bench = Bench()
+    assert bench.policy.shown == [{"a": A, "b": B}]
+    bench.end(bench.send())
+    assert len(bench.policy.shown) == 1
+    bench.members(B)
+    assert bench.policy.shown[1:] == [{"b": B}]
+    bench.report("b", ok=True)
+    assert len(bench.policy.shown) == 3
+    bench.report("a", ok=True)  # it left
+    assert len(bench.policy.shown) == 3
+
+
+def test_a_report_fills_the_snapshot_but_not_the_configuration() -> None:
+    bench = Bench()
+    bench.report("b", ok=True, report=Backend("b", "elsewhere", queue_depth=4, loaded_models=("m",)))
+    expected = Backend("b", B.address, weight=2.0, queue_depth=4, loaded_models=("m",))
+    assert bench.policy.shown[-1] == {"a": A, "b": expected}
+
+
+def test_ready_is_the_last_check_and_figures_outlast_a_failed_one() -> None:
+    bench = Bench()
+    bench.report("a", ok=True, report=Backend("a", "", queue_depth=4, ready=False))
+    assert bench.policy.shown[-1]["a"].ready
+    bench.report("a", ok=False)
+    assert (bench.policy.shown[-1]["a"].ready, bench.policy.shown[-1]["a"].queue_depth) == (False, 4)
+
+
+def test_a_change_keeps_figures_and_takes_the_new_configuration() -> None:
+    bench = Bench()
+    bench.report("a", ok=True, report=Backend("a", "", queue_depth=4))
+    bench.members(B, Backend("a", "127.0.0.1:9", weight=0.5))
+    assert list(bench.policy.shown[-1]) == ["b", "a"]
+    assert bench.policy.shown[-1]["a"] == Backend("a", "127.0.0.1:9", weight=0.5, queue_depth=4)
+
+
+def test_who_returns_is_shown_without_old_figures() -> None:
+    bench = Bench()
+    bench.report("a", ok=False, report=Backend("a", "", queue_depth=4))
+    bench.members(B)
+    bench.members(A, B)
+    assert bench.policy.shown[-1]["a"] == A
+
+
+def test_in_flight_counts_attempts_until_they_end_and_never_leaks() -> None:
+    bench = Bench()
+    first, second, third = (bench.send() for _ in range(3))
+    bench.policy.choice = "b"
+    fourth = bench.send()
+    assert bench.in_flight() == {"a": 3, "b": 1}
+    bench.gateway.handle(ClientGone(1), 0.0)
+    assert bench.in_flight() == {"a": 3, "b": 1}
+    bench.end(first, "aborted")
+    bench.end(second)
+    bench.end(fourth, "refused")
+    assert bench.in_flight() == {"a": 1, "b": 0}
+    bench.members(B)
+    bench.members(A, B)
+    assert bench.in_flight() == {"a": 1, "b": 0}
+    bench.end(third, "reset")
+    assert bench.in_flight() == {"a": 0, "b": 0}
+    assert bench.gateway.idle
+
+
+# --- polls and shutdown -----------------------------------------------------------------------------------
+
+
+def test_polls_all_members_at_its_own_pace() -> None:
+    bench = Bench()
+    assert bench.started == [SetTimer(POLL_TIMER, 0.0)]
+    assert bench.members(A, B) == []
+    timer, *checks = bench.gateway.handle(TimerFired(POLL_TIMER), 2.0)
+    assert timer == SetTimer(POLL_TIMER, 2.25)
+    assert [check.backend_id for check in checks if isinstance(check, CheckUp)] == ["a", "b"]
+    assert len({check.check_id for check in checks if isinstance(check, CheckUp)}) == 2
+    assert bench.gateway.handle(TimerFired(POLL_TIMER + 1), 2.0) == []
+
+
+def test_exits_at_once_when_idle_else_with_the_last_attempt() -> None:
+    assert Bench().gateway.handle(ShutdownAsked(), 0.0) == [Exit()]
+    bench = Bench()
+    first, second = bench.send(), bench.send()
+    assert bench.gateway.handle(ShutdownAsked(), 0.0) == []
+    bench.gateway.handle(ClientGone(2), 0.0)
+    assert bench.end(second, "aborted") == []
+    assert bench.end(first, "timeout") == [Reply(1, 504, "attempt at a: timeout"), Exit()]

@@ -1,0 +1,118 @@
+"""Small scenarios and gateways for tests of the simulator: everything goes to gpu-0 unless a test says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.balancer.bare import BareGateway
+from harness.balancer.protocol import Action, Backend, Event, Gateway, NowFunction, Request
+from harness.claims import Claims
+from harness.history import History
+from harness.model import Keys, Load, ModelServer, Scenario, Step, Stream, World
+from harness.sim.world import play
+from harness.target import ChangeStep, Launch, Place, Target
+
+SERVICE_S = 8 / 16_000 + 4 * 0.0005
+"""Time that a request of the default size takes at a backend that has nothing else to do."""
+
+
+class OneBackend:
+    """A policy that takes the first backend of the list, whatever comes of it."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.errors: list[str | None] = []
+
+    def pick(self, request: Request) -> str | None:
+        """The first of the list."""
+        return self.names[0] if self.names else None
+
+    def update_backends(self, backends: Sequence[Backend]) -> None:
+        """Only the names count."""
+        self.names = tuple(backend.id for backend in backends)
+
+    def report_result(self, backend_id: str, latency_s: float, error: str | None) -> None:
+        """Remember how it went."""
+        self.errors.append(error)
+
+
+class Listening:
+    """A gateway that answers each event by a function and remembers all events with their times."""
+
+    def __init__(self, react: Callable[[Event, float], list[Action]]) -> None:
+        self.react = react
+        self.heard: list[tuple[float, Event]] = []
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """Remember, then react."""
+        self.heard.append((now_s, event))
+        return self.react(event, now_s)
+
+    def times_of(self, kind: type[Event]) -> list[float]:
+        """When events of this kind were heard."""
+        return [at_s for at_s, event in self.heard if isinstance(event, kind)]
+
+
+class GatewayOf(Target):
+    """A target that is one given gateway, for a single run."""
+
+    name = "given"
+    version = "1"
+    claims = Claims()
+    worlds = frozenset({World.SIM})
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
+        """The given one."""
+        return self._gateway
+
+    def launch(self, place: Place) -> Launch:
+        """It runs in the simulator only."""
+        raise NotImplementedError
+
+    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+        """It runs in the simulator only."""
+        raise NotImplementedError
+
+    def scaled(self, factor: float) -> Target | None:
+        """It has no settings."""
+        return None
+
+
+def bare(policy: OneBackend | None = None, timeout_s: float = 10.0) -> Listening:
+    """The bare gateway around a policy, overheard."""
+    return Listening(BareGateway(policy or OneBackend(), attempt_timeout_s=timeout_s).handle)
+
+
+def stream(**changes: object) -> Stream:
+    """A request every 10 ms for two seconds."""
+    settings: dict[str, object] = {"name": "traffic", "start_s": 0.0, "rate_per_s": 100.0, "requests": 200}
+    return Stream(**(settings | changes))  # type: ignore[arg-type]
+
+
+def scenario(*timeline: Step, load: Stream | None = None, backends: int = 1, **rest: object) -> Scenario:
+    """Some steps under the load of one stream."""
+    streams = (load or stream(keys=Keys(1)),)
+    return Scenario("small", backends=backends, load=Load(streams), timeline=timeline, **rest)  # type: ignore[arg-type]
+
+
+def run(gateway: Gateway, what: Scenario, seed: int = 1) -> History:
+    """Play a scenario against a gateway."""
+    return play(GatewayOf(gateway), what, seed)
+
+
+def sent_between(history: History, start_s: float, end_s: float) -> npt.NDArray[np.bool_]:
+    """Which requests were due in [start_s, end_s)."""
+    due_s = history.requests["intended_s"]
+    mask: npt.NDArray[np.bool_] = (due_s >= start_s) & (due_s < end_s)
+    return mask
+
+
+COLD_SERVER = ModelServer(memory_mb=1000, weights_mb=100, load_s=0.05)
+"""A model must be loaded before its first request."""

@@ -1,0 +1,102 @@
+"""Integrity on hand-written histories: swapped answers, entries without their counterpart, answers without a number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from harness.claims import Claims
+from harness.history import History
+from harness.model import Echo, Ending, Outcome
+from harness.property import Held, undecided
+from suites.integrity import answer_belongs_to_request
+from suites.scenarios import steady
+from tests.suites.histories import history_of, lost, outcome
+
+CLAIMS = Claims()
+
+
+def sound() -> History:
+    """Every request has the answer of the backend that has its attempt."""
+    return history_of(steady(CLAIMS), lambda arrival: arrival.number % 4)
+
+
+def figures(history: History) -> list[tuple[object, ...]]:
+    """What the two findings say: answers that are not their request's own, entries without their counterpart."""
+    findings = answer_belongs_to_request(history, CLAIMS)
+    assert len(findings) == 2
+    assert all(isinstance(found, Held) and found.exact and found.bound == 0 for found in findings)
+    return [(found.ok, found.observed, found.sample) for found in findings if isinstance(found, Held)]
+
+
+def test_every_answer_is_its_requests_own() -> None:
+    assert figures(sound()) == [(True, 0, 1000), (True, 0, 1000)]
+
+
+def test_swapped_answers_are_seen_twice() -> None:
+    """Two clients have each other's answer, so each names a backend that never saw its request."""
+    history = sound()
+    history.requests["echo"][[10, 11]] = Echo.OTHER
+    history.requests["answered_by"][[10, 11]] = history.requests["answered_by"][[11, 10]]
+    assert figures(history) == [(False, 2, 1000), (False, 2, 1000)]
+    first = answer_belongs_to_request(history, CLAIMS)[0]
+    assert isinstance(first, Held)
+    assert first.note == "2 of 1000 answers belong to another request, 0 to none"
+
+
+def test_one_answer_without_a_number_among_others_is_not_its_own() -> None:
+    history = sound()
+    history.requests["echo"][10] = Echo.NONE
+    assert figures(history) == [(False, 1, 1000), (True, 0, 1000)]
+
+
+def test_the_balancers_own_refusals_need_no_number() -> None:
+    history = lost(sound(), range(100))
+    history.requests["echo"][:100] = Echo.NONE
+    history.requests["answered_by"][:100] = -1
+    assert figures(history) == [(True, 0, 900), (True, 0, 900)]
+
+
+def test_an_answer_that_no_backend_gave_is_an_orphan() -> None:
+    whole = sound()
+    assert figures(replace(whole, attempts=whole.attempts[1:])) == [(True, 0, 1000), (False, 1, 1000)]
+    whole.attempts["ending"][5] = Ending.CLIENT_GONE
+    assert figures(whole) == [(True, 0, 1000), (False, 1, 1000)]
+
+
+def test_an_answer_that_another_backend_gave_is_an_orphan() -> None:
+    history = sound()
+    history.requests["answered_by"][10] = 3
+    assert history.attempts["backend"][10] != 3
+    assert figures(history) == [(True, 0, 1000), (False, 1, 1000)]
+
+
+def test_attempts_of_no_request_are_orphans() -> None:
+    assert figures(replace(sound(), facts={"unknown_attempts": 3})) == [(True, 0, 1000), (False, 3, 1000)]
+
+
+def test_foreign_attempts_back_no_answer() -> None:
+    history = sound()
+    history.attempts["request"][10] = -1
+    assert figures(history) == [(True, 0, 1000), (False, 1, 1000)]
+
+
+def test_an_abandoned_attempt_beside_the_answered_one_is_no_orphan() -> None:
+    whole = sound()
+    hedge = whole.attempts[:1].copy()
+    hedge["backend"], hedge["ending"] = 1, Ending.CLIENT_GONE
+    assert figures(replace(whole, attempts=np.concatenate([whole.attempts, hedge])))[1] == (True, 0, 1000)
+
+
+def test_answers_without_any_number_are_undecided() -> None:
+    history = sound()
+    history.requests["echo"] = Echo.NONE
+    assert answer_belongs_to_request(history, CLAIMS) == [
+        undecided("the balancer rewrites answers: none repeats a number of ours")
+    ]
+    assert outcome(answer_belongs_to_request, history, CLAIMS) is Outcome.INCONCLUSIVE
+
+
+def test_no_answer_no_finding() -> None:
+    assert answer_belongs_to_request(lost(sound(), range(1000)), CLAIMS) == []

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.model import Ending, Failure, Residency, Scenario, canonical
+from harness.frozen import canonical
+from harness.model import Ending, Failure, Residency, Scenario
 from harness.records import REQUEST, Rows
 
 Times = npt.NDArray[np.float64]

@@ -11,26 +11,15 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from harness.frozen import stretched
 from harness.history import History
-from harness.model import (
-    ClaimsError,
-    DiedError,
-    FindingRow,
-    HarnessError,
-    Outcome,
-    Record,
-    Scenario,
-    TargetError,
-    UnsupportedError,
-    World,
-    is_fault,
-    stretched,
-)
+from harness.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError, UnsupportedError, World, is_fault
 from harness.property import Finding, Held, Property, Sampled, Undecided, Within
 from harness.sim.baselines import baseline_target
 from harness.sim.world import play as play_in_sim
 from harness.stats import ShareTest
 from harness.target import Target
+from harness.verdict import FindingRow, Outcome, Record
 
 Play = Callable[[Target, Scenario, int], History]
 

@@ -1,4 +1,4 @@
-"""The words of Steelyard as frozen data: scenarios, faults, outcomes, errors. Standard library only.
+"""The words of Steelyard as frozen data: scenarios, faults, errors. Standard library only.
 
 A scenario is what a world is asked to do. It is plain data, so that equal scenarios share a run, a run can be
 repeated from its seed, and every duration in it can be stretched by one function.
@@ -6,16 +6,14 @@ repeated from its seed, and every duration in it can be stretched by one functio
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, TypeGuard, TypeVar
+from typing import TypeGuard
 
-Frozen = TypeVar("Frozen")
-
+from harness.frozen import canonical
 
 # --- errors, split by who is at fault ---------------------------------------------------------------------
 
@@ -52,17 +50,6 @@ class World(StrEnum):
 
     SIM = "sim"
     LIVE = "live"
-
-
-class Outcome(StrEnum):
-    """What became of one property on one run (DESIGN: Outcomes)."""
-
-    PASS = "pass"
-    FAIL = "fail"
-    INCONCLUSIVE = "inconclusive"
-    VACUOUS = "vacuous"
-    UNSUPPORTED = "unsupported"
-    ERROR = "error"
 
 
 class Kind(IntEnum):
@@ -376,95 +363,3 @@ class Scenario:
 def is_fault(step: Step) -> TypeGuard[Fault]:
     """Whether a step is a fault (it has a heal) and not a change of membership."""
     return isinstance(step, Kill | Down | Latency | Blackhole | Reset)
-
-
-def canonical(value: object) -> Any:
-    """`value` as plain JSON types with class names, so that equal values have equal text."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {item.name: canonical(getattr(value, item.name)) for item in dataclasses.fields(value)}
-        return {"is": type(value).__name__, **fields}
-    if isinstance(value, Mapping):
-        return {str(key): canonical(item) for key, item in value.items()}
-    if isinstance(value, frozenset | set):
-        return sorted(canonical(item) for item in value)
-    if isinstance(value, tuple | list):
-        return [canonical(item) for item in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)  # 2 and 2.0 are equal, so their text must be
-    return value
-
-
-def stretched(value: Frozen, factor: float) -> Frozen:
-    """`value` with every duration in it multiplied and every rate divided by `factor`.
-
-    Durations are fields that end in `_s`, rates those that end in `_per_s`; nested dataclasses and tuples are
-    followed. This is the whole of a time scale: a scenario, its servers and the claims stretch alike.
-    """
-    if isinstance(value, tuple):
-        return tuple(stretched(item, factor) for item in value)  # type: ignore[return-value]
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return value
-    changes: dict[str, Any] = {}
-    for item in dataclasses.fields(value):
-        old = getattr(value, item.name)
-        new = _stretched_field(item.name, old, factor)
-        if new is not old:
-            changes[item.name] = new
-    return dataclasses.replace(value, **changes) if changes else value
-
-
-def _stretched_field(name: str, value: Any, factor: float) -> Any:
-    if name.endswith("_per_s") and isinstance(value, int | float):
-        return value / factor
-    if name.endswith("_s") and isinstance(value, int | float):
-        return value * factor
-    if name.endswith("_s") and isinstance(value, tuple):
-        return tuple(item * factor for item in value)
-    return stretched(value, factor)
-
-
-# --- results ----------------------------------------------------------------------------------------------
-
-Figure = float | int | tuple[float | int, float | int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class FindingRow:
-    """One finding as judged. `ok` None: undecided, and `note` says why."""
-
-    ok: bool | None
-    at_s: float
-    observed: Figure
-    bound: Figure
-    sample: int | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What became of one property × target × world × seed.
-
-    `observed`, `bound` and `sample` are those of the finding that decided; `alpha` is the false-alarm rate of a
-    statistical one (0: exact). `first_try` is the run that slack alone had made inconclusive, if it was repeated at
-    twice the time scale.
-    """
-
-    property: str
-    summary: str
-    target: str
-    version: str
-    world: World
-    seed: int
-    outcome: Outcome
-    reason: str = ""
-    observed: Figure = None
-    bound: Figure = None
-    sample: int | None = None
-    alpha: float = 0.0
-    findings: tuple[FindingRow, ...] = ()
-    slack_s: float = 0.0
-    time_scale: float = 1.0
-    scenario: str = ""
-    history: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    first_try: Record | None = None

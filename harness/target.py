@@ -15,7 +15,8 @@ from random import Random
 
 from harness.balancer.protocol import Gateway, NowFunction
 from harness.claims import Claims
-from harness.model import World, stretched
+from harness.frozen import stretched
+from harness.model import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 The kernel owns the mapped pages, so what was written survives SIGKILL of the writer. A row is written when a
 request arrives, with outcome ``open``, and completed in place when it ends; ``outcome`` is the last byte of
 a row and is written last. So a row that is still ``open`` belongs to a request in flight or to a writer that
-was killed.
+was killed, or, where it has an end, to one in which the mock itself failed. A client may hold its answer a
+moment before the row says so.
 
 Layout, little-endian, without padding::
 
@@ -23,6 +24,7 @@ import os
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import blake2b
 from math import nan
 from pathlib import Path
 
@@ -125,8 +127,6 @@ def body_hash_of(body: bytes) -> int:
     """The first 8 bytes of a body's BLAKE2b digest (digest size 8) as a little-endian number; 0 if empty."""
     if not body:
         return 0
-    from hashlib import blake2b
-
     return int.from_bytes(blake2b(body, digest_size=8).digest(), "little")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
@@ -138,7 +140,11 @@ class ChildMember:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-c", code, self.name, stdin=PIPE, stdout=PIPE
         )
-        answer = await self._ask(settings.encode())
+        try:
+            answer = await self._ask(settings.encode())
+        except MemberError:
+            await self._end()
+            raise
         if answer != "ready":
             await self._end()
             raise MemberError(f"{self.name}: {answer.removeprefix('error: ') or 'its process ended at once'}")
@@ -180,7 +186,9 @@ class ChildMember:
         if process is None:
             return
         if process.returncode is None:
-            process.kill()
+            # Not process.kill(): it reaps a child that has just ended, behind asyncio's back.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         await process.wait()
         if process.stdin is not None:
             process.stdin.close()

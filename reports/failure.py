@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.model import FindingRow, Record
+from harness.verdict import FindingRow, Record
 from reports.figures import figure, milliseconds
 
 SHOWN_FINDINGS = 5

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from harness.model import FindingRow, Outcome, Record, World
+from harness.model import World
+from harness.verdict import FindingRow, Outcome, Record
 
 
 def row_of(record: Record) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.model import Outcome, Record, World
+from harness.model import World
+from harness.verdict import Outcome, Record
 from reports.figures import figure, milliseconds
 
 STYLES = {

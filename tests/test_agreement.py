@@ -8,10 +8,11 @@ import pytest
 
 from harness.judge import Judge
 from harness.live.session import LiveSession
-from harness.model import Outcome, World
+from harness.model import World
 from harness.property import Property, catalogue
 from harness.sim.world import play
 from harness.targets import resolve
+from harness.verdict import Outcome
 
 SEED = 1
 AT_MOST_INCONCLUSIVE = 0.2

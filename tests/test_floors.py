@@ -27,7 +27,10 @@ FLOORS = {
     "harness.balancer": 1,
     "harness.load": 1,
     "harness.model": 0,
+    "harness.frozen": 0,
     "harness.claims": 0,
+    "harness.claims_file": 0,
+    "harness.verdict": 0,
     "harness.arrivals": 0,
     "harness.records": 0,
     "harness.history": 0,
@@ -39,12 +42,17 @@ FLOORS = {
 
 ALLOWED = {
     ("harness.target", "harness.balancer.protocol"): "a target of Python code hands out a gateway",
+    ("harness.model", "harness.frozen"): "floor 0 has an order of its own",
+    ("harness.history", "harness.frozen"): "floor 0 has an order of its own",
+    ("harness.verdict", "harness.model"): "floor 0 has an order of its own",
     ("harness.claims", "harness.model"): "floor 0 has an order of its own",
+    ("harness.claims_file", "harness.claims"): "floor 0 has an order of its own",
+    ("harness.claims_file", "harness.model"): "floor 0 has an order of its own",
     ("harness.arrivals", "harness.model"): "floor 0 has an order of its own",
     ("harness.records", "harness.model"): "floor 0 has an order of its own",
     ("harness.history", "harness.model"): "floor 0 has an order of its own",
     ("harness.history", "harness.records"): "floor 0 has an order of its own",
-    ("harness.targets", "harness.balancer"): "adapters name the code that they run",
+    ("mockgpu.__main__", "mockgpu.cli"): "python -m mockgpu is the command",
 }
 """Imports on one floor that are right all the same, by prefixes, and why."""
 

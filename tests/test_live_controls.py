@@ -8,11 +8,12 @@ import pytest
 
 from harness.judge import Judge
 from harness.live.session import LiveSession
-from harness.model import Outcome, World
+from harness.model import World
 from harness.property import catalogue
 from harness.target import Target
 from harness.targets.nginx import NginxTarget
 from harness.targets.python import PythonTarget
+from harness.verdict import Outcome
 
 PROPERTIES = {item.name: item for item in catalogue()}
 

@@ -80,6 +80,7 @@ def test_untidy_is_seen() -> None:
 
 IMPORT_ALONE = """
 import os, sys, warnings
+import aiohttp.web, jinja2, numpy, pydantic, pytest, rich.console, rich.table, typer
 warnings.simplefilter("error")
 for module in sys.argv[1:]:
     child = os.fork()
@@ -91,7 +92,7 @@ for module in sys.argv[1:]:
         os._exit(0)
     os.waitpid(child, 0)
 """
-"""Each module in a child of an interpreter that has imported nothing, which is quicker than an interpreter each."""
+"""Each module in a child of an interpreter that has loaded nothing of ours: much quicker than an interpreter each."""
 
 
 def test_every_module_imports_alone() -> None:

@@ -1,68 +1,149 @@
 """Consistent hash ring with virtual nodes.
 
-The mapping depends on the set of members alone, never on their order or on what happened before, so that balancers
-with the same members agree and a member that returns gets exactly its own keys back. Points that collide are ordered
-by member, so that no member loses a point to another (seen broken: stathat/consistent#5).
+The mapping depends on the members and their weights alone, never on their order or on what happened before, so that
+balancers with the same members agree and a member that returns gets exactly its own keys back. Points that collide
+are ordered by member, so that no member loses a point to another (seen broken: stathat/consistent#5). A weight decides
+how many points a member has, and those of a smaller weight are among those of a larger, so that a change of weight
+moves only that member's own keys (seen broken: envoyproxy/envoy#22558, grpc/grpc-go#6927).
 Source: Karger et al. 1997; xxh64 as the hash.
 """
 
 from __future__ import annotations
 
+import math
+from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 
 class HashRing:
-    """A ring of `virtual_nodes` points for each member."""
+    """A ring of `virtual_nodes` points for each member of weight 1."""
 
     def __init__(self, virtual_nodes: int = 150) -> None:
         if virtual_nodes < 1:
             raise ValueError(f"virtual_nodes {virtual_nodes}: expected 1 or more")
         self._virtual_nodes = virtual_nodes
+        self._weights: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
         self._members: frozenset[str] = frozenset()
-        self._points: list[int] = []
+        self._names: tuple[str, ...] = ()
+        self._own_points: dict[str, NDArray[np.uint64]] = {}
+        """Each member's points in the order of their numbers; at least as many as its weight asks for."""
+        self._point_array = np.empty(0, dtype=np.uint64)
+        self._index_array = np.empty(0, dtype=np.intp)
+        self._points = array("Q")
         self._owners: list[str] = []
+        """The owner of each point, and once more that of the first point, whose keys begin after the last one."""
+        self._owner_count = 0
 
     @property
     def members(self) -> frozenset[str]:
-        """The members now."""
+        """The members now, those of weight 0 included."""
         return self._members
 
     def set_members(self, members: Iterable[str]) -> None:
-        """Make `members` the members of the ring."""
-        wanted = frozenset(members)
-        if wanted == self._members:
+        """Make `members` the members of the ring, each with weight 1."""
+        self.set_weights(dict.fromkeys(members, 1.0))
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Make the keys of `weights` the members, each with round(virtual_nodes * weight) points.
+
+        A member without a point owns nothing. ValueError for a weight that is negative or not finite.
+        """
+        for member, weight in weights.items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(f"weight {weight} of {member}: expected 0 or more")
+        if weights == self._weights:
             return
-        self._members = wanted
-        pairs = sorted(
-            (xxhash.xxh64_intdigest(f"{member}#{number}".encode()), member)
-            for member in wanted
-            for number in range(self._virtual_nodes)
-        )
-        self._points = [point for point, _ in pairs]
-        self._owners = [member for _, member in pairs]
+        counts = {member: round(self._virtual_nodes * weight) for member, weight in weights.items()}
+        self._own_points = {member: self._points_of(member, count) for member, count in counts.items()}
+        self._lay_out(counts)
+        self._weights = dict(weights)
+        self._counts = counts
+        self._members = frozenset(weights)
 
     def owner(self, key: str, eligible: Callable[[str], bool] | None = None) -> str | None:
         """The first eligible member at or after the key's place on the ring; None if there is none."""
-        for member in self.nearest(key, len(self._members)):
-            if eligible is None or eligible(member):
+        if not self._points:
+            return None
+        first = self._owners[bisect_left(self._points, xxhash.xxh64_intdigest(key.encode()))]
+        if eligible is None or eligible(first):
+            return first
+        for member in self.nearest(key, self._owner_count):
+            if member != first and eligible(member):
                 return member
         return None
 
-    def nearest(self, key: str, count: int) -> Iterable[str]:
+    def nearest(self, key: str, count: int) -> Iterator[str]:
         """Up to `count` distinct members in ring order from the key's place on."""
         if not self._points or count < 1:
             return
+        wanted = min(count, self._owner_count)
         seen: set[str] = set()
-        start = bisect_left(self._points, xxhash.xxh64_intdigest(key.encode()))
-        total = len(self._owners)
-        for step in range(total):
-            member = self._owners[(start + step) % total]
+        at = bisect_left(self._points, xxhash.xxh64_intdigest(key.encode()))
+        total = len(self._points)
+        while True:
+            member = self._owners[at]
+            at = at + 1 if at < total else 1  # the place after the last point is the first point's
             if member in seen:
                 continue
             seen.add(member)
             yield member
-            if len(seen) >= count:
+            if len(seen) == wanted:
                 return
+
+    def owners(self, keys: Sequence[str]) -> tuple[NDArray[np.intp], tuple[str, ...]]:
+        """The owner of every key at once: an index for each key, shape (len(keys),), and the names it points into.
+
+        Every index is -1 if no member has a point.
+        """
+        if not self._points:
+            return np.full(len(keys), -1, dtype=np.intp), self._names
+        places = np.searchsorted(self._point_array, _digests([key.encode() for key in keys]))
+        places[places == len(self._points)] = 0
+        return self._index_array[places], self._names
+
+    def _points_of(self, member: str, count: int) -> NDArray[np.uint64]:
+        known = self._own_points.get(member, self._point_array[:0])
+        if len(known) >= count:
+            return known
+        missing = _digests([f"{member}#{number}".encode() for number in range(len(known), count)])
+        return np.concatenate([known, missing])
+
+    def _lay_out(self, counts: Mapping[str, int]) -> None:
+        """Put all points in order; those of members whose number of points stays are in order already.
+
+        Sorting takes next to nothing then, as the sort (a stable one, by merging) makes use of order that is there.
+        """
+        names = tuple(sorted(counts))
+        changed = [index for index, name in enumerate(names) if counts[name] != self._counts.get(name)]
+        places = {name: index for index, name in enumerate(names)}
+        stays = [places[name] if counts.get(name) == self._counts[name] else -1 for name in self._names]
+        kept = np.array([*stays, -1], dtype=np.intp)[self._index_array]
+        points = np.concatenate(
+            [
+                self._point_array[kept >= 0],
+                *(self._own_points[names[index]][: counts[names[index]]] for index in changed),
+            ]
+        )
+        indices = np.concatenate([kept[kept >= 0], np.repeat(changed, [counts[names[index]] for index in changed])])
+        indices = indices.astype(np.intp)
+        order = np.argsort(points, kind="stable")
+        if (np.diff(points[order]) == 0).any():
+            order = np.lexsort((indices, points))  # colliding points in the order of their members' names
+        self._names = names
+        self._point_array = points[order]
+        self._index_array = indices[order]
+        self._points = array("Q", self._point_array.tobytes())
+        self._owners = np.array([*names, ""], dtype=object)[self._index_array].tolist()
+        self._owners += self._owners[:1]
+        self._owner_count = sum(1 for count in counts.values() if count)
+
+
+def _digests(texts: list[bytes]) -> NDArray[np.uint64]:
+    digest = xxhash.xxh64_intdigest
+    return np.fromiter((digest(text) for text in texts), dtype=np.uint64, count=len(texts))

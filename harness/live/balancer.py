@@ -55,6 +55,8 @@ class Balancer:
             raise TargetError(
                 f"{words[0]}: cannot be run ({error.strerror}); is {self._target.name} installed?"
             ) from None
+        except subprocess.TimeoutExpired as error:
+            raise TargetError(f"{self._target.name} does not say whether its configuration is fine: {error}") from None
         if done.returncode:
             lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines() or ["(no output)"]
             telling = next((line for line in lines if "emerg" in line or "error" in line.lower()), lines[-1])
@@ -97,7 +99,12 @@ class Balancer:
                 if self._child is not None:
                     self._child.signal(number)
             case RunCommand(words):
-                done = subprocess.run(words, capture_output=True, env=self._environment, timeout=CHANGE_S, check=False)
+                try:
+                    done = subprocess.run(
+                        words, capture_output=True, env=self._environment, timeout=CHANGE_S, check=False
+                    )
+                except (OSError, subprocess.TimeoutExpired) as error:
+                    raise DiedError(f"refused a change: {error}") from None
                 if done.returncode:
                     lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
                     raise DiedError(f"refused a change: exit status {done.returncode}: {lines[-1] if lines else ''}")

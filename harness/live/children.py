@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import IO
@@ -85,7 +86,8 @@ class Child:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(OSError):  # closing writes out what a dead child will never read
+                    pipe.close()
 
     def _kill_group(self) -> None:
         """SIGKILL whatever is left of the group, workers of a dead master included."""

@@ -32,6 +32,8 @@ def log_rows(data: bytes) -> Rows:
         raise HarnessError(f"a backend's attempt log cannot be read: {error}") from None
     if header.lost:
         raise HarnessError(f"a backend's attempt log was too small: {header.lost} rows lost of {header.count}")
+    if len(data) < HEADER_SIZE + header.count * LOG.itemsize:
+        raise HarnessError(f"a backend's attempt log was cut short: {len(data)} bytes for {header.count} rows")
     return np.frombuffer(data, LOG, header.count, HEADER_SIZE)
 
 

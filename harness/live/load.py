@@ -53,6 +53,7 @@ class LoadProcess:
             self._child.stdin.write(json.dumps(message).encode() + b"\n")
             self._child.stdin.flush()
         except OSError:
+            self._child.wait(1.0)
             raise HarnessError(f"the load process ended: {self._child.ending()}") from None
 
     def answer(self, patience_s: float) -> dict[str, Any] | None:
@@ -60,7 +61,7 @@ class LoadProcess:
         deadline_s = time.monotonic() + patience_s
         while b"\n" not in self._buffer:
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not self._readable(left_s):
+            if not self._readable(max(left_s, 0.0)):  # what is there is read even without patience
                 return None
             chunk = self._child.stdout.read1(65536)  # type: ignore[attr-defined]
             if not chunk:

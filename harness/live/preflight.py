@@ -55,8 +55,8 @@ def preflight(
             mine = rows[own_numbers(rows, nonce) >= 0]
             if len(mine):
                 seen[name] = seen.get(name, 0) | int(np.bitwise_or.reduce(mine["carriers"]))
-            elif np.count_nonzero(rows["kind"] == Kind.FOREIGN):
-                seen.setdefault(name, 0)
+            elif np.count_nonzero((rows["tag"] == 0) & np.isin(rows["kind"], (Kind.INFERENCE, Kind.FOREIGN))):
+                seen.setdefault(name, 0)  # nothing survived: it can be used, but its attempts can't be told apart
         if len(seen) == len(backends):
             return all(mask & allowed for mask in seen.values())
     missing = ", ".join(name for name in backends if name not in seen)

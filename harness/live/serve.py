@@ -58,7 +58,7 @@ def main(path: str) -> int:
     try:
         asyncio.run(run(config))
     except OSError as error:
-        print(f"cannot listen on {config['host']}:{config['port']}: {error}", file=sys.stderr)
+        print(f"cannot listen on {config['host']}: {error}", file=sys.stderr)
         return 2
     return 0
 

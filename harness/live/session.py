@@ -32,17 +32,7 @@ from harness.live.ports import HOST, PortBlock, is_free, port_block
 from harness.live.preflight import preflight
 from harness.live.slack import Sentinel, slack_by_second
 from harness.load.job import Job
-from harness.model import (
-    DiedError,
-    HarnessError,
-    Join,
-    Leave,
-    Membership,
-    Scenario,
-    Step,
-    TargetError,
-    is_fault,
-)
+from harness.model import DiedError, HarnessError, Join, Kill, Leave, Membership, Scenario, Step, TargetError, is_fault
 from harness.records import read_requests
 from harness.target import Address, Place, Target
 
@@ -95,7 +85,10 @@ class LiveSession:
         workdir.mkdir()
         workdir.chmod(0o755)
         self._folder.chmod(0o755)  # workers of a balancer may run as another user
-        if self._load is None or not self._load.alive:
+        if self._load is not None and not self._load.alive:
+            self._load.stop()  # lets go of its pipes
+            self._load = None
+        if self._load is None:
             self._load = LoadProcess(self._folder)
         with ExitStack() as stack:
             run = _Run(self._toxiproxy, self._load, target, scenario, seed, self._runs, workdir, stack)
@@ -172,7 +165,10 @@ class _Run:
         self._stack.callback(balancer.stop)
         self._load.await_ready()
         balancer.await_listening()
-        sentinel = Sentinel(self._block.backend(0))
+        killed = {step.backend for step in self._scenario.timeline if isinstance(step, Kill)}
+        spared = next((number for name, number in self._numbers.items() if name not in killed), 0)
+        sentinel = Sentinel(self._block.backend(spared))
+        self._stack.callback(sentinel.stop)
         calibrated_s = sentinel.calibrate()
         members = self._scenario.members(())
         correlated = preflight(
@@ -186,7 +182,11 @@ class _Run:
         )
         self._fleet.reset(self._nonces[1])
         out = self._workdir / "requests.bin"
-        died = self._timeline(balancer, sentinel, out)
+        try:
+            died = self._timeline(balancer, sentinel, out)
+        except BaseException:
+            self._load.stop()  # else it would play on into the next run, and answer for this job there
+            raise
         samples = [(at_s - self._start_s, beyond_s) for at_s, beyond_s in sentinel.stop()]
         return self._history(out, samples, calibrated_s, correlated, died)
 

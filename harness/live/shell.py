@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +20,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
+from yarl import URL
 
 from harness.balancer.protocol import (
     Action,
@@ -50,6 +52,9 @@ HOP_BY_HOP = frozenset(
 )
 """Headers that end at this hop (RFC 9110, section 7.6.1)."""
 
+OWN_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
+"""Headers that aiohttp's client would add where a client sent none; a backend must see what the client sent."""
+
 WHOLE_BODY = 64 * 2**10
 """Answers of a known length up to this many bytes are passed on in one write."""
 
@@ -73,6 +78,10 @@ class _Running:
     error: str | None = "aborted"
 
 
+class _ClientLeftError(Exception):
+    """The client of an answer under way is gone."""
+
+
 class Shell:
     """Runs `gateway` for the backends at `addresses` (id -> base URL)."""
 
@@ -93,7 +102,11 @@ class Shell:
         self.stopped = asyncio.Event()
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
         self._client = aiohttp.ClientSession(
-            connector=connector, auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None), trust_env=False
+            connector=connector,
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=None),
+            trust_env=False,
+            skip_auto_headers=OWN_HEADERS,
         )
         # aiohttp repeats idempotent requests on its own when a pooled connection was dropped; attempts are the
         # gateway's decision alone. There is no public switch; a test counts attempts at a dropping backend.
@@ -227,7 +240,8 @@ class Shell:
         headers = CIMultiDict(
             (name, value) for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP
         )
-        url = self._addresses.get(send.backend_id, "") + request.path_qs
+        # Already encoded: requoting would rewrite what the client asked for.
+        url = URL(self._addresses.get(send.backend_id, "") + request.path_qs, encoded=True)
         try:
             async with (
                 asyncio.timeout(send.timeout_s),
@@ -241,6 +255,8 @@ class Shell:
             running.error = None
         except TimeoutError:
             running.error = "timeout"
+        except _ClientLeftError:
+            pass  # aborted: the backend has not failed
         except aiohttp.ClientConnectorError:
             running.error = "refused"
         except (aiohttp.ClientError, OSError):
@@ -262,10 +278,10 @@ class Shell:
             answer = web.Response(status=response.status, headers=headers, body=await response.read())
         else:
             answer = web.StreamResponse(status=response.status, headers=headers)
-            await answer.prepare(exchange.request)
+            await _to_client(answer.prepare(exchange.request))
             async for chunk in response.content.iter_any():
-                await answer.write(chunk)
-            await answer.write_eof()
+                await _to_client(answer.write(chunk))
+            await _to_client(answer.write_eof())
         if not exchange.outcome.done():
             exchange.outcome.set_result(answer)
 
@@ -320,6 +336,14 @@ class Shell:
         for task in [*self._checks, *(item.task for item in self._attempts.values() if item.task)]:
             task.cancel()
         await self._client.close()
+
+
+async def _to_client(step: Awaitable[object]) -> None:
+    """Carry out a write to a client; its failure must not pass for one of the backend's, which raises alike."""
+    try:
+        await step
+    except OSError:
+        raise _ClientLeftError from None
 
 
 def _model_in(body: bytes) -> str:

@@ -6,6 +6,7 @@ Measured before the run (pings straight to a backend), and during it: a sentinel
 
 from __future__ import annotations
 
+import http.client
 import threading
 import time
 
@@ -60,7 +61,7 @@ class Sentinel:
         began_s = time.monotonic()
         try:
             call("GET", self._url, timeout_s=2.0)
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return 2.0
         return time.monotonic() - began_s
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.balancer.loading import PYTHON
-from harness.claims import claims_file, nearest
+from harness.claims import nearest
+from harness.claims_file import claims_file
 from harness.model import ClaimsError, TargetError
 from harness.target import Target
 

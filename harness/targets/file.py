@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from harness.claims import ClaimsFile, RunSection, address_of, nearest
+from harness.claims import nearest
+from harness.claims_file import ClaimsFile, RunSection, address_of
 from harness.model import ClaimsError, TargetError, UnsupportedError
 from harness.target import ChangeStep, Launch, Place, RunCommand, Target, WriteFile
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from harness.claims import Affinity, Claims, Ejection, Failover, Retry, Spread
-from harness.model import TargetError, stretched
+from harness.frozen import stretched
+from harness.model import TargetError
 from harness.target import AwaitNewWorkers, ChangeStep, Launch, Place, Signal, Target, WriteFile
 
 CONFIG = "nginx.conf"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from harness.balancer.loading import PYTHON, load_class
-from harness.claims import Claims, ClaimsFile, Feature
+from harness.claims import Claims, Feature
+from harness.claims_file import ClaimsFile
 from harness.model import ClaimsError
 from harness.target import Target
 from harness.targets.gateway_target import GatewayTarget

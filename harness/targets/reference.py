@@ -8,7 +8,7 @@ from dataclasses import replace
 from harness.balancer.gateway import Settings
 from harness.balancer.loading import reference_spec
 from harness.claims import Affinity, Claims, Ejection, Failover, HealthChecks, Spread
-from harness.model import stretched
+from harness.frozen import stretched
 from harness.targets.gateway_target import GatewayTarget
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import requests
-import toxiproxy
 import toxiproxy.api
 from toxiproxy.exceptions import InvalidToxic, NotFound, ProxyExists
 
@@ -249,16 +249,19 @@ class FaultProxy:
         Raises:
             FaultProxyError: also if the log has overflowed, since evidence is missing then.
         """
-        query = {} if name is None else {"proxy": name}
         what = "read connections"
-        reply = self._call(what, lambda: self._session.get(self._url("/connections"), params=query))
+        found, forgotten = self._call(what, lambda: self._read_log({} if name is None else {"proxy": name}))
+        if forgotten:
+            advice = "call clear_connections before each run"
+            raise self._error(what, f"{forgotten} connections forgotten", "none", advice)
+        return found
+
+    def _read_log(self, query: dict[str, str]) -> tuple[list[Connection], int]:
+        reply = self._session.get(self._url("/connections"), params=query)
         if reply.status_code == requests.codes.not_found:
-            return []
+            return [], 0
         log = reply.json()
-        if log["forgotten"]:
-            seen, advice = f"{log['forgotten']} connections forgotten", "call clear_connections before each run"
-            raise self._error(what, seen, "none", advice)
-        return [Connection(**entry) for entry in log["connections"]]
+        return [Connection(**entry) for entry in log["connections"]], log["forgotten"]
 
     def clear_connections(self) -> None:
         """Forget the connections that have ended."""
@@ -276,10 +279,7 @@ class FaultProxy:
 
     def _call(self, what: str, action: Callable[[], Answer]) -> Answer:
         """Run an action of the library against this server, with our session, and translate its failures."""
-        with _LIBRARY:
-            toxiproxy.Toxiproxy().update_api_consumer(self._host, self._port)
-            # The one place where the library sends: it calls get, post and delete of the module `requests`.
-            toxiproxy.api.requests = self._session
+        with _LIBRARY, self._library_here():
             try:
                 return action()
             except _UnexpectedStatusError as error:
@@ -291,10 +291,23 @@ class FaultProxy:
             except requests.Timeout:
                 seen = f"no answer within {self._session.timeout_s:g} s"
                 raise self._error(what, seen, "an answer", ADVICE[503]) from None
-            except (requests.RequestException, ValueError, KeyError) as error:
+            except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError) as error:
                 seen = str(error) or type(error).__name__
                 advice = "check that a fault proxy runs there"
                 raise self._error(what, seen, "a fault proxy's answer", advice) from None
+
+    @contextmanager
+    def _library_here(self) -> Iterator[None]:
+        """Point the library at this server, and let it send through our session; put it back afterwards."""
+        consumer = toxiproxy.api.APIConsumer
+        before = consumer.host, consumer.port, toxiproxy.api.requests
+        consumer.host, consumer.port = self._host, self._port
+        # The one place where the library sends: it calls get, post and delete of what it imported as `requests`.
+        toxiproxy.api.requests = self._session
+        try:
+            yield
+        finally:
+            consumer.host, consumer.port, toxiproxy.api.requests = before
 
     def _error(self, what: str, seen: str, expected: str, advice: str) -> FaultProxyError:
         text = f"fault proxy {self._host}:{self._port}: {what}: saw {seen}, expected {expected}; {advice}"

@@ -6,19 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.claims import (
-    FEATURES,
-    Affinity,
-    Backoff,
-    Breaker,
-    Claims,
-    ClaimsFile,
-    Hedge,
-    Retry,
-    address_of,
-    claims_file,
-    nearest,
-)
+from harness.claims import FEATURES, Affinity, Backoff, Breaker, Claims, Hedge, Retry, nearest
+from harness.claims_file import ClaimsFile, address_of, claims_file
 from harness.model import ClaimsError, UnsupportedError
 
 WHOLE = """

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from harness.claims import Affinity, Breaker, Claims, Failover, Hedge, Retry
+from harness.frozen import stretched
 from harness.history import History, StepSeen, empty_requests
 from harness.judge import Judge, Play
 from harness.model import (
@@ -22,17 +23,15 @@ from harness.model import (
     Kill,
     Leave,
     Load,
-    Outcome,
-    Record,
     Scenario,
     Stream,
     TargetError,
     UnsupportedError,
     World,
-    stretched,
 )
 from harness.property import Finding, Findings, Property, declare, held, sampled, undecided, within
 from harness.target import ChangeStep, Launch, Place, Target
+from harness.verdict import Outcome, Record
 
 STREAM = Stream("traffic", start_s=0.0, rate_per_s=10.0, requests=20, keys=Keys(4))
 SCENARIO = Scenario("steady", backends=2, load=Load((STREAM,)), intervals_s=(1.0,))

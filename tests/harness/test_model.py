@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.claims import Backoff, Breaker, Ejection, HealthChecks
+from harness.frozen import canonical, stretched
 from harness.model import (
     Blackhole,
     Connections,
@@ -31,9 +32,7 @@ from harness.model import (
     Scenario,
     Step,
     Stream,
-    canonical,
     is_fault,
-    stretched,
 )
 
 

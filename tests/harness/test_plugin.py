@@ -152,7 +152,7 @@ def test_ids_are_the_same_from_anywhere(suite: pytest.Pytester, monkeypatch: pyt
 
 
 def test_the_shipped_suites_are_found_from_anywhere(suite: pytest.Pytester) -> None:
-    result = run(suite, "--collect-only", "-q", "--world", "sim", "--pyargs", "suites")
+    result = run(suite, "--collect-only", "-q", "--world", "sim", "--pyargs", "suites", apart=True)
     assert any(line.startswith("suites/affinity.py::affinity.") for line in result.outlines)
     assert not any("[live]" in line for line in result.outlines)
 
@@ -167,7 +167,7 @@ def test_a_strangers_suites_are_left_alone(suite: pytest.Pytester) -> None:
     suite.mkpydir("suites")
     (suite.path / "suites/broken.py").write_text("raise SystemExit('imported')\n")
     (suite.path / "suites/test_own.py").write_text("def test_own(): pass\n")
-    result = run(suite, "suites")
+    result = run(suite, "suites", apart=True)
     result.assert_outcomes(passed=1)
     assert "imported" not in said(result)
 
@@ -329,8 +329,8 @@ def test_xdist_keeps_live_properties_on_one_worker(live: pytest.Pytester) -> Non
         text = SUITE.replace("some.thing", f"some{number}.thing")
         text = text.replace('Scenario("short"', f'Scenario("short{number}"')
         (live.path / f"mine/some{number}.py").write_text(text)
-    for dist in ([], ["--dist", "loadfile"]):
-        result = run(live, "mine", "-n", "2", "-k", "kept or masked", *dist)
+    for dist in ("load", "loadfile"):
+        result = run(live, "mine", "-n", "2", "-k", "kept or masked", "--dist", dist)
         result.assert_outcomes(passed=10, skipped=10)
         assert "10 pass, 10 unsupported." in said(result)
         played = (live.path / "played").read_text().splitlines()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from harness.model import Figure, FindingRow, Outcome, Record, World
+from harness.model import World
+from harness.verdict import Figure, FindingRow, Outcome, Record
 from reports.failure import failure_text
 from reports.figures import figure, milliseconds
 from reports.rows import plain, record_of, row_of

@@ -11,8 +11,9 @@ from harness.arrivals import Arrival, draw
 from harness.claims import Claims
 from harness.history import ATTEMPT, RESIDENCY, History, StepSeen, empty_requests
 from harness.judge import decide
-from harness.model import Echo, Ending, Failure, Outcome, Residency, Scenario
+from harness.model import Echo, Ending, Failure, Residency, Scenario
 from harness.property import Held, Property
+from harness.verdict import Outcome
 
 SEED = 7
 LATENCY_S = 0.01

@@ -10,8 +10,9 @@ import pytest
 from harness.arrivals import Arrival
 from harness.claims import Affinity, Claims
 from harness.history import History
-from harness.model import Outcome, UnsupportedError
+from harness.model import UnsupportedError
 from harness.property import Property, undecided
+from harness.verdict import Outcome
 from suites.affinity import leave_share, only_departed_keys_move, repeat_same_backend, return_restores
 from suites.scenarios import LEAVE_KEYS, leave_and_return, steady
 from tests.suites.histories import PlaceOf, history_of, only, outcome, unreached

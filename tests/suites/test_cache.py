@@ -6,8 +6,9 @@ import pytest
 
 from harness.claims import Affinity, Claims
 from harness.history import History
-from harness.model import Outcome, UnsupportedError
+from harness.model import UnsupportedError
 from harness.property import undecided
+from harness.verdict import Outcome
 from suites.cache import affinity_hit_rate, more_models_than_fit_one
 from tests.suites.histories import history_of, lost, only, outcome, with_loads
 

@@ -10,8 +10,9 @@ import pytest
 from harness.arrivals import Arrival
 from harness.claims import Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.history import History
-from harness.model import Kill, Method, Outcome
+from harness.model import Kill, Method
 from harness.property import Finding, Held
+from harness.verdict import Outcome
 from suites.health import BEFORE_S, failover_within_bound, one_dies
 from tests.suites.histories import history_of, lost, outcome
 

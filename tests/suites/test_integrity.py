@@ -8,8 +8,9 @@ import numpy as np
 
 from harness.claims import Claims
 from harness.history import History
-from harness.model import Echo, Ending, Outcome
+from harness.model import Echo, Ending
 from harness.property import Held, undecided
+from harness.verdict import Outcome
 from suites.integrity import answer_belongs_to_request
 from suites.scenarios import steady
 from tests.suites.histories import history_of, lost, outcome

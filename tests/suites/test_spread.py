@@ -8,8 +8,9 @@ from harness.arrivals import Arrival
 from harness.claims import Claims, Spread
 from harness.history import History
 from harness.judge import decide
-from harness.model import Connections, Kind, Outcome, UnsupportedError
+from harness.model import Connections, Kind, UnsupportedError
 from harness.property import Sampled, undecided
+from harness.verdict import Outcome
 from suites.spread import one_connection, one_connection_even
 from tests.suites.histories import history_of, only, outcome, unreached
 

@@ -114,9 +114,7 @@ def test_the_ending_has_the_status_and_the_last_line(start: Start) -> None:
 def test_a_missing_binary(start: Start) -> None:
     child = start("", "/nowhere/balancer", "--port", "1")
     assert child.wait(PATIENCE_S)
-    assert child.ending() == (
-        "exit status 127; last line: /nowhere/balancer: cannot be run: No such file or directory"
-    )
+    assert child.ending() == ("exit status 127; last line: /nowhere/balancer: cannot be run: No such file or directory")
 
 
 def test_without_its_log_it_still_ends(start: Start) -> None:

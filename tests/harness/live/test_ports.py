@@ -72,7 +72,9 @@ def test_after_the_last_block_comes_the_first(taken: set[int]) -> None:
 @pytest.mark.usefixtures("only_these")
 def test_none_free_is_one_line(taken: set[int]) -> None:
     taken |= set(range(65536))
-    with pytest.raises(HarnessError, match=r"^no 64 free ports in a row between 20000 and 32160 on 127\.0\.0\.1") as told:
+    with pytest.raises(
+        HarnessError, match=r"^no 64 free ports in a row between 20000 and 32160 on 127\.0\.0\.1"
+    ) as told:
         port_block(7, 2)
     assert "\n" not in str(told.value)
 

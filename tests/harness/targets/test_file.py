@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.claims import claims_file
+from harness.claims_file import claims_file
 from harness.model import ClaimsError, TargetError, UnsupportedError, World
 from harness.target import Address, Place, RunCommand, WriteFile
 from harness.targets.file import FileTarget

@@ -19,7 +19,7 @@ import pytest
 from harness.claims import Affinity, Ejection, Failover, Retry, Spread
 from harness.model import TargetError, World
 from harness.target import Address, AwaitNewWorkers, Place, Signal, WriteFile
-from harness.targets.nginx import NginxTarget, Settings
+from harness.targets.nginx import NginxTarget
 
 OFF = [frozenset(names) for names in chain.from_iterable(combinations(("ejection", "retry"), n) for n in range(3))]
 ADDRESSES = (Address("gpu-2", "127.0.0.1", 9002), Address("gpu-0", "127.0.0.1", 9000, 3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
 import socket
 import subprocess
@@ -159,7 +160,7 @@ def connect(port: int) -> socket.socket:
 
 def read_to_end(client: socket.socket) -> tuple[bytes, str]:
     """What arrives until the end, and how it ends: `EOF`, `timeout` or the name of an errno."""
-    pieces = []
+    pieces: list[bytes] = []
     while True:
         try:
             piece = client.recv(1 << 20)
@@ -200,7 +201,8 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 def free_ports(count: int) -> Iterator[int]:
     """Ports of loopback that were free a moment ago, in a row, below the range the system draws from."""
-    for base in range(20000, 32000, count):
+    first = 20000 + os.getpid() * count % 10000  # tests in other processes are looking too
+    for base in range(first, 32000, count):
         ports = range(base, base + count)
         with contextlib.ExitStack() as probes:
             try:

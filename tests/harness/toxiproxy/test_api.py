@@ -49,6 +49,7 @@ def test_garbage_is_a_bad_request_and_nothing_more(
     [
         ("bandwidth", {"rate": -1}),
         ("slicer", {}),
+        ("slicer", {"average_size": -1, "size_variation": -1}),
         ("slicer", {"average_size": 10, "size_variation": 11}),
     ],
 )

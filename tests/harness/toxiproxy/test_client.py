@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import requests
+import toxiproxy.api
 
 from harness.toxiproxy.client import FaultProxy, FaultProxyError, Toxic
 from tests.harness.toxiproxy import rig
@@ -162,6 +164,13 @@ def test_the_environments_proxies_are_ignored(proxy: FaultProxy, monkeypatch: py
     assert proxy.version() == "2.12.0"
 
 
+def test_the_library_is_left_as_it_was(proxy: FaultProxy) -> None:
+    before = toxiproxy.api.APIConsumer.port
+    proxy.version()
+    assert toxiproxy.api.APIConsumer.port == before
+    assert toxiproxy.api.requests is requests
+
+
 # With servers that misbehave.
 
 
@@ -231,6 +240,13 @@ def test_a_real_toxiproxy_has_no_connections(scripted: Callable[[Answers], Fault
 def test_missing_evidence_fails(scripted: Callable[[Answers], FaultProxy]) -> None:
     proxy = scripted({("GET", "/connections"): (200, '{"connections":[],"forgotten":3}')})
     assert "3 connections forgotten" in fails(proxy.connections)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "7", '{"connections":[{}],"forgotten":0}'])
+def test_answers_of_the_wrong_shape_fail(scripted: Callable[[Answers], FaultProxy], text: str) -> None:
+    proxy = scripted({("GET", "/proxies/p"): (200, text), ("GET", "/connections"): (200, text)})
+    assert "expected a fault proxy's answer" in fails(lambda: proxy.proxy("p"))
+    assert "expected a fault proxy's answer" in fails(proxy.connections)
 
 
 def test_an_answer_that_is_no_json_fails(scripted: Callable[[Answers], FaultProxy]) -> None:

@@ -1,0 +1,54 @@
+"""Frozen data: plain JSON that is equal where it is equal, and durations stretched. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+Frozen = TypeVar("Frozen")
+
+
+def canonical(value: object) -> Any:
+    """`value` as plain JSON types with class names, so that equal values have equal text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {item.name: canonical(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {"is": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {str(key): canonical(item) for key, item in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted(canonical(item) for item in value)
+    if isinstance(value, tuple | list):
+        return [canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # 2 and 2.0 are equal, so their text must be
+    return value
+
+
+def stretched(value: Frozen, factor: float) -> Frozen:
+    """`value` with every duration in it multiplied and every rate divided by `factor`.
+
+    Durations are fields that end in `_s`, rates those that end in `_per_s`; nested dataclasses and tuples are
+    followed. This is the whole of a time scale: a scenario, its servers and the claims stretch alike.
+    """
+    if isinstance(value, tuple):
+        return tuple(stretched(item, factor) for item in value)  # type: ignore[return-value]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    changes: dict[str, Any] = {}
+    for item in dataclasses.fields(value):
+        old = getattr(value, item.name)
+        new = _stretched_field(item.name, old, factor)
+        if new is not old:
+            changes[item.name] = new
+    return dataclasses.replace(value, **changes) if changes else value
+
+
+def _stretched_field(name: str, value: Any, factor: float) -> Any:
+    if name.endswith("_per_s") and isinstance(value, int | float):
+        return value / factor
+    if name.endswith("_s") and isinstance(value, int | float):
+        return value * factor
+    if name.endswith("_s") and isinstance(value, tuple):
+        return tuple(item * factor for item in value)
+    return stretched(value, factor)

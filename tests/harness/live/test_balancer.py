@@ -1,0 +1,302 @@
+"""The balancer as a process: how it is started, changed and stopped, and who is told when it won't."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from signal import SIGKILL, SIGUSR1
+
+import pytest
+
+from harness.claims import Claims
+from harness.live import balancer as module
+from harness.live.balancer import Balancer
+from harness.live.calls import call
+from harness.model import DiedError, TargetError
+from harness.target import Address, Call, ChangeStep, Launch, Place, RunCommand, Signal, Target, WriteFile
+from harness.targets.nginx import NginxTarget
+from tests.harness.live.helpers import HOST, PATIENCE_S, RawBackend, fine, free_ports, runs, tree, until
+from tests.harness.live.helpers import Call as Seen
+
+LISTENS = """
+import signal, socket, sys
+signal.signal(signal.SIGUSR1, lambda number, frame: print("poked", flush=True))
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("up", flush=True)
+while True: server.accept()[0].close()
+"""
+
+
+class Stub(Target):
+    """A target made of the launch and the steps that it is given."""
+
+    name = "stub"
+    claims = Claims()
+
+    def __init__(self, launch: Launch, *steps: ChangeStep) -> None:
+        self._launch = launch
+        self._steps = steps
+
+    def launch(self, place: Place) -> Launch:
+        return self._launch
+
+    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+        return self._steps
+
+    def scaled(self, factor: float) -> None:
+        return None
+
+
+def python(code: str, *words: object) -> tuple[str, ...]:
+    return (sys.executable, "-c", code, *map(str, words))
+
+
+Start = Callable[..., Balancer]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    port, admin_port = free_ports(2)
+    return Place(tmp_path, HOST, port, admin_port, ())
+
+
+@pytest.fixture
+def start(place: Place) -> Iterator[Start]:
+    """Starts a target at the test's place; stopped in the end."""
+    started: list[Balancer] = []
+
+    def begin(target: Target, at: Place | None = None) -> Balancer:
+        started.append(Balancer(target, at or place))
+        return started[-1]
+
+    yield begin
+    for balancer in started:
+        balancer.stop()
+
+
+def listening(place: Place, *steps: ChangeStep) -> Stub:
+    return Stub(Launch(files={}, start=python(LISTENS, place.port)), *steps)
+
+
+def pid_of(balancer: Balancer) -> int:
+    assert balancer._child is not None
+    return balancer._child.pid
+
+
+# --- the start --------------------------------------------------------------------------------------------
+
+
+def test_files_environment_and_process(
+    start: Start, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NGINX", "/a/path/of/ours")
+    code = f"import os; print(os.environ.get('NGINX'), os.environ['SAID'], flush=True)\n{LISTENS}"
+    launch = Launch({"deep/er/file": "text\n"}, python(code, place.port), environment={"SAID": "this"})
+    balancer = start(Stub(launch))
+    balancer.await_listening()
+    balancer.check()
+    assert balancer.url == f"http://{HOST}:{place.port}"
+    assert (tmp_path / "deep" / "er" / "file").read_text() == "text\n"
+    assert [path.name for path in (tmp_path / "deep" / "er").iterdir()] == ["file"]
+    assert (tmp_path / "balancer.log").read_text().splitlines()[0] == "None this"
+    pid = pid_of(balancer)
+    balancer.stop()
+    assert not runs(pid)
+
+
+def test_a_refused_configuration_is_told_in_nginx_own_words(
+    start: Start, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NginxTarget, "render", lambda *_: "events {}\nhtpp {}\n")
+    before = tree(os.getpid())
+    with pytest.raises(
+        TargetError, match=r'^nginx refuses its configuration: nginx: \[emerg\] unknown directive "htpp" in .*:2$'
+    ) as told:
+        start(NginxTarget())
+    assert "\n" not in str(told.value)
+    assert tree(os.getpid()) == before
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("print('all is well')\nprint('ERROR: no such thing')\nprint('bye')", "ERROR: no such thing"),
+        ("print('first')\nprint('last')", "last"),
+        ("pass", r"\(no output\)"),
+    ],
+)
+def test_the_telling_line_of_a_refusal(start: Start, said: str, told: str) -> None:
+    with pytest.raises(TargetError, match=f"^stub refuses its configuration: {told}$"):
+        start(Stub(Launch({}, (), check=python(f"{said}\nraise SystemExit(1)"))))
+
+
+def test_a_check_that_does_not_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_S", 0.2)
+    with pytest.raises(TargetError, match="does not say whether its configuration is fine: .*timed out"):
+        start(Stub(Launch({}, (), check=python("import time; time.sleep(600)"))))
+
+
+def test_a_missing_binary(start: Start) -> None:
+    with pytest.raises(
+        TargetError, match=r"^/nowhere/lb: cannot be run \(No such file or directory\); is stub installed\?$"
+    ):
+        start(Stub(Launch({}, ("/nowhere/lb",), check=("/nowhere/lb", "-t"))))
+    with pytest.raises(TargetError, match=r"^stub does not start: exit status 127; last line: /nowhere/lb: cannot be"):
+        start(Stub(Launch({}, ("/nowhere/lb",)))).await_listening()
+
+
+def test_a_taken_port_starts_nothing(start: Start, place: Place) -> None:
+    before = tree(os.getpid())
+    with socket.create_server((HOST, 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(TargetError, match=rf"^port {port} is taken; stub cannot listen there: free it or choose"):
+            start(listening(place), dataclasses.replace(place, port=port))
+    assert tree(os.getpid()) == before
+
+
+def test_one_that_ends_at_once(start: Start) -> None:
+    code = "import sys; print('first'); print('no licence', file=sys.stderr); sys.exit(5)"
+    balancer = start(Stub(Launch({}, python(code))))
+    with pytest.raises(TargetError, match=r"^stub does not start: exit status 5; last line: no licence$"):
+        balancer.await_listening()
+
+
+def test_one_that_never_listens(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_S", 1.0)
+    balancer = start(Stub(Launch({}, python("import time; print('warming up', flush=True); time.sleep(600)"))))
+    with pytest.raises(TargetError, match=r"^stub does not listen at http://127\.0\.0\.1:\d+ after 1 s: warming up$"):
+        balancer.await_listening()
+
+
+def test_one_that_was_to_be_running(start: Start, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_S", 0.1)
+    target = Stub(Launch({}, ()))
+    target.url = f"http://localhost:{place.port}/"
+    with pytest.raises(TargetError, match="it was to be running already$"):
+        start(target).await_listening()
+    with socket.create_server((HOST, place.port)):
+        balancer = start(target)
+        balancer.await_listening()
+        balancer.check()
+
+
+def test_not_ready_has_the_ending(start: Start, place: Place) -> None:
+    balancer = start(listening(place))
+    balancer.await_listening()
+    assert str(balancer.not_ready("why")) == "stub does not get ready: why; still running"
+
+
+# --- its life ---------------------------------------------------------------------------------------------
+
+
+def test_its_death_is_told_with_signal_and_last_line(start: Start, place: Place) -> None:
+    balancer = start(listening(place))
+    balancer.await_listening()
+    os.kill(pid_of(balancer), SIGKILL)
+    until(lambda: not runs(pid_of(balancer)))
+    for action in (balancer.check, lambda: balancer.change(place)):
+        with pytest.raises(DiedError, match=r"^signal SIGKILL; last line: up$"):
+            action()
+
+
+def test_steps_in_order(start: Start, place: Place, tmp_path: Path) -> None:
+    copy = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2])"
+    steps = (
+        WriteFile("list", "one"),
+        RunCommand(python(copy, tmp_path / "list", tmp_path / "copy")),
+        WriteFile("list", "two"),
+        Signal(SIGUSR1),
+    )
+    balancer = start(listening(place, *steps))
+    balancer.await_listening()
+    until(lambda: "up" in (tmp_path / "balancer.log").read_text())
+    balancer.change(place)
+    assert ((tmp_path / "copy").read_text(), (tmp_path / "list").read_text()) == ("one", "two")
+    until(lambda: "poked" in (tmp_path / "balancer.log").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (python("import sys; sys.exit('bad weight')"), "refused a change: exit status 1: bad weight"),
+        (python("import sys; sys.exit(3)"), "refused a change: exit status 3: $"),
+        (("/nowhere/ctl",), "refused a change: .*No such file"),
+        (python("import time; time.sleep(600)"), "refused a change: .*timed out after 0.5"),
+    ],
+)
+def test_a_command_that_refuses(
+    start: Start, place: Place, words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHANGE_S", 0.5 if "time" in words[-1] else PATIENCE_S)
+    balancer = start(listening(place, RunCommand(words)))
+    balancer.await_listening()
+    with pytest.raises(DiedError, match=told):
+        balancer.change(place)
+
+
+def test_calls(start: Start, place: Place) -> None:
+    async def behave(seen: Seen) -> None:
+        await seen.answer(b"no: " + seen.body, "400 Bad Request" if seen.body == b"bad" else "204 No Content")
+
+    admin = RawBackend(behave)
+    try:
+        url = f"http://{HOST}:{admin.port}/members"
+        start(listening(place, Call("PUT", url, "good"))).change(place)
+        assert admin.calls[0].head.startswith("PUT /members ")
+        assert "content-type: application/json" in admin.calls[0].head.lower()
+        other = dataclasses.replace(place, port=free_ports(1)[0])
+        refusing = start(listening(other, Call("PUT", url, "bad")), other)
+        with pytest.raises(DiedError, match=r"^refused a change: PUT \S+: 400 b'no: bad'$"):
+            refusing.change(other)
+    finally:
+        admin.close()
+
+
+def test_a_call_that_nobody_takes(start: Start, place: Place) -> None:
+    balancer = start(listening(place, Call("PUT", f"http://{HOST}:{place.admin_port}/", "")))
+    balancer.await_listening()
+    with pytest.raises(DiedError, match=r"^refused a change: PUT \S+: .*refused"):
+        balancer.change(place)
+    os.kill(pid_of(balancer), SIGKILL)
+    until(lambda: not runs(pid_of(balancer)))
+    with pytest.raises(DiedError, match=r"^signal SIGKILL"):
+        balancer.change(place)
+
+
+# --- nginx ------------------------------------------------------------------------------------------------
+
+
+def served_by(balancer: Balancer) -> bytes:
+    return call("POST", f"{balancer.url}/v1/updates", b"{}", timeout_s=PATIENCE_S).body
+
+
+def test_nginx_changes_its_members_and_refuses_nonsense(
+    start: Start, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def other(seen: Seen) -> None:
+        await seen.answer(b"other")
+
+    one, two = RawBackend(fine), RawBackend(other)
+    try:
+        at = [dataclasses.replace(place, backends=(Address("gpu-0", HOST, item.port),)) for item in (one, two)]
+        balancer = start(NginxTarget(), at[0])
+        balancer.await_listening()
+        old = tree(pid_of(balancer))
+        assert served_by(balancer) == b"fine"
+        balancer.change(at[1])
+        assert not old & tree(pid_of(balancer))
+        assert [served_by(balancer) for _ in range(5)] == [b"other"] * 5
+        monkeypatch.setattr(NginxTarget, "render", lambda *_: "htpp {}\n")
+        monkeypatch.setattr(module, "CHANGE_S", 1.0)
+        with pytest.raises(DiedError, match=r"^refused a change: its workers were not replaced in 1 s; "):
+            balancer.change(at[0])
+        workers = tree(pid_of(balancer))
+        balancer.stop()
+        until(lambda: not any(map(runs, workers)))
+    finally:
+        one.close()
+        two.close()

@@ -1,0 +1,221 @@
+"""Before the run: every backend must be seen through the balancer, and what of our tags survives is found out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.claims import Claims
+from harness.live import preflight as module
+from harness.live.balancer import Balancer
+from harness.live.fleet import Fleet
+from harness.live.ports import PortBlock, port_block
+from harness.live.preflight import preflight
+from harness.model import HarnessError, Load, ModelServer, TargetError
+from harness.target import ChangeStep, Launch, Place, Target
+from tests.harness.live.helpers import HOST, Behave, Call, RawBackend, free_ports
+
+NONCE = 0x5EED5
+ALL = ("header:x-mock-tag", "header:x-request-id", "json:seed", "prompt-suffix")
+BODY = ("json:seed", "prompt-suffix")
+TAG_HEADERS = re.compile(r"(?im)^(x-mock-tag|x-request-id):[^\n]*\n")
+
+
+class Running(Target):
+    """A balancer that runs already at `url`."""
+
+    name = "strange"
+    claims = Claims()
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://{HOST}:{port}"
+
+    def launch(self, place: Place) -> Launch:
+        return Launch(files={}, start=())
+
+    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+        return ()
+
+    def scaled(self, factor: float) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def block() -> PortBlock:
+    return port_block(os.getpid(), 2)
+
+
+@pytest.fixture(scope="module")
+def processes(block: PortBlock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    fleet = Fleet(block, 2, ModelServer(), tmp_path_factory.mktemp("fleet"), processes=False)
+    try:
+        fleet.await_ready()
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+@pytest.fixture
+def fleet(processes: Fleet) -> Fleet:
+    """Two backends as at the start of a run: no nonce, empty logs."""
+    processes.reset(0)
+    return processes
+
+
+@pytest.fixture
+def balance() -> Iterator[Callable[[Behave], int]]:
+    """Starts a raw balancer; its port."""
+    started: list[RawBackend] = []
+
+    def start(behave: Behave) -> int:
+        started.append(RawBackend(behave))
+        return started[-1].port
+
+    yield start
+    for balancer in started:
+        balancer.close()
+
+
+def keep(call: Call) -> Call:
+    return call
+
+
+def no_headers(call: Call) -> Call:
+    return replace(call, head=TAG_HEADERS.sub("", call.head))
+
+
+def no_body(call: Call) -> Call:
+    body = json.dumps({"model": "m", "prompt": "rewritten", "max_tokens": 1}).encode()
+    head = re.sub(r"(?i)content-length: \d+", f"content-length: {len(body)}", call.head)
+    return replace(call, head=head, body=body)
+
+
+def nothing(call: Call) -> Call:
+    return no_headers(no_body(call))
+
+
+def another_run(call: Call) -> Call:
+    """As if a load of somebody else's passed."""
+    return replace(no_body(call), head=re.sub(r"(?i)(x-mock-tag: )\w+", r"\g<1>0000000200001", call.head))
+
+
+def round_robin(ports: list[int], *changes: Callable[[Call], Call]) -> Behave:
+    """Forwards in turn; request number n is changed by `changes[n]`, beginning anew at their end."""
+    turn = itertools.count()
+
+    async def behave(call: Call) -> None:
+        number = next(turn)
+        changed = changes[number % len(changes)](call)
+        reader, writer = await asyncio.open_connection(HOST, ports[number % len(ports)])
+        head = re.sub(r"(?i)connection: [^\r]*\r\n", "", changed.head)
+        writer.write(head.replace("\r\n", "\r\nConnection: close\r\n", 1).encode() + changed.body)
+        await call.write(await reader.read())
+        writer.close()
+        call.writer.close()
+
+    return behave
+
+
+def ports_of(block: PortBlock) -> list[int]:
+    return [block.backend(0), block.backend(1)]
+
+
+def fly(port: int, fleet: Fleet, folder: Path, correlate: tuple[str, ...] = ALL, protocol: str = "http") -> bool:
+    balancer = Balancer(Running(port), Place(folder, HOST, port, 0, ()))
+    return preflight(balancer, fleet, ("gpu-0", "gpu-1"), Load(()), protocol, NONCE, correlate)
+
+
+@pytest.mark.parametrize("protocol", ["http", "openai"])
+def test_all_backends_seen_and_tags_survive(
+    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path, protocol: str
+) -> None:
+    assert fly(balance(round_robin(ports_of(block), keep)), fleet, tmp_path, protocol=protocol) is True
+
+
+@pytest.mark.parametrize(
+    ("change", "correlate", "correlated"),
+    [
+        (no_headers, ALL, True),
+        (no_headers, BODY, True),
+        (no_headers, ("json:seed",), True),
+        (no_headers, ("prompt-suffix",), True),
+        (no_headers, ("header:x-mock-tag", "header:x-request-id"), False),
+        (no_body, ALL, True),
+        (no_body, ("header:x-request-id",), True),
+        (no_body, BODY, False),
+        (keep, (), False),
+        (nothing, ALL, False),
+    ],
+)
+def test_what_survives_must_be_something_that_counts(
+    balance: Callable[[Behave], int],
+    block: PortBlock,
+    fleet: Fleet,
+    tmp_path: Path,
+    change: Callable[[Call], Call],
+    correlate: tuple[str, ...],
+    correlated: bool,
+) -> None:
+    assert fly(balance(round_robin(ports_of(block), change)), fleet, tmp_path, correlate) is correlated
+
+
+def test_one_backend_without_tags_is_enough_to_spoil_it(
+    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path
+) -> None:
+    assert fly(balance(round_robin(ports_of(block), keep, nothing)), fleet, tmp_path) is False
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READY_S", 0.5)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_backend_that_is_never_asked_is_named(
+    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path
+) -> None:
+    port = balance(round_robin([block.backend(1)], keep))
+    with pytest.raises(TargetError, match=r"^strange does not get ready: gpu-0 not seen through it after") as told:
+        fly(port, fleet, tmp_path)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_another_runs_requests_do_not_count(
+    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path
+) -> None:
+    port = balance(round_robin(ports_of(block), keep, another_run))
+    with pytest.raises(TargetError, match="gpu-1 not seen through it"):
+        fly(port, fleet, tmp_path)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_answers_alone_do_not_count(balance: Callable[[Behave], int], fleet: Fleet, tmp_path: Path) -> None:
+    async def busy(call: Call) -> None:
+        await call.answer(status="503 Busy")
+
+    with pytest.raises(TargetError, match=r"gpu-0, gpu-1 not seen .*; last answer: 503"):
+        fly(balance(busy), fleet, tmp_path)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_nobody_there(fleet: Fleet, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"gpu-0, gpu-1 not seen .*; last failure: ConnectionRefusedError"):
+        fly(free_ports(1)[0], fleet, tmp_path)
+
+
+def test_a_dead_fleet_is_our_fault(balance: Callable[[Behave], int], tmp_path: Path) -> None:
+    block = port_block(os.getpid() + 1, 1)
+    fleet = Fleet(block, 1, ModelServer(), tmp_path, processes=False)
+    fleet.await_ready()
+    fleet.stop()
+    with pytest.raises(HarnessError, match="the mock fleet ended: exit status 0"):
+        fly(balance(round_robin([block.backend(0)], keep)), fleet, tmp_path)

@@ -114,7 +114,7 @@ def _checked(path: Path, document: dict[str, Any]) -> ClaimsFile:
         name=_text(balancer, "name") or path.stem,
         version=_text(balancer, "version") or "unknown",
         claims=claims,
-        url=url,
+        url=url.rstrip("/") if url else None,
         python=python,
         correlate=correlate,
         listen=listen,

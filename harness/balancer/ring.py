@@ -120,18 +120,14 @@ class HashRing:
         Sorting takes next to nothing then, as the sort (a stable one, by merging) makes use of order that is there.
         """
         names = tuple(sorted(counts))
-        changed = [index for index, name in enumerate(names) if counts[name] != self._counts.get(name)]
-        places = {name: index for index, name in enumerate(names)}
+        places = {name: place for place, name in enumerate(names)}
         stays = [places[name] if counts.get(name) == self._counts[name] else -1 for name in self._names]
-        kept = np.array([*stays, -1], dtype=np.intp)[self._index_array]
-        points = np.concatenate(
-            [
-                self._point_array[kept >= 0],
-                *(self._own_points[names[index]][: counts[names[index]]] for index in changed),
-            ]
-        )
-        indices = np.concatenate([kept[kept >= 0], np.repeat(changed, [counts[names[index]] for index in changed])])
-        indices = indices.astype(np.intp)
+        index_now = np.array([*stays, -1], dtype=np.intp)[self._index_array]
+        changed = [name for name in names if counts[name] != self._counts.get(name)]
+        added = [self._own_points[name][: counts[name]] for name in changed]
+        added_index = np.array([places[name] for name in changed], dtype=np.intp)
+        points = np.concatenate([self._point_array[index_now >= 0], *added])
+        indices = np.concatenate([index_now[index_now >= 0], added_index.repeat([len(piece) for piece in added])])
         order = np.argsort(points, kind="stable")
         if (np.diff(points[order]) == 0).any():
             order = np.lexsort((indices, points))  # colliding points in the order of their members' names

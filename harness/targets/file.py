@@ -7,7 +7,6 @@ import shutil
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -37,7 +36,7 @@ class FileTarget(Target):
         self.correlate = tuple(dict.fromkeys((OWN_CARRIER, *file.correlate)))
         self.health_path = file.health_path
         self.listen = tuple(address_of(address) for address in file.listen)
-        self.url = None if file.url is None else _checked_url(file)
+        self.url = file.url
         if file.run:
             self.switches = frozenset(file.run.switches)
             for word in (*file.run.start, *file.run.reload):
@@ -114,18 +113,6 @@ def _check_placeholders(word: str, name: str) -> None:
     for found in PLACEHOLDER.finditer(word):
         if found[1] not in PLACEHOLDERS:
             raise ClaimsError(f"{name}: [run] {word!r}: unknown {found[0]}; {nearest(found[1], PLACEHOLDERS)}")
-
-
-def _checked_url(file: ClaimsFile) -> str:
-    url = str(file.url).rstrip("/")
-    try:
-        parts = urlsplit(url)
-        fine = parts.scheme == "http" and bool(parts.hostname) and parts.port is not None and not parts.path
-    except ValueError:  # a port that is no number
-        fine = False
-    if not fine:
-        raise ClaimsError(f"{file.name}: [balancer] url {file.url!r}: expected http://HOST:PORT")
-    return url
 
 
 def _where(error: Exception, template: Path) -> str:

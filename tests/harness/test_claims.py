@@ -133,7 +133,7 @@ def test_mistakes_in_claims(tmp_path: Path, table: str, told: str) -> None:
         ("[balancer]\nname = 'x'", "nothing to test: [balancer] needs url or python, or a [run] table"),
         ("[balancer]\nnmae = 'x'", "unknown [balancer] key 'nmae'; did you mean name?"),
         ("[balancer]\nurl = 5", "url: saw 5, expected text"),
-        ("[balancer]\nurl = '127.0.0.1:80'", "[balancer] url '127.0.0.1:80': expected http://HOST:PORT"),
+        ("[balancer]\nurl = '127.0.0.1:80'", "[balancer] url '127.0.0.1:80': expected http://127.0.0.1:PORT"),
         ("[balancer]\nurl = 'http://127.0.0.1:80'", "[backends] listen = ["),
         ("[balancer]\npython = 'p:C'\nprotocol = 'grpc'", "[balancer] protocol 'grpc' is unknown; valid: http, openai"),
         ("[balancer]\npython = 'p:C'\ncorrelate = ['x']", "[balancer] correlate: 'x' expected header:x-request-id"),

@@ -158,15 +158,18 @@ class RawBackend:
         finally:
             self._handlers.discard(task)
             writer.transport.abort()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     def close(self) -> None:
         """Stop listening, cut everything, end the thread."""
 
         async def end() -> None:
             self._server.close()
-            for task in list(self._handlers):
+            handlers = list(self._handlers)
+            for task in handlers:
                 task.cancel()
-            await asyncio.gather(*self._handlers, return_exceptions=True)
+            await asyncio.gather(*handlers, return_exceptions=True)
 
         self.do(end())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -143,7 +143,11 @@ def place_in(workdir: Path, backends: tuple[Address, ...] = ADDRESSES, off: froz
 
 
 def servers_in(text: str) -> list[str]:
-    return re.findall(r"^\s*server (127\S+ .*);$", text, re.MULTILINE)
+    """The servers of the group for inference; those of the group for updates are the same."""
+    found = re.findall(r"^\s*server (127\S+ .*);$", text, re.MULTILINE)
+    half = len(found) // 2
+    assert found[:half] == found[half:]
+    return found[:half]
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +177,7 @@ def test_claims_are_what_is_rendered(tmp_path: Path) -> None:
     text = target.render(place_in(tmp_path))
     assert target.worlds == {World.LIVE}
     assert target.claims[Affinity] == Affinity("header:x-model-id", "ring", 160)
-    assert "hash $affinity_key consistent;" in text
+    assert "hash $http_x_model_id consistent;" in text
     assert target.claims[Spread] == Spread("round_robin", workers=1)
     assert "worker_processes 1;" in text
     assert target.claims[Ejection] == Ejection(failures=1, open_s=1.0)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from harness.frozen import stretched
 from harness.history import History
-from harness.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError, UnsupportedError, World, is_fault
+from harness.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError, UnsupportedError, World
 from harness.property import Finding, Held, Property, Sampled, Undecided, Within
 from harness.sim.baselines import baseline_target
 from harness.sim.world import play as play_in_sim
 from harness.stats import ShareTest
 from harness.target import Target
-from harness.verdict import FindingRow, Outcome, Record
+from harness.verdict import Figure, FindingRow, Outcome, Record
 
 Play = Callable[[Target, Scenario, int], History]
 
@@ -167,10 +167,9 @@ def _look(item: Property, history: History, target: Target) -> Verdict:
     if idle:
         what = ", ".join(f"{step.kind} of gpu-{step.backend} at {step.asked_s:.1f} s" for step in idle)
         return Verdict(Outcome.VACUOUS, f"never took effect: {what}")
-    asked = sum(1 for step in history.scenario.timeline if is_fault(step))
-    seen = sum(1 for step in history.steps if step.kind not in ("Leave", "Join"))
-    if seen < asked:
-        return Verdict(Outcome.VACUOUS, f"{asked} faults asked for, {seen} set")
+    asked = len(history.scenario.timeline)
+    if len(history.steps) < asked:
+        return Verdict(Outcome.VACUOUS, f"{asked} faults and changes asked for, {len(history.steps)} carried out")
     if not len(history.requests) or not (history.answered().any() or len(history.attempts)):
         return Verdict(Outcome.VACUOUS, "no traffic: no request was answered and no backend saw an attempt")
     if item.attempts and not history.correlated:
@@ -245,5 +244,13 @@ def _sequential(finding: Sampled) -> _Judged:
     note = finding.note
     if ok is None:
         note = f"{decision.trials} samples do not decide, up to {decision.cap} may be needed. {note}".strip()
-    row = FindingRow(ok, finding.at_s, observed, finding.conform, decision.trials, note)
+    row = FindingRow(ok, finding.at_s, observed, _limits(finding), decision.trials, note)
     return _Judged(row, finding.alpha, unfinished=ok is None)
+
+
+def _limits(finding: Sampled) -> Figure:
+    """The rate, or the two rates, from which on a finding is a violation."""
+    below, above = finding.violate
+    if below is None or above is None:
+        return above if below is None else below
+    return (below, above)

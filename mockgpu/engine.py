@@ -95,15 +95,23 @@ class Engine:
         self._next_id = 0
         self._timer: Timer | None = None
 
-    def submit(self, kind: Literal["inference", "update"], model: str, prompt_tokens: int, output_tokens: int) -> Stay:
+    def submit(
+        self,
+        kind: Literal["inference", "update"],
+        model: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        slowness: float = 1.0,
+    ) -> Stay:
         """Put a job in; the stay is ``ENDED`` at once if it was refused."""
         self._next_id += 1
-        job = Job(self._next_id, model, kind, prompt_tokens, output_tokens)
+        job = Job(self._next_id, model, kind, prompt_tokens, output_tokens, slowness)
         if kind == "update":
-            stay = Stay(job, self._setup.gpu.update_s, 0.0)
+            stay = Stay(job, self._setup.gpu.update_s * slowness, 0.0)
         else:
             spec = self._specs.get(model, self._setup.default_model)
-            stay = Stay(job, spec.service_s(prompt_tokens, output_tokens), spec.decode_step_s)
+            service_s = spec.service_s(prompt_tokens, output_tokens) * slowness
+            stay = Stay(job, service_s, spec.decode_step_s * slowness)
         self._stays[job.id] = stay
         now_s = time.monotonic()
         self._gpu.submit(now_s, job)

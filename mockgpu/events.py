@@ -11,13 +11,17 @@ from typing import Literal, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request for service. ``id`` is the caller's and must be unique among the jobs inside."""
+    """A request for service. ``id`` is the caller's and must be unique among the jobs inside.
+
+    Service takes ``slowness`` times as long as the model's speeds say.
+    """
 
     id: int
     model: str
     kind: Literal["inference", "update"]
     prompt_tokens: int
     output_tokens: int
+    slowness: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

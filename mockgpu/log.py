@@ -76,12 +76,13 @@ class Kind(IntEnum):
 
 
 class Outcome(IntEnum):
-    """How a row ended. Residency rows are ``answered`` from the start."""
+    """How a row ended. Residency rows are ``answered`` from the start. ``cut``: the backend broke it off itself."""
 
     OPEN = 0
     ANSWERED = 1
     CLIENT_GONE = 2
     REFUSED = 3
+    CUT = 4
 
 
 class LogError(ValueError):

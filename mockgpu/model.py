@@ -21,7 +21,7 @@ Rules
 - A model larger than the memory is refused with ``out_of_memory``.
 - An update needs no model, takes a running slot for ``update_s`` and yields no first token.
 - Service of an inference is prompt_tokens / prefill_tokens_per_s + output_tokens * decode_step_s; the first
-  token comes after prefill and one step.
+  token comes after prefill and one step. A job's ``slowness`` multiplies all three, and ``update_s``.
 - What happens at the same instant happens in the order in which it was scheduled, and before a call made at
   that instant.
 
@@ -230,13 +230,14 @@ class GpuServer:
         self._events.append(Started(at_s, job.id, task.cold, at_s - task.submitted_s))
         spec = task.spec
         if spec is None:
-            wake_s = task.finish_s = at_s + self._gpu.update_s
+            wake_s = task.finish_s = at_s + self._gpu.update_s * job.slowness
             task.stage = _DECODE
         else:
-            wake_s = at_s + job.prompt_tokens / spec.prefill_tokens_per_s
-            task.finish_s = wake_s + job.output_tokens * spec.decode_step_s
+            decode_step_s = spec.decode_step_s * job.slowness
+            wake_s = at_s + job.prompt_tokens / spec.prefill_tokens_per_s * job.slowness
+            task.finish_s = wake_s + job.output_tokens * decode_step_s
             if job.output_tokens > 0:
-                wake_s += spec.decode_step_s
+                wake_s += decode_step_s
                 task.stage = _PREFILL
             else:
                 task.stage = _DECODE

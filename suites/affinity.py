@@ -46,6 +46,10 @@ def _before_and(history: History, stream: str, step: StepSeen | None) -> tuple[N
     if poor := sliver(history, "before") or sliver(history, stream):
         return poor
     before, after = history.owners("before"), history.owners(stream)
+    gone = history.scenario.backend_ids.index(_leaver(history))
+    stayed = int(np.count_nonzero(after == gone)) if step.kind == "Leave" else 0
+    if stayed:
+        return f"{_leaver(history)} has left but still gets {stayed} keys: the mapping without it was not seen"
     both = np.flatnonzero((before >= 0) & (after >= 0))
     return before, after, both
 

@@ -102,7 +102,7 @@ def test_shares_of_forty_per_cent_too_much_or_too_little_break_it(weights: list[
     assert verdict.outcome is Outcome.FAIL
     assert [row.ok is False for row in verdict.rows] == broken
     assert verdict.decisive is not None
-    assert verdict.decisive.bound == (0.25, 0.25)
+    assert verdict.decisive.bound == (0.15, 0.35)
 
 
 def test_too_short_a_load_is_undecided() -> None:

@@ -36,9 +36,10 @@ from harness.balancer.protocol import (
 from harness.model import Kind
 
 NAMES = ("gpu-0", "gpu-1", "gpu-2")
-SETTINGS = Settings(virtual_nodes=5, ejection_failures=2, ejection_open_s=1.0, check_unhealthy=2, check_healthy=1)
+SETTINGS = Settings(virtual_nodes=5, ejection_failures=2, ejection_open_s=4.0, check_unhealthy=2, check_healthy=1)
 MEMBERS = st.lists(st.sampled_from(NAMES), unique=True)
 PICK = st.integers(0, 10_000)
+ERRORS = st.sampled_from([None, "refused", "reset", "timeout", "aborted"])
 
 
 @dataclass
@@ -135,9 +136,9 @@ class Shell(RuleBasedStateMachine):
         assert request_id in self.staying
         self.answers[request_id] += 1
 
-    def chosen(self, pick: int, *, headed: bool | None = None) -> int:
-        ids = [key for key, attempt in self.live.items() if headed is None or bool(attempt.status) == headed]
-        return ids[pick % len(ids)]
+    def head(self, attempt_id: int, status: int) -> None:
+        self.live[attempt_id].status = status
+        self.tell(ResponseHead(attempt_id, status))
 
     def end(self, attempt_id: int, error: str | None) -> None:
         attempt = self.live.pop(attempt_id)
@@ -174,12 +175,28 @@ class Shell(RuleBasedStateMachine):
         able = any(stay.eligible(self.now_s) for stay in self.stays.values())
         assert [type(action) for action in actions] == [Send if able else Reply]
 
+    @precondition(lambda self: self.stays and not self.exited)
+    @rule(
+        model=st.sampled_from(["m", "n"]), status=st.sampled_from([0, 404, 500]), error=ERRORS, times=st.integers(1, 3)
+    )
+    def requests_end_at_once(self, model: str, status: int, error: str | None, times: int) -> None:
+        """A few alike in a row, so that backends are ejected often enough for the rest to matter."""
+        for _ in range(times if status or error else 0):
+            self.request_arrives(model, Kind.INFERENCE)
+            attempt_id = next(reversed(self.live), None)
+            if attempt_id is None or self.live[attempt_id].request_id != self.numbers:
+                return
+            if status:
+                self.head(attempt_id, status)
+            self.end(attempt_id, error)
+            if self.exited:
+                return
+
     @precondition(lambda self: any(not attempt.status for attempt in self.live.values()))
     @rule(pick=PICK, status=st.sampled_from([200, 404, 500, 503]))
     def head_comes(self, pick: int, status: int) -> None:
-        attempt_id = self.chosen(pick, headed=False)
-        self.live[attempt_id].status = status
-        self.tell(ResponseHead(attempt_id, status))
+        headless = [key for key, attempt in self.live.items() if not attempt.status]
+        self.head(headless[pick % len(headless)], status)
 
     @precondition(lambda self: any(attempt.committed for attempt in self.live.values()))
     @rule(pick=PICK)
@@ -190,7 +207,7 @@ class Shell(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(pick=PICK, error=st.sampled_from(["refused", "reset", "timeout", "aborted"]))
     def attempt_fails(self, pick: int, error: str) -> None:
-        self.end(self.chosen(pick), error)
+        self.end(list(self.live)[pick % len(self.live)], error)
 
     @precondition(lambda self: self.staying)
     @rule(pick=PICK)

@@ -71,6 +71,12 @@ def tree(pid: int) -> set[int]:
     return found
 
 
+def group(leader: int) -> set[int]:
+    """All living processes of a process group."""
+    found = {int(entry.name): _fields(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
+    return {pid for pid, fields in found.items() if fields and int(fields[2]) == leader and fields[0] not in "ZX"}
+
+
 # --- raw backends -----------------------------------------------------------------------------------------
 
 

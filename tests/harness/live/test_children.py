@@ -13,7 +13,7 @@ import pytest
 
 from harness.live.children import Child, descendants
 from harness.model import HarnessError
-from tests.harness.live.helpers import PATIENCE_S, runs, tree, until
+from tests.harness.live.helpers import PATIENCE_S, group, runs, tree, until
 
 Start = Callable[..., Child]
 
@@ -85,7 +85,8 @@ def test_stop_ends_grandchildren_too(start: Start, master_is_dead: bool) -> None
         assert child.wait(PATIENCE_S)
     assert runs(grandchild)
     child.stop(SIGTERM, timeout_s=2.0)
-    until(lambda: not runs(grandchild))
+    until(lambda: not group(child.pid))
+    assert not runs(grandchild)
     assert not runs(child.pid)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.live.children import GUARD
-from tests.harness.live.helpers import PATIENCE_S, runs, until
+from tests.harness.live.helpers import PATIENCE_S, group, runs, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,14 +51,25 @@ def test_a_missing_command_is_one_line_and_127() -> None:
     assert (done.returncode, done.stderr) == (127, "/nowhere/balancer: cannot be run: No such file or directory\n")
 
 
+FAMILY = f"""
+import subprocess, sys, time
+deaf = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}])
+print("child", deaf.pid, flush=True)
+time.sleep(600)
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
-def test_a_child_dies_when_its_parent_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [SLEEPER, FAMILY])
+def test_a_child_and_its_own_die_when_its_parent_is_killed(tmp_path: Path, code: str) -> None:
     log = tmp_path / "child.log"
-    words = [sys.executable, "-c", PARENT, SLEEPER, str(log)]
+    words = [sys.executable, "-c", PARENT, code, str(log)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         until(lambda: "up" in log.read_text())
-        assert runs(child)
+        family = group(child)
+        assert child in family
+        assert len(family) == (2 if code == SLEEPER else 3)  # the watchdog is one of them
         parent.kill()
-    until(lambda: not runs(child))
+    until(lambda: not any(map(runs, family)))

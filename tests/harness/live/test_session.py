@@ -1,0 +1,303 @@
+"""Whole live runs that go wrong in the middle: who is told, who goes on, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGINT, SIGKILL, Signals
+
+import pytest
+
+from harness.history import History
+from harness.judge import Judge
+from harness.live.balancer import Balancer
+from harness.live.children import Child
+from harness.live.load import LoadProcess
+from harness.live.session import LiveSession
+from harness.load.job import Job
+from harness.model import Failure, HarnessError, Scenario, TargetError, World
+from harness.property import Findings, Property, declare, held
+from harness.target import Target
+from harness.targets.reference import ReferenceTarget
+from harness.verdict import Outcome, Record
+from tests.harness.live.helpers import PATIENCE_S, group, runs, traffic, tree, until
+
+SEED = os.getpid()
+ROOT = Path(__file__).parents[3]
+LONG_S = 2.5
+IN_THE_MIDDLE_S = 0.4
+"""From the moment in which the load process has its job; the first request is due after 0.15 s."""
+
+
+def property_of(scenario: Scenario) -> Property:
+    @declare("live.short.answered", scenario=lambda claims: scenario, attempts=False)
+    def answered(history: History, claims: object) -> Findings:
+        """Every request is answered."""
+        lost = int((~history.answered()).sum())
+        yield held(lost == 0, at_s=0.0, observed=lost, bound=0, exact=True)
+
+    return answered
+
+
+class Judged:
+    """Judges short traffic live, and keeps the histories."""
+
+    def __init__(self, session: LiveSession) -> None:
+        self._session = session
+        self.histories: list[History] = []
+
+    def play(self, target: Target, scenario: Scenario, seed: int) -> History:
+        self.histories.append(self._session.play(target, scenario, seed))
+        return self.histories[-1]
+
+    def judge(self, seconds: float, target: Target | None = None) -> Record:
+        judge = Judge(target or ReferenceTarget(), SEED, {World.LIVE: self.play})
+        return judge.judge(property_of(traffic(seconds)), World.LIVE)
+
+
+@pytest.fixture
+def before() -> set[int]:
+    """This process's descendants before a session was opened."""
+    return tree(os.getpid())
+
+
+@pytest.fixture
+def session(before: set[int], children: list[Child]) -> Iterator[LiveSession]:
+    """A session; when it is closed, no process, thread or file of it is left."""
+    threads = threading.active_count()
+    with LiveSession() as opened:
+        yield opened
+    assert tree(os.getpid()) == before
+    until(lambda: not any(group(child.pid) for child in children))
+    assert threading.active_count() == threads
+    assert not opened._folder.exists()
+
+
+@pytest.fixture
+def judged(session: LiveSession) -> Judged:
+    return Judged(session)
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
+    """All children that are started in a test, in order."""
+    started: list[Child] = []
+    begin = Child.__init__
+
+    def note(self: Child, *words: object, **options: object) -> None:
+        begin(self, *words, **options)  # type: ignore[arg-type]
+        started.append(self)
+
+    monkeypatch.setattr(Child, "__init__", note)
+    return started
+
+
+Strike = Callable[[str, Signals], None]
+
+
+@pytest.fixture
+def strike(children: list[Child], monkeypatch: pytest.MonkeyPatch) -> Iterator[Strike]:
+    """Arranges that, in the middle of the next run, the child with a word among its words gets a signal. Once."""
+    timers: list[threading.Timer] = []
+    begin = LoadProcess.begin
+
+    def arrange(word: str, number: Signals = SIGKILL) -> None:
+        def hit() -> None:
+            child = next(child for child in reversed(children) if word in child.words)
+            os.kill(child.pid, number)
+
+        def begin_and_hit(self: LoadProcess, job: Job, path: Path) -> None:
+            begin(self, job, path)
+            monkeypatch.setattr(LoadProcess, "begin", begin)
+            timers.append(threading.Timer(IN_THE_MIDDLE_S, hit))
+            timers[-1].start()
+
+        monkeypatch.setattr(LoadProcess, "begin", begin_and_hit)
+
+    yield arrange
+    for timer in timers:
+        timer.join()
+
+
+def assert_works(judged: Judged) -> None:
+    record = judged.judge(0.3)
+    assert record.outcome is Outcome.PASS, record.reason
+
+
+# --- deaths in the middle ---------------------------------------------------------------------------------
+
+
+def test_the_balancer_is_killed(judged: Judged, strike: Strike) -> None:
+    strike("harness.live.serve", SIGKILL)
+    record = judged.judge(LONG_S)
+    (history,) = judged.histories
+    assert history.died is not None
+    assert history.died.startswith("signal SIGKILL; last line: ")
+    assert record.outcome is Outcome.FAIL
+    assert record.reason == f"the balancer ended during the run: {history.died}"
+    requests = history.requests
+    assert len(requests) == int(50 * LONG_S)
+    assert requests["failure"][0] == Failure.NONE
+    assert requests["failure"][-1] in (Failure.NOT_SENT, Failure.REFUSED)
+    assert_works(judged)
+
+
+def test_the_balancer_leaves_by_itself(judged: Judged, strike: Strike) -> None:
+    strike("harness.live.serve", Signals.SIGTERM)
+    record = judged.judge(LONG_S)
+    assert record.outcome is Outcome.FAIL
+    assert record.reason.startswith("the balancer ended during the run: exit status 0; last line: ")
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("harness.load", "the load process ended: signal SIGKILL; last line: "),
+        ("mockgpu", "the mock fleet ended: signal SIGKILL; last line: "),
+        ("harness.toxiproxy", "the fault proxy ended: signal SIGKILL; last line: "),
+    ],
+)
+def test_one_of_ours_is_killed_and_the_next_run_works(
+    judged: Judged, strike: Strike, children: list[Child], word: str, told: str
+) -> None:
+    strike(word, SIGKILL)
+    record = judged.judge(LONG_S)
+    assert record.outcome is Outcome.ERROR
+    assert record.reason.startswith(told), record.reason
+    assert not any(child.status is None for child in children)
+    assert_works(judged)
+    assert sum("harness.load" in child.words for child in children) == 2, "a fresh load process"
+
+
+def test_the_load_process_is_kept_from_run_to_run_and_replaced_if_dead(judged: Judged, children: list[Child]) -> None:
+    assert_works(judged)
+    assert_works(judged)
+    loads = [child for child in children if "harness.load" in child.words]
+    assert len(loads) == 1
+    os.kill(loads[0].pid, SIGKILL)
+    until(lambda: loads[0].status is not None)
+    assert_works(judged)
+    assert loads[0].stdin.closed
+    assert len({history.facts["port_block"] for history in judged.histories}) == 1
+
+
+# --- errors before and during a run -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("harness.live.session.preflight", TargetError("never ready")),
+        ("harness.live.session.Balancer", TargetError("refused")),
+        ("harness.live.session.FaultWay.open", HarnessError("no port")),
+        ("harness.live.balancer.Balancer.await_listening", KeyboardInterrupt()),
+    ],
+)
+def test_an_error_at_the_start_leaves_nothing(
+    session: LiveSession, children: list[Child], monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(place, fail)
+    with pytest.raises(type(error)):
+        session.play(ReferenceTarget(), traffic(0.3), SEED)
+    left = [child.words for child in children if child.status is None]
+    assert all("harness.load" in words for words in left), left
+    monkeypatch.undo()
+    assert session.play(ReferenceTarget(), traffic(0.3), SEED).answered().all()
+
+
+def test_an_interrupt_in_the_middle_leaves_nothing_and_the_next_run_works(
+    session: LiveSession, children: list[Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = threading.active_count()
+    checks = 0
+    check = Balancer.check
+
+    def interrupt(self: Balancer) -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 8:
+            raise KeyboardInterrupt
+        check(self)
+
+    monkeypatch.setattr(Balancer, "check", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        session.play(ReferenceTarget(), traffic(LONG_S), SEED)
+    assert [child.words for child in children if child.status is None] == []
+    assert threading.active_count() == threads
+    history = session.play(ReferenceTarget(), traffic(0.3), SEED)
+    assert history.answered().all()
+    assert len(history.requests) == 15
+
+
+# --- the end of the whole process -------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+from harness.live.load import LoadProcess
+from harness.live.session import LiveSession
+from harness.model import Kill
+from harness.targets import resolve
+from tests.harness.live.helpers import traffic
+
+begin = LoadProcess.begin
+
+def told(self, job, path):
+    begin(self, job, path)
+    print("running", flush=True)
+
+LoadProcess.begin = told
+with LiveSession() as session:
+    session.play(resolve(sys.argv[1]), traffic(60.0, Kill("gpu-1", 59.0)), int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """A process in the middle of a live run of a minute, its temporary files in `tmp_path`; dead in the end."""
+    words = [sys.executable, "-c", SCRIPT, request.param, str(SEED + 7)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "running\n", process.communicate()[1]
+            yield process
+        finally:
+            process.kill()
+
+
+def family_of(script: subprocess.Popen[str]) -> set[int]:
+    """All descendants of the script, and what belongs to their groups."""
+    found = tree(script.pid)
+    assert len(found) >= 6  # load, fleet with two backends, fault proxy, balancer
+    return found.union(*(group(pid) for pid in found))
+
+
+@pytest.mark.parametrize("script", ["reference", "nginx"], indirect=True)
+def test_ctrl_c_leaves_nothing(script: subprocess.Popen[str], tmp_path: Path) -> None:
+    family = family_of(script)
+    script.send_signal(SIGINT)
+    _, errors = script.communicate(timeout=PATIENCE_S * 2)
+    assert script.returncode != 0
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    until(lambda: not any(map(runs, family)), 1.0)  # what was killed may take a moment to be gone
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("script", ["reference", "nginx"], indirect=True)
+def test_sigkill_leaves_no_process(script: subprocess.Popen[str]) -> None:
+    family = family_of(script)
+    script.kill()
+    script.wait(PATIENCE_S)
+    until(lambda: not any(map(runs, family)))
+    with suppress(ValueError):
+        script.communicate(timeout=PATIENCE_S)

@@ -107,26 +107,75 @@ class HealthChecks(Feature):
 
 
 @dataclass(frozen=True, slots=True)
+class BoundedLoad(Feature):
+    """No backend has more than ceil(factor × all in flight ÷ backends) requests in flight; the rest spill over."""
+
+    table: ClassVar[str] = "bounded_load"
+    factor: float = 1.25
+
+    def __post_init__(self) -> None:
+        _positive(self, "factor")
+
+
+@dataclass(frozen=True, slots=True)
 class Retry(Feature):
-    """A failed attempt may be followed by others, `attempts` in all."""
+    """A failed attempt may be followed by others, `attempts` in all, on another backend first.
+
+    `statuses`: answers that are tried again, besides connection failures; time limits only with `on_timeout`. Retries
+    that a backend sees in any `budget_window_s` are at most `budget_share` of the fresh requests of that time plus
+    `budget_floor`; None: no budget is claimed. `deadline_s` bounds all attempts of a request together.
+    """
 
     table: ClassVar[str] = "retry"
     attempts: int = 2
+    statuses: tuple[int, ...] = ()
+    on_timeout: bool = False
+    budget_share: float | None = None
+    budget_floor: int = 10
+    budget_window_s: float = 1.0
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "attempts")
+        _positive(self, "attempts", "budget_window_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Hedge(Feature):
-    """A slow attempt is joined by a second one on another backend; at most `share` of the requests."""
+    """A slow inference is joined by a second attempt on another backend; at most `share` of the requests.
+
+    The delay is the `quantile` of the model's recent latencies, known after `minimum` of them; `window` are kept.
+    """
 
     table: ClassVar[str] = "hedge"
     quantile: float = 0.95
     share: float = 0.05
+    window: int = 200
+    minimum: int = 40
 
     def __post_init__(self) -> None:
-        _positive(self, "quantile", "share")
+        _positive(self, "quantile", "share", "window", "minimum")
+
+
+@dataclass(frozen=True, slots=True)
+class HealthShare(Feature):
+    """Updates are shared out in proportion to a health score, where no policy of Spread is on.
+
+    Score = errors × (1 − error rate) + latency × min(1, baseline p99 ÷ p99) + memory × (free + evictable) ÷ total +
+    connections × (1 up to 100, then linear to 0 at 600), over `window_s`; with fewer than `minimum_calls` calls, or
+    without a report, a part counts as whole. `baseline_p99_s` None: the fleet's median.
+    """
+
+    table: ClassVar[str] = "health_share"
+    errors: float = 0.4
+    latency: float = 0.3
+    memory: float = 0.2
+    connections: float = 0.1
+    window_s: float = 10.0
+    minimum_calls: int = 20
+    baseline_p99_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "window_s", "minimum_calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +192,49 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Breaker(Feature):
-    """A circuit breaker per backend: opens after `failures` in a row for `open_s`, then `probes` at a time."""
+    """A circuit breaker per backend: opens for `open_s`, then lets through `probes` at a time.
+
+    It opens after `failures` in a row, at `error_rate` over `window_s` from `minimum_calls` calls on, or when the
+    window's p99 exceeds `slow_p99_s`; None: not by that. `successes` good probes close it.
+    """
 
     table: ClassVar[str] = "breaker"
-    failures: int = 5
+    failures: int | None = 5
+    error_rate: float | None = None
+    minimum_calls: int = 20
+    window_s: float = 10.0
+    slow_p99_s: float | None = None
     open_s: float = 2.0
     probes: int = 1
+    successes: int = 1
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
-        _positive(self, "failures", "open_s", "probes")
+        _positive(self, "open_s", "probes", "successes", "minimum_calls", "window_s")
+        for name in ("failures", "error_rate", "slow_p99_s"):
+            if getattr(self, name) is not None:
+                _positive(self, name)
+
+    @property
+    def shortest_open_s(self) -> float:
+        """The shortest that a first open time can be."""
+        return min(self.open_s, self.backoff.max_s) * (1 - self.backoff.jitter)
 
 
 FEATURES: dict[str, type[Feature]] = {
-    cls.table: cls for cls in (Affinity, Breaker, Ejection, Failover, HealthChecks, Hedge, Retry, Spread)
+    cls.table: cls
+    for cls in (
+        Affinity,
+        BoundedLoad,
+        Breaker,
+        Ejection,
+        Failover,
+        HealthChecks,
+        HealthShare,
+        Hedge,
+        Retry,
+        Spread,
+    )
 }
 
 AnyFeature = TypeVar("AnyFeature", bound=Feature)

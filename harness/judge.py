@@ -62,6 +62,8 @@ class Judge:
             seed=self._seed,
             outcome=Outcome.UNSUPPORTED,
         )
+        if world not in item.worlds:
+            return replace(blank, reason=f"made for {' and '.join(sorted(item.worlds))} only")
         try:
             scenario = self.scenario_of(item)
         except UnsupportedError as error:
@@ -93,7 +95,9 @@ class Judge:
             for feature in item.without + item.off
             if feature in claims and feature.table in self._target.switches
         )
-        return replace(item.scenario(claims), off=off)
+        # A scenario is made for what is on: only its numbers and intervals can play a part in the run.
+        on = replace(claims, features=tuple(feature for feature in claims.features if feature.table not in off))
+        return replace(item.scenario(on), off=off)
 
     def _attempt(
         self,

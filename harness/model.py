@@ -1,4 +1,4 @@
-"""The words of Steelyard as frozen data: scenarios, faults, errors. Standard library only.
+"""The words of Steelyard as frozen data: scenarios, loads, errors. Standard library only.
 
 A scenario is what a world is asked to do. It is plain data, so that equal scenarios share a run, a run can be
 repeated from its seed, and every duration in it can be stretched by one function.
@@ -11,9 +11,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TypeGuard
 
 from harness.frozen import canonical
+from harness.timeline import Kill, Leave, Membership, Step
 
 # --- errors, split by who is at fault ---------------------------------------------------------------------
 
@@ -93,12 +93,16 @@ class Echo(IntEnum):
 
 
 class Ending(IntEnum):
-    """How an attempt ended at its backend. OPEN: the backend died, or the run ended, before it did."""
+    """How an attempt ended at its backend. OPEN: the backend died, or the run ended, before it did.
+
+    REFUSED: for want of capacity or queue. CUT: the backend itself reset the connection, before its answer or within.
+    """
 
     OPEN = 0
     ANSWERED = 1
     CLIENT_GONE = 2
     REFUSED = 3
+    CUT = 4
 
 
 class Residency(IntEnum):
@@ -220,74 +224,7 @@ class ModelServer:
         return json.dumps(setup)
 
 
-# --- timeline ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """SIGKILL of a backend; connects are refused until it is restarted, `for_s` later, with a cold cache."""
-
-    backend: str
-    at_s: float
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Down:
-    """The way to a backend is closed: live connections end, connects are refused. The backend itself lives on."""
-
-    backend: str
-    at_s: float
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Everything that a backend sends arrives `latency_s` later."""
-
-    backend: str
-    at_s: float
-    latency_s: float
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Blackhole:
-    """Connections to a backend are accepted and then silent in both directions; nothing reaches it."""
-
-    backend: str
-    at_s: float
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Connections to a backend are reset as soon as a request is written to them."""
-
-    backend: str
-    at_s: float
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """A backend leaves the balancer's membership; it stays reachable until the run ends."""
-
-    backend: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """A backend (back from a leave, or a spare one) joins the balancer's membership."""
-
-    backend: str
-    at_s: float
-
-
-Fault = Kill | Down | Latency | Blackhole | Reset
-Membership = Leave | Join
-Step = Fault | Membership
+# --- scenarios -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +295,3 @@ class Scenario:
         """Sixteen hex digits that are equal for equal scenarios, in every process."""
         text = json.dumps(canonical(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def is_fault(step: Step) -> TypeGuard[Fault]:
-    """Whether a step is a fault (it has a heal) and not a change of membership."""
-    return isinstance(step, Kill | Down | Latency | Blackhole | Reset)

@@ -292,7 +292,7 @@ class SuiteFile(pytest.Module):
             promises = properties_of(self.obj)
         except ValueError as error:
             raise self.CollectError(str(error)) from None
-        return [self._item(promise, world) for world in worlds for promise in promises]
+        return [self._item(promise, world) for world in worlds for promise in promises if world in promise.worlds]
 
     def _item(self, promise: Any, world: Any) -> pytest.Item:
         # As text: pytest 9.2 takes an id apart only then, and needs that to know the item again in --lf.

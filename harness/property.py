@@ -10,14 +10,14 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from harness.claims import Claims, Feature
 from harness.history import History
-from harness.model import Scenario
+from harness.model import Scenario, World
 from harness.stats import ALPHA, BETA
 
 NAME = re.compile(r"^[a-z0-9-]+(\.[a-z0-9-]+){1,2}$")
@@ -112,7 +112,7 @@ class Property:
     """One promise. `needs` must be claimed; `without` must be off; `off` is switched off where the target can.
 
     `attempts`: the check needs attempts tied to requests. `baselines`: policies of the simulator that it compares with.
-    `module` is where the check was defined, so that an imported property is not collected twice.
+    `worlds`: those that its scenario is made for; one too long for real time is judged in `sim` alone. `module` is where the check was defined, so that an imported property is not collected twice.
     """
 
     name: str
@@ -123,6 +123,7 @@ class Property:
     check: Check
     attempts: bool = True
     baselines: tuple[str, ...] = ()
+    worlds: frozenset[World] = frozenset(World)
     summary: str = ""
     doc: str = ""
     module: str = field(default="", compare=False)
@@ -146,6 +147,7 @@ def declare(
     off: tuple[type[Feature], ...] = (),
     attempts: bool = True,
     baselines: tuple[str, ...] = (),
+    worlds: Iterable[World] = World,
 ) -> Callable[[Check], Property]:
     """Make a check into a property. ValueError if the name, the signature or the docstring won't do."""
     if not NAME.match(name):
@@ -167,6 +169,7 @@ def declare(
             check=check,
             attempts=attempts,
             baselines=baselines,
+            worlds=frozenset(worlds),
             summary=summary,
             doc=doc,
             module=check.__module__,
@@ -211,5 +214,6 @@ def catalogue_row(item: Property) -> dict[str, Any]:
         "off": [feature.table for feature in item.off],
         "attempts": item.attempts,
         "baselines": list(item.baselines),
+        "worlds": [world.value for world in World if world in item.worlds],
         "module": item.module,
     }

@@ -1,8 +1,8 @@
 """The process of one backend, in a fleet that can kill its backends.
 
 It talks with the fleet in lines on its standard streams. The first line in is a ``Settings``, as ``encode``
-writes it; ``ready`` or ``error: ...`` is the answer. ``reset NONCE`` is answered ``reset NONCE``. The end
-of the input is the end of the process.
+writes it; ``ready`` or ``error: ...`` is the answer. ``reset NONCE`` is answered ``reset NONCE``, and ``faults``
+with a ``Change`` in JSON is answered ``faults`` with those in force. The end of the input is the end of the process.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import json
 import os
 import pickle
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from mockgpu.catalogue import Setup
 from mockgpu.clock import Clock
+from mockgpu.faults import Change
 from mockgpu.listening import PortError
 from mockgpu.log import AttemptLog
 from mockgpu.orphans import die_with_parent
@@ -68,10 +70,13 @@ async def _serve(settings: Settings, lines: asyncio.StreamReader) -> None:
     gc.freeze()
     _say("ready")
     while line := (await lines.readline()).decode():
-        word, nonce = line.split()
+        word, _, rest = line.strip().partition(" ")
+        if word == "faults":
+            _say(f"faults {json.dumps(backend.change_faults(Change.from_json(json.loads(rest))))}")
+            continue
         assert word == "reset"
-        backend.reset(int(nonce))
-        _say(f"reset {nonce}")
+        backend.reset(int(rest))
+        _say(f"reset {rest}")
 
 
 async def _run() -> None:

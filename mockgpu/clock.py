@@ -36,8 +36,11 @@ class Timer:
 class Alarm(Protocol):
     """Wakes its owner once, some time after a deadline or a little before it."""
 
-    def set(self, deadline_s: float) -> None: ...
-    def close(self) -> None: ...
+    def set(self, deadline_s: float) -> None:
+        """Wake at that time, and at no other."""
+
+    def close(self) -> None:
+        """Never wake again."""
 
 
 class Clock:

@@ -62,8 +62,8 @@ class Status:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        code = type(self.status) is int and 200 <= self.status <= 599
-        _check(self.kind, "status", self.status, "a status from 200 to 599", code)
+        code = type(self.status) is int and 400 <= self.status <= 599
+        _check(self.kind, "status", self.status, "a status from 400 to 599", code)
         _check(self.kind, "first", self.first, "a whole number from 0", self.first is None or _whole(self.first))
         share = self.share is None or (_number(self.share) and self.share <= 1)
         _check(self.kind, "share", self.share, "a number from 0 to 1", share)

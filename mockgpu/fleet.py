@@ -7,6 +7,8 @@ control port speaks JSON:
 - ``POST /fleet/reset`` with a nonce: begin a run on every living backend
 - ``POST /fleet/{id}/kill``: SIGKILL; answers when the process is reaped
 - ``POST /fleet/{id}/restart``: a fresh process on the same port; answers when it accepts
+- ``POST /fleet/{id}/faults``, ``GET /fleet/{id}/faults``: as ``/mock/faults`` of that backend, see ``mockgpu.server``;
+  a dead backend has no faults and can't be given any
 - ``GET /fleet/{id}/log``: the attempt log over all lives of the backend since the last reset
 - ``GET /fleet/ping``
 """
@@ -22,7 +24,6 @@ import signal
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
@@ -30,9 +31,10 @@ from aiohttp.web_request import BaseRequest
 from mockgpu import wire
 from mockgpu.catalogue import Setup
 from mockgpu.clock import Clock
+from mockgpu.faults import Change, FaultError
 from mockgpu.listening import authorised, http_server, json_response, listen, read_nonce
 from mockgpu.log import read_files
-from mockgpu.members import ChildMember, ConflictError, LocalMember, MemberError
+from mockgpu.members import ChildMember, ConflictError, LocalMember, Member, MemberError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +52,6 @@ class FleetSettings:
     processes: bool = False
     nonce: int = 0
     log_rows: int = 500_000
-
-
-class Member(Protocol):
-    """One backend as the fleet handles it. What it can't do raises MemberError or ConflictError."""
-
-    name: str
-    port: int
-
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def alive(self) -> bool: ...
-    @property
-    def log_paths(self) -> list[Path]: ...
-    async def start(self) -> None: ...
-    async def reset(self, nonce: int) -> None: ...
-    async def kill(self) -> None: ...
-    async def restart(self) -> None: ...
-    async def close(self) -> None: ...
 
 
 class Fleet:
@@ -174,7 +157,7 @@ class Fleet:
             return _problem(403, "x-mock-token is missing or wrong")
         try:
             return await self._answer(request)
-        except wire.BadRequestError as bad:
+        except (wire.BadRequestError, FaultError) as bad:
             return _problem(400, str(bad))
         except ConflictError as conflict:
             return _problem(409, str(conflict))
@@ -192,6 +175,12 @@ class Fleet:
                 return json_response(200, b"{}")
             case "GET", ["fleet", name, "log"] if name in self._members:
                 return web.Response(body=self.log(name), content_type="application/octet-stream")
+            case "GET", ["fleet", name, "faults"] if name in self._members:
+                return json_response(200, wire.faults(await self._members[name].change_faults(Change())))
+            case "POST", ["fleet", name, "faults"] if name in self._members:
+                change = Change.from_json(wire.read_json(await request.content.read()))
+                report = await asyncio.shield(self._members[name].change_faults(change))
+                return json_response(200, wire.faults(report))
             case "POST", ["fleet", name, "kill"] if name in self._members:
                 # Shielded: a step once begun is done, whether or not its caller waits for it.
                 await asyncio.shield(self._members[name].kill())

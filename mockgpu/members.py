@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
+from typing import Protocol
 
 from mockgpu.catalogue import Setup
 from mockgpu.child import Settings
 from mockgpu.clock import Clock
+from mockgpu.faults import Change
 from mockgpu.log import AttemptLog
 from mockgpu.server import Backend
 
@@ -28,7 +31,44 @@ class ConflictError(RuntimeError):
     """A step that the backend's present state or kind does not allow; the text is one line."""
 
 
-class LocalMember:
+class Member(Protocol):
+    """One backend as the fleet handles it. What it can't do raises MemberError or ConflictError."""
+
+    name: str
+    port: int
+
+    @property
+    def pid(self) -> int | None:
+        """The process that it runs in, or ran in last."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it serves."""
+
+    @property
+    def log_paths(self) -> list[Path]:
+        """The log of each of its lives since the last reset, oldest first."""
+
+    async def start(self) -> None:
+        """Begin to serve; returns when the listener accepts."""
+
+    async def reset(self, nonce: int) -> None:
+        """Begin run ``nonce``."""
+
+    async def change_faults(self, change: Change) -> list[dict[str, object]]:
+        """Clear and set faults; returns those in force, see ``RequestFaults.report``."""
+
+    async def kill(self) -> None:
+        """SIGKILL; returns when the process is reaped."""
+
+    async def restart(self) -> None:
+        """Serve from a fresh process."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
+class LocalMember(Member):
     """A backend in this process; it can't be killed."""
 
     def __init__(
@@ -50,11 +90,15 @@ class LocalMember:
         self._log_path = log_path
         self._log = AttemptLog(log_path, log_rows)
         self._backend = Backend(name, setup, clock, self._log, nonce=nonce, token=token)
-        self.alive = False
+        self._listens = False
 
     @property
     def pid(self) -> int | None:
         return os.getpid()
+
+    @property
+    def alive(self) -> bool:
+        return self._listens
 
     @property
     def log_paths(self) -> list[Path]:
@@ -62,10 +106,13 @@ class LocalMember:
 
     async def start(self) -> None:
         self.port = await self._backend.start(self._host, self.port)
-        self.alive = True
+        self._listens = True
 
     async def reset(self, nonce: int) -> None:
         self._backend.reset(nonce)
+
+    async def change_faults(self, change: Change) -> list[dict[str, object]]:
+        return self._backend.change_faults(change)
 
     async def kill(self) -> None:
         raise ConflictError(f"{self.name} shares the fleet's process; start the fleet with --processes")
@@ -74,13 +121,13 @@ class LocalMember:
         await self.kill()
 
     async def close(self) -> None:
-        if self.alive:
+        if self._listens:
             await self._backend.close()
-        self.alive = False
+        self._listens = False
         self._log.close()
 
 
-class ChildMember:
+class ChildMember(Member):
     """A backend in a process of its own. Each life has its own log file, gone with the next reset."""
 
     def __init__(
@@ -164,6 +211,20 @@ class ChildMember:
                 if path not in keep:
                     path.unlink(missing_ok=True)
             self._log_paths = keep
+
+    async def change_faults(self, change: Change) -> list[dict[str, object]]:
+        """Set and clear faults of this life; returns those in force. ConflictError if it is dead and some are set."""
+        async with self._step:
+            if not self.alive:
+                if change.set:
+                    raise ConflictError(f"{self.name} is dead, so it can't be given faults; restart it first")
+                return []
+            answer = await self._ask(f"faults {json.dumps(change.to_json())}\n".encode())
+            word, _, report = answer.partition(" ")
+            if word != "faults":
+                raise MemberError(f"{self.name}: answered a change of faults with {answer!r}")
+            in_force: list[dict[str, object]] = json.loads(report)
+            return in_force
 
     async def kill(self) -> None:
         """SIGKILL; returns when the process is reaped. ConflictError if it is dead already."""

@@ -171,6 +171,11 @@ def error(message: str, kind: str, code: str, param: str | None = None) -> bytes
     return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
 
 
+def faults(report: list[dict[str, object]]) -> bytes:
+    """What ``mockgpu.faults.RequestFaults.report`` says of a backend's faults."""
+    return json.dumps({"faults": report}).encode()
+
+
 def health(state: State) -> bytes:
     """What a backend reports of itself."""
     return json.dumps(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.claims import Affinity, Claims, Ejection, HealthChecks, Hedge, Retry
+from harness.claims import Affinity, Claims
 from harness.history import SEVERAL, UNSEEN, History, Numbers, StepSeen
-from harness.property import Findings, declare, held, undecided
+from harness.property import Findings, Held, declare, held, undecided
 from harness.stats import ALPHA, remap_band
-from suites.scenarios import leave_and_return, sliver, steady
+from suites.scenarios import CALM, leave_and_return, sliver, steady, undisturbed
 
-CALM = (Ejection, HealthChecks, Hedge, Retry)
-"""Features that could move a key for reasons of their own; off where the target can, though no fault calls for them."""
+LATE_S = 0.05
+"""A backend that returned and gets its first request this much into a sweep came back late; sooner, its keys strayed."""
 
 MOVED_AT_MOST = {"ring": 0.0, "rendezvous": 0.0, "jump": 0.0, "maglev": 0.05, "any": 0.05}
 """Share of the survivors' keys that may move. A Maglev table re-spaces a few slots (.0003 to .005 on average)."""
@@ -32,8 +32,14 @@ def repeat_same_backend(history: History, claims: Claims) -> Findings:
         yield undecided(poor)
         return
     strayed = int(np.count_nonzero(owners == SEVERAL))
-    note = f"{strayed} of {seen} keys went to more than one backend"
-    yield held(strayed == 0, at_s=0.0, observed=strayed, bound=0, exact=True, sample=seen, note=note)
+    yield _fact(history, claims, strayed, 0, seen, f"{strayed} of {seen} keys went to more than one backend")
+
+
+def _fact(history: History, claims: Claims, observed: int, bound: int, sample: int, note: str) -> Held:
+    """A count over the whole run; exact unless something that stays on could have moved keys by a delay."""
+    exact = undisturbed(history, claims)
+    end_s = history.scenario.end_s
+    return held(observed <= bound, 0.0, observed, bound, exact=exact, until_s=end_s, sample=sample, note=note)
 
 
 def _before_and(history: History, stream: str, step: StepSeen | None) -> tuple[Numbers, Numbers, Numbers] | str:
@@ -46,12 +52,31 @@ def _before_and(history: History, stream: str, step: StepSeen | None) -> tuple[N
     if poor := sliver(history, "before") or sliver(history, stream):
         return poor
     before, after = history.owners("before"), history.owners(stream)
-    gone = history.scenario.backend_ids.index(_leaver(history))
-    stayed = int(np.count_nonzero(after == gone)) if step.kind == "Leave" else 0
-    if stayed:
-        return f"{_leaver(history)} has left but still gets {stayed} keys: the mapping without it was not seen"
+    if late := _late(history, stream, step, before, after):
+        return late
     both = np.flatnonzero((before >= 0) & (after >= 0))
     return before, after, both
+
+
+def _late(history: History, stream: str, step: StepSeen, before: Numbers, after: Numbers) -> str:
+    """Why the change was not in force for the whole of `stream` though its command had answered; empty if it was."""
+    name, number = _leaver(history), step.backend
+    if step.kind == "Leave":
+        stayed = int(np.count_nonzero(after == number))
+        return f"{name} has left but still gets {stayed} keys: the mapping without it was not seen" if stayed else ""
+    mine = history.in_stream(stream)
+    keys, sent_s = history.requests["key"][mine], history.requests["sent_s"][mine]
+    theirs = before[keys] == number
+    back = history.first_backends()[mine] == number
+    if not (theirs & ~back).any() or not (after >= 0).any():
+        return ""
+    if not back.any():
+        return f"{name} has returned but gets nothing: the mapping with it was not seen"
+    first_s = float(sent_s[back].min())
+    missed = theirs & ~back
+    if sent_s[missed].max() < first_s and first_s - float(sent_s.min()) > LATE_S:
+        return f"{name} got its first request {first_s - step.effective_s:.2f} s after its return had been answered"
+    return ""
 
 
 @declare("affinity.leave.only-departed-keys-move", needs=(Affinity,), off=CALM, scenario=leave_and_return)
@@ -62,19 +87,19 @@ def only_departed_keys_move(history: History, claims: Claims) -> Findings:
     what it must not touch. Seen broken: envoyproxy/envoy#22558 (points per host that depend on the number of hosts),
     HAProxy's default server ids.
     """
-    leaver = _leaver(history)
-    compared = _before_and(history, "after", history.step("Leave", leaver))
-    if isinstance(compared, str):
-        yield undecided(compared)
+    leaver, step = _leaver(history), history.step("Leave", _leaver(history))
+    compared = _before_and(history, "after", step)
+    if isinstance(compared, str) or step is None:
+        yield undecided(str(compared))
         return
     before, after, both = compared
-    survivors = both[before[both] != history.scenario.backend_ids.index(leaver)]
+    survivors = both[before[both] != step.backend]
     if not len(survivors):
         return
     moved = int(np.count_nonzero(before[survivors] != after[survivors]))
     allowed = int(MOVED_AT_MOST[claims[Affinity].algorithm] * len(survivors))
-    note = f"{leaver} left: {moved} of {len(survivors)} keys of the survivors moved"
-    yield held(moved <= allowed, at_s=0.0, observed=moved, bound=allowed, exact=True, sample=len(survivors), note=note)
+    note = f"{leaver} left at {step.effective_s:.1f} s: {moved} of {len(survivors)} keys of the survivors moved"
+    yield _fact(history, claims, moved, allowed, len(survivors), note)
 
 
 @declare("affinity.leave.share", needs=(Affinity,), off=CALM, scenario=leave_and_return)
@@ -85,8 +110,7 @@ def leave_share(history: History, claims: Claims) -> Findings:
     nodes, binomial for the others (shares of a ring are Dirichlet). Modulo hashing moves (n-1)/n; with 1,000 keys it is
     told from any ring of 10 or more points with certainty beyond 1 - 1e-6.
     """
-    leaver = _leaver(history)
-    compared = _before_and(history, "after", history.step("Leave", leaver))
+    compared = _before_and(history, "after", history.step("Leave", _leaver(history)))
     if isinstance(compared, str):
         yield undecided(compared)
         return
@@ -96,10 +120,16 @@ def leave_share(history: History, claims: Claims) -> Findings:
     affinity = claims[Affinity]
     moved = int(np.count_nonzero(before[both] != after[both]))
     low, high = remap_band(len(both), history.scenario.backends, affinity.algorithm, affinity.virtual_nodes)
-    share = moved / len(both)
-    note = f"{moved} of {len(both)} keys moved, ideal {len(both) / history.scenario.backends:.0f}"
-    bound = (low / len(both), high / len(both))
-    yield held(low <= moved <= high, 0.0, share, bound, sample=len(both), alpha=ALPHA, note=note)
+    yield held(
+        low <= moved <= high,
+        at_s=0.0,
+        until_s=history.scenario.end_s,
+        observed=moved / len(both),
+        bound=(low / len(both), high / len(both)),
+        sample=len(both),
+        alpha=ALPHA,
+        note=f"{moved} of {len(both)} keys moved, ideal {len(both) / history.scenario.backends:.0f}",
+    )
 
 
 @declare("affinity.return.restores", needs=(Affinity,), off=CALM, scenario=leave_and_return)
@@ -117,8 +147,7 @@ def return_restores(history: History, claims: Claims) -> Findings:
     if not len(both):
         return
     differ = int(np.count_nonzero(before[both] != after[both]))
-    note = f"{differ} of {len(both)} keys are not where they were before"
-    yield held(differ == 0, at_s=0.0, observed=differ, bound=0, exact=True, sample=len(both), note=note)
+    yield _fact(history, claims, differ, 0, len(both), f"{differ} of {len(both)} keys are not where they were before")
 
 
 def _leaver(history: History) -> str:

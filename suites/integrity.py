@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.claims import Claims, Ejection, HealthChecks, Hedge, Retry
+from harness.claims import Claims
 from harness.history import History
 from harness.model import Echo, Ending
 from harness.property import Findings, declare, held, undecided
-from suites.scenarios import ENOUGH, steady
+from suites.scenarios import CALM, ENOUGH, steady
 
 
-@declare("integrity.answer-belongs-to-request", off=(Ejection, HealthChecks, Hedge, Retry), scenario=steady)
+@declare("integrity.answer-belongs-to-request", off=CALM, scenario=steady)
 def answer_belongs_to_request(history: History, claims: Claims) -> Findings:
     """Every answer is the answer to its own request, and the backend that it names really gave it.
 
@@ -32,7 +32,8 @@ def answer_belongs_to_request(history: History, claims: Claims) -> Findings:
     note = f"{alien} of {total} answers belong to another request, {total - own - alien} to none"
     whole = own == total and not alien
     yield held(whole, 0.0, max(total - own, alien), 0, exact=True, sample=total, note=note)
-    orphans = int(history.facts.get("unknown_attempts", 0)) + _unbacked(history)
+    strangers = int(np.count_nonzero(history.attempts["request"] < 0))
+    orphans = strangers + _unbacked(history)
     note = f"{orphans} entries without their counterpart between {total} answers and {len(history.attempts)} attempts"
     yield held(orphans == 0, 0.0, orphans, 0, exact=True, sample=total, note=note)
     if total < ENOUGH * len(requests):
@@ -40,11 +41,12 @@ def answer_belongs_to_request(history: History, claims: Claims) -> Findings:
 
 
 def _unbacked(history: History) -> int:
-    """Answered requests for which the backend that the answer names has no answered attempt."""
+    """Answered requests without an answered attempt, at the backend that the answer names if it names one."""
     attempts = history.attempts[(history.attempts["ending"] == Ending.ANSWERED) & (history.attempts["request"] >= 0)]
     pairs = set(zip(attempts["request"].tolist(), attempts["backend"].tolist(), strict=True))
-    named = history.requests[history.answered() & (history.requests["answered_by"] >= 0)]
+    anywhere = {number for number, _ in pairs}
+    answered = history.requests[history.answered()]
     return sum(
-        (number, backend) not in pairs
-        for number, backend in zip(named["number"].tolist(), named["answered_by"].tolist(), strict=True)
+        number not in anywhere if backend < 0 else (number, backend) not in pairs
+        for number, backend in zip(answered["number"].tolist(), answered["answered_by"].tolist(), strict=True)
     )

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.claims import Affinity, Claims
+from harness.claims import (
+    Affinity,
+    BoundedLoad,
+    Breaker,
+    Claims,
+    Ejection,
+    HealthChecks,
+    HealthShare,
+    Hedge,
+    Retry,
+)
 from harness.history import UNSEEN, History
-from harness.model import Join, Keys, Leave, Load, Scenario, Stream
+from harness.model import Keys, Load, Scenario, Stream
+from harness.timeline import Join, Leave
+
+CALM = (BoundedLoad, Breaker, Ejection, HealthChecks, HealthShare, Hedge, Retry)
+"""Features that could move a key or add an attempt for reasons of their own; off where no fault calls for them."""
 
 DEFAULT_CARRIER = "header:x-model-id"
 
@@ -28,6 +42,26 @@ def sliver(history: History, stream: str) -> str:
     return f"only {reached} of {asked} requests reached a backend" if 0 < reached < ENOUGH * asked else ""
 
 
+def undisturbed(history: History, claims: Claims) -> bool:
+    """Whether none of CALM was on, so that no delay can have moved a key."""
+    return all(cls not in claims or cls.table in history.scenario.off for cls in CALM)
+
+
+def disturbing_intervals_s(claims: Claims) -> tuple[float, ...]:
+    """Intervals of those of CALM that stay on: a noisy machine can make them move keys.
+
+    `claims` are those that are on, as a scenario is given them.
+    """
+    intervals_s: list[float] = []
+    if HealthChecks in claims:
+        intervals_s += [claims[HealthChecks].interval_s, claims[HealthChecks].timeout_s]
+    if Ejection in claims:
+        intervals_s.append(claims[Ejection].open_s)
+    if Breaker in claims:
+        intervals_s.append(claims[Breaker].open_s)
+    return tuple(intervals_s)
+
+
 def can_get(claims: Claims) -> bool:
     """Whether a GET may carry the key: the target passes any path, and the key needs no body."""
     carrier = key_carrier(claims)
@@ -46,7 +80,12 @@ def steady(claims: Claims) -> Scenario:
         arrivals="poisson",
         output_tokens=16,
     )
-    return Scenario(name="steady", backends=claims.fleet(4), load=Load((traffic,), key_carrier(claims)))
+    return Scenario(
+        name="steady",
+        backends=claims.fleet(4),
+        load=Load((traffic,), key_carrier(claims)),
+        intervals_s=disturbing_intervals_s(claims),
+    )
 
 
 LEAVE_KEYS = 1000
@@ -84,4 +123,5 @@ def leave_and_return(claims: Claims) -> Scenario:
         backends=backends,
         load=Load(streams, key_carrier(claims)),
         timeline=changes,
+        intervals_s=disturbing_intervals_s(claims),
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.claims import Claims, Ejection, HealthChecks, Hedge, Retry, Spread
+from harness.claims import Claims, Spread
 from harness.history import History
 from harness.model import Connections, Kind, Load, ModelServer, Scenario, Stream, UnsupportedError
 from harness.property import Findings, declare, held, sampled, undecided
 from harness.stats import ALPHA, ShareTest
-from suites.scenarios import sliver
+from suites.scenarios import CALM, sliver
 
 RATE_PER_S = 400.0
 TURNS = 100
@@ -47,7 +47,7 @@ def one_connection(claims: Claims) -> Scenario:
 @declare(
     "spread.one-connection.even",
     needs=(Spread,),
-    off=(Ejection, HealthChecks, Hedge, Retry),
+    off=CALM,
     scenario=one_connection,
 )
 def one_connection_even(history: History, claims: Claims) -> Findings:

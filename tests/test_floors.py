@@ -28,6 +28,7 @@ FLOORS = {
     "harness.load": 1,
     "harness.model": 0,
     "harness.frozen": 0,
+    "harness.timeline": 0,
     "harness.claims": 0,
     "harness.claims_file": 0,
     "harness.verdict": 0,
@@ -43,6 +44,7 @@ FLOORS = {
 ALLOWED = {
     ("harness.target", "harness.balancer.protocol"): "a target of Python code hands out a gateway",
     ("harness.model", "harness.frozen"): "floor 0 has an order of its own",
+    ("harness.model", "harness.timeline"): "floor 0 has an order of its own",
     ("harness.history", "harness.frozen"): "floor 0 has an order of its own",
     ("harness.verdict", "harness.model"): "floor 0 has an order of its own",
     ("harness.claims", "harness.model"): "floor 0 has an order of its own",
@@ -67,6 +69,7 @@ MAY_TOUCH_MACHINE = (
     "harness.cli",
     "harness.targets.nginx",  # asks the binary for its version, before anything runs
     "mockgpu.server",
+    "mockgpu.visit",
     "mockgpu.engine",
     "mockgpu.listening",
     "mockgpu.fleet",

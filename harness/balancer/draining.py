@@ -1,4 +1,4 @@
-"""Draining: who left or became not ready gets nothing new, and what is in flight there ends, at a deadline at the latest.
+"""Draining: who left or became not ready gets nothing new, and what is in flight there ends, by a deadline if need be.
 
 A draining backend has less and less in flight, so that it looks idle (seen broken: istio/istio#39870). Hence `draining`
 holds from `start` until the backend is back or forgotten, and not just while something is in flight. One open stream

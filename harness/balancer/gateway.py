@@ -1,176 +1,348 @@
-"""The reference balancer whole: picks, passive ejection and readiness as one state machine without I/O.
+"""The reference balancer whole: one state machine without I/O that composes the mechanisms of this package.
 
-Inference goes to the owner of its model on the hash ring, updates to the less loaded of two. A backend that is not
-ready or ejected is passed over, on the ring in favour of the next one. One attempt per request.
+Inference goes to the owner of its model on the hash ring (bounded loads), updates by policy. What is not ready, ejected
+or behind an open breaker is passed over. A failed attempt may be retried, a slow one hedged; the first good answer
+wins. Each mechanism can be switched off. All tables are empty when nothing is in flight.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
 
-from harness.balancer.ejection import Ejection
+from harness.balancer import retry
+from harness.balancer.exchange import Attempt, Exchange
+from harness.balancer.hedging import Hedger
+from harness.balancer.limits import Admission, Queued, Refused
+from harness.balancer.members import Members
 from harness.balancer.protocol import (
     Action,
     AttemptEnded,
     Backend,
+    BackendDrained,
     Cancel,
+    CancelTimer,
     CheckUpResult,
     ClientGone,
     Commit,
     Event,
     Exit,
+    FirstByte,
     MembershipChanged,
     Reply,
     Request,
     RequestArrived,
     ResponseHead,
     Send,
+    SetTimer,
     ShutdownAsked,
     TimerFired,
 )
-from harness.balancer.readiness import Readiness
-from harness.balancer.ring import HashRing
-from harness.balancer.two_choices import less_loaded_of_two
-from harness.model import Kind
+from harness.balancer.settings import Settings
 
 ERROR_STATUS = {"refused": 502, "reset": 502, "timeout": 504, "aborted": 499}
 """Status of the balancer's own answer where an attempt brought none."""
 
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """All numbers of the reference. `ejection` and `health_checks` are switches."""
-
-    virtual_nodes: int = 150
-    attempt_timeout_s: float = 10.0
-    ejection: bool = True
-    ejection_failures: int = 3
-    ejection_open_s: float = 1.0
-    health_checks: bool = True
-    check_interval_s: float = 0.5
-    check_timeout_s: float = 1.0
-    check_unhealthy: int = 2
-    check_healthy: int = 1
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """A ticket: made by a pick, settled exactly once, by its `AttemptEnded`."""
-
-    request_id: int
-    backend: str
-    status: int = 0
-    committed: bool = False
-    current: bool = True
-    """Whether its backend has been a member ever since; what is older says nothing about one that returned."""
+RETRY_AFTER_S = 1.0
 
 
 class ReferenceGateway:
-    """The reference balancer; see the module. Tables are empty when nothing is in flight."""
+    """The reference balancer; see the module. Timers of check-ups have positive ids, all others negative ones."""
 
     def __init__(self, settings: Settings, generator: Random) -> None:
         self._settings = settings
         self._random = generator
-        self._ring = HashRing(settings.virtual_nodes)
-        self._members: tuple[str, ...] = ()
-        self._in_flight: dict[str, int] = {}
-        self._attempts: dict[int, _Attempt] = {}
-        self._attempt_of: dict[int, int] = {}
-        self._next_id = 0
-        self._stopping = False
-        self._ejection = Ejection(settings.ejection_failures, settings.ejection_open_s)
-        self._readiness = Readiness(
-            settings.check_interval_s,
-            settings.check_timeout_s,
-            settings.check_unhealthy,
-            settings.check_healthy,
+        self._members = Members(settings, generator)
+        self._hedger = None if settings.hedge is None else Hedger(settings.hedge)
+        self._budget = (
+            None
+            if settings.retry is None
+            else retry.RetryBudget(
+                settings.retry.budget_share, settings.retry.budget_floor, settings.retry.budget_window_s
+            )
         )
+        self._admission = None if settings.limits is None else Admission(settings.limits)
+        self._exchanges: dict[int, Exchange] = {}
+        self._attempts: dict[int, Attempt] = {}
+        self._timers: dict[int, tuple[str, int]] = {}
+        self._next_attempt = 0
+        self._next_timer = 0
+        self._stopping = False
+        self._exited = False
 
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight and no table remembers a request."""
-        return not (self._attempts or self._attempt_of or any(self._in_flight.values()))
+        waiting = self._budget is not None and self._budget.waiting
+        return not (self._exchanges or self._attempts or waiting) and self._members.idle
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """See harness.balancer.protocol.Gateway."""
+        actions = self._handled(event, now_s)
+        if self._stopping and not self._exited and not self._exchanges and not self._attempts:
+            self._exited = True
+            actions.append(Exit())
+        return actions
+
+    def _handled(self, event: Event, now_s: float) -> list[Action]:
         match event:
             case RequestArrived(request):
-                return self._request(request, now_s)
-            case ResponseHead(attempt_id, status):
-                return self._head(attempt_id, status)
+                return self._arrived(request, now_s)
+            case ResponseHead(attempt_id, status, retry_after_s):
+                return self._head(attempt_id, status, retry_after_s, now_s)
+            case FirstByte(attempt_id):
+                return self._first_byte(attempt_id, now_s)
             case AttemptEnded(attempt_id, error):
                 return self._ended(attempt_id, error, now_s)
             case ClientGone(request_id):
-                gone = self._attempt_of.pop(request_id, None)
-                return [] if gone is None else [Cancel(gone)]
-            case CheckUpResult(check_id, _, ok):
-                self._readiness.result(check_id, ok)
+                return self._gone(request_id, now_s)
+            case CheckUpResult(check_id, name, ok, report):
+                self._members.checked(check_id, name, ok, report, now_s)
                 return []
             case MembershipChanged(backends):
                 return self._membership(backends, now_s)
             case TimerFired(timer_id):
-                return self._readiness.timer_fired(timer_id, now_s)
+                return self._timer(timer_id, now_s)
             case ShutdownAsked():
                 self._stopping = True
-                return [Exit()] if self.idle else []
+                return []
+
+    # --- membership and time ------------------------------------------------------------------------------
 
     def _membership(self, backends: tuple[Backend, ...], now_s: float) -> list[Action]:
-        self._members = tuple(backend.id for backend in backends)
-        members = frozenset(self._members)
-        self._ring.set_members(members)
-        self._ejection.keep_only(members)
-        for attempt in self._attempts.values():
-            attempt.current &= attempt.backend in members
-        for name in members:
-            self._in_flight.setdefault(name, 0)
-        for name in [name for name, count in self._in_flight.items() if name not in members and not count]:
-            del self._in_flight[name]
-        return self._readiness.set_backends(self._members, now_s) if self._settings.health_checks else []
+        actions, drained = self._members.set_backends(backends, now_s)
+        actions += [BackendDrained(name) for name in drained]
+        due_s = self._members.next_drain_s()
+        return actions if due_s is None else [*actions, self._set_timer("drain", 0, due_s)]
 
-    def _eligible(self, name: str, now_s: float) -> bool:
-        if self._settings.health_checks and not self._readiness.ready(name):
-            return False
-        return not (self._settings.ejection and self._ejection.ejected(name, now_s))
+    def _timer(self, timer_id: int, now_s: float) -> list[Action]:
+        if timer_id > 0:
+            return self._members.timer_fired(timer_id, now_s)
+        purpose, request_id = self._timers.pop(timer_id, ("", 0))
+        exchange = self._exchanges.get(request_id)
+        match purpose:
+            case "retry" if exchange is not None:
+                return self._retry_due(exchange, now_s)
+            case "hedge" if exchange is not None:
+                return self._hedge_due(exchange, now_s)
+            case "drain":
+                late = self._members.expired(now_s)
+                return [Cancel(item.id) for item in self._attempts.values() if item.sent.backend in late]
+            case "admission" if self._admission is not None:
+                return self._admitted(self._admission.due(now_s), now_s)
+            case _:
+                return []
 
-    def _pick(self, request: Request, now_s: float) -> str | None:
-        if request.kind is Kind.INFERENCE and request.model:
-            return self._ring.owner(request.model, lambda name: self._eligible(name, now_s))
-        candidates = [name for name in self._members if self._eligible(name, now_s)]
-        return less_loaded_of_two(candidates, self._in_flight.__getitem__, self._random)
+    def _set_timer(self, purpose: str, request_id: int, at_s: float) -> SetTimer:
+        self._next_timer -= 1
+        self._timers[self._next_timer] = (purpose, request_id)
+        return SetTimer(self._next_timer, at_s)
 
-    def _request(self, request: Request, now_s: float) -> list[Action]:
-        backend = self._pick(request, now_s)
-        if backend is None:
-            return [Reply(request.id, 503, "no backend is ready", retry_after_s=self._settings.ejection_open_s)]
-        self._next_id += 1
-        self._attempts[self._next_id] = _Attempt(request.id, backend)
-        self._attempt_of[request.id] = self._next_id
-        self._in_flight[backend] += 1
-        return [Send(self._next_id, request.id, backend, self._settings.attempt_timeout_s)]
+    def _wait(self, exchange: Exchange, purpose: str, at_s: float) -> SetTimer:
+        action = self._set_timer(purpose, exchange.request.id, at_s)
+        exchange.timers[purpose] = action.timer_id
+        return action
 
-    def _head(self, attempt_id: int, status: int) -> list[Action]:
-        attempt = self._attempts.get(attempt_id)
-        if attempt is None or self._attempt_of.get(attempt.request_id) != attempt_id:
+    # --- a request comes and goes -------------------------------------------------------------------------
+
+    def _arrived(self, request: Request, now_s: float) -> list[Action]:
+        self._exchanges[request.id] = Exchange(request, now_s)
+        if self._admission is None:
+            return self._begin(request.id, now_s)
+        actions = self._admitted(self._admission.due(now_s), now_s)
+        answer = self._admission.ask(request.id, request.urgency, request.prompt_tokens, now_s)
+        if isinstance(answer, Refused):
+            del self._exchanges[request.id]
+            return [*actions, Reply(request.id, answer.status, "over the limit", answer.retry_after_s)]
+        if isinstance(answer, Queued):
+            return actions + self._displaced(answer) + self._admission_timer(now_s)
+        return actions + self._begin(request.id, now_s)
+
+    def _displaced(self, answer: Queued) -> list[Action]:
+        """A newcomer of higher urgency took the place of one that waited."""
+        if answer.shed is None or answer.refused is None:
             return []
-        attempt.status = status
-        attempt.committed = True
-        return [Commit(attempt.request_id, attempt_id)]
+        del self._exchanges[answer.shed]
+        told = "displaced by a more urgent request"
+        return [Reply(answer.shed, answer.refused.status, told, answer.refused.retry_after_s)]
+
+    def _admission_timer(self, now_s: float) -> list[Action]:
+        due_s = None if self._admission is None else self._admission.next_s(now_s)
+        return [] if due_s is None else [self._set_timer("admission", 0, due_s)]
+
+    def _admitted(self, request_ids: list[int], now_s: float) -> list[Action]:
+        actions = [action for request_id in request_ids for action in self._begin(request_id, now_s)]
+        return actions + self._admission_timer(now_s)
+
+    def _begin(self, request_id: int, now_s: float) -> list[Action]:
+        exchange = self._exchanges[request_id]
+        exchange.begun = True
+        if self._budget is not None:
+            self._budget.fresh(now_s)
+        if self._hedger is not None:
+            self._hedger.fresh(now_s)
+        actions = self._attempt(exchange, now_s)
+        delay_s = None if self._hedger is None else self._hedger.delay_s(exchange.request.model)
+        if delay_s is not None and exchange.attempts:
+            actions.append(self._wait(exchange, "hedge", now_s + delay_s))
+        return actions
+
+    def _gone(self, request_id: int, now_s: float) -> list[Action]:
+        exchange = self._exchanges.get(request_id)
+        if exchange is None:
+            return []
+        actions: list[Action] = [Cancel(attempt_id) for attempt_id in exchange.attempts]
+        return actions + self._forget(exchange, now_s)
+
+    def _forget(self, exchange: Exchange, now_s: float) -> list[Action]:
+        """The client needs nothing more: drop the exchange with all that waits for it; attempts end by themselves."""
+        exchange.answered = True
+        del self._exchanges[exchange.request.id]
+        actions: list[Action] = self._drop_timers(exchange)
+        if exchange.retry_waits and self._budget is not None:
+            exchange.retry_waits = False
+            self._budget.give_back(now_s)
+        if self._admission is not None:
+            over = self._admission.ended if exchange.begun else self._admission.gone
+            actions += self._admitted(over(exchange.request.id, now_s), now_s)
+        return actions
+
+    def _drop_timers(self, exchange: Exchange) -> list[Action]:
+        timers = list(exchange.timers.values())
+        exchange.timers.clear()
+        return [CancelTimer(timer_id) for timer_id in timers if self._timers.pop(timer_id, None)]
+
+    def _reply(self, exchange: Exchange, status: int, reason: str, now_s: float) -> list[Action]:
+        retry_after_s = RETRY_AFTER_S if status == 503 else None
+        return [Reply(exchange.request.id, status, reason, retry_after_s), *self._forget(exchange, now_s)]
+
+    # --- attempts -----------------------------------------------------------------------------------------
+
+    def _attempt(self, exchange: Exchange, now_s: float, hedge: bool = False, to: str | None = None) -> list[Action]:
+        """Send one attempt, to the best backend that was not tried yet; an own answer if there is none at all."""
+        request = exchange.request
+        backend = to or self._members.pick(request, exchange.tried, now_s)
+        if backend is None:
+            return self._reply(exchange, 503, "no backend is ready", now_s)
+        limit_s = self._settings.attempt_timeout_s
+        if self._settings.retry is not None:
+            limit_s = min(limit_s, retry.remaining_s(self._settings.retry, now_s - exchange.arrived_s))
+        self._next_attempt += 1
+        attempt = Attempt(
+            self._next_attempt, request.id, self._members.begin(backend, request.prompt_tokens, now_s), hedge
+        )
+        self._attempts[attempt.id] = exchange.attempts[attempt.id] = attempt
+        exchange.tried |= {backend}
+        exchange.sent += not hedge
+        return [Send(attempt.id, request.id, backend, limit_s)]
+
+    def _head(self, attempt_id: int, status: int, retry_after_s: float | None, now_s: float) -> list[Action]:
+        attempt = self._attempts.get(attempt_id)
+        exchange = None if attempt is None else self._exchanges.get(attempt.request_id)
+        if attempt is None or exchange is None or attempt_id not in exchange.attempts or exchange.answered:
+            return []
+        attempt.status, attempt.retry_after_s = status, retry_after_s
+        if status < 500 and not self._retryable(exchange, attempt, None, now_s):
+            return [] if self._settings.commit_at == "first_byte" else self._commit(exchange, attempt, now_s)
+        if len(exchange.attempts) > 1:  # the other leg may still bring a good answer
+            del exchange.attempts[attempt_id]
+            return [Cancel(attempt_id)]
+        if self._retryable(exchange, attempt, None, now_s) and self._granted(now_s):
+            del exchange.attempts[attempt_id]
+            return [Cancel(attempt_id), *self._retry_later(exchange, attempt, now_s)]
+        return self._commit(exchange, attempt, now_s)
+
+    def _first_byte(self, attempt_id: int, now_s: float) -> list[Action]:
+        attempt = self._attempts.get(attempt_id)
+        exchange = None if attempt is None else self._exchanges.get(attempt.request_id)
+        if attempt is None or exchange is None or attempt_id not in exchange.attempts or exchange.answered:
+            return []
+        return self._commit(exchange, attempt, now_s)
+
+    def _commit(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
+        """This attempt's answer is the answer; the others are cancelled."""
+        attempt.committed = exchange.answered = True
+        if self._hedger is not None and attempt.status < 400:
+            # The whole request's time, not the winning leg's: the latter would make more and more hedges.
+            self._hedger.record(exchange.request.model, now_s - exchange.arrived_s)
+        losers = [other for other in exchange.attempts if other != attempt.id]
+        for loser in losers:
+            del exchange.attempts[loser]
+        actions: list[Action] = [Commit(exchange.request.id, attempt.id)]
+        return actions + [Cancel(loser) for loser in losers] + self._drop_timers(exchange)
 
     def _ended(self, attempt_id: int, error: str | None, now_s: float) -> list[Action]:
         attempt = self._attempts.pop(attempt_id, None)
         if attempt is None:
             return []
-        waiting = self._attempt_of.pop(attempt.request_id, None) is not None
-        self._in_flight[attempt.backend] -= 1
-        if attempt.backend not in self._members and not self._in_flight[attempt.backend]:
-            del self._in_flight[attempt.backend]
-        if self._settings.ejection and error != "aborted" and attempt.current:
-            self._ejection.settle(attempt.backend, error is None and attempt.status < 500, now_s)
-        actions: list[Action] = []
-        if waiting and not attempt.committed and error is not None:
-            reason = f"attempt at {attempt.backend}: {error}"
-            actions.append(Reply(attempt.request_id, ERROR_STATUS[error], reason))
-        if self._stopping and self.idle:
-            actions.append(Exit())
-        return actions
+        drained = self._members.end(attempt.sent, attempt.settled(error), now_s)
+        actions: list[Action] = [BackendDrained(attempt.sent.backend)] if drained else []
+        exchange = self._exchanges.get(attempt.request_id)
+        if exchange is None or exchange.attempts.pop(attempt_id, None) is None:
+            return actions
+        if attempt.committed:
+            return actions + self._forget(exchange, now_s)
+        if exchange.attempts:  # the other leg goes on
+            return actions
+        if error is not None and self._retryable(exchange, attempt, error, now_s) and self._granted(now_s):
+            return actions + self._retry_later(exchange, attempt, now_s)
+        told = error or "aborted"
+        return actions + self._reply(exchange, ERROR_STATUS[told], f"attempt at {attempt.sent.backend}: {told}", now_s)
+
+    # --- retries and hedges -------------------------------------------------------------------------------
+
+    def _retryable(self, exchange: Exchange, attempt: Attempt, error: str | None, now_s: float) -> bool:
+        settings = self._settings.retry
+        return settings is not None and retry.may_retry(
+            settings,
+            attempt=exchange.sent,
+            error=error,
+            status=attempt.status,
+            kind=exchange.request.kind,
+            sent=error != "refused",
+            first_byte=attempt.committed,
+            payload_bytes=exchange.request.payload_bytes,
+            elapsed_s=now_s - exchange.arrived_s,
+        )
+
+    def _granted(self, now_s: float) -> bool:
+        return self._budget is not None and self._budget.try_take(now_s)
+
+    def _retry_later(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
+        """A retry was granted: it leaves after its backoff, unless the deadline comes first."""
+        settings = self._settings.retry
+        assert settings is not None and self._budget is not None
+        wait_s = retry.backoff_s(settings, exchange.sent, self._random, attempt.retry_after_s)
+        if not retry.fits_deadline(settings, now_s - exchange.arrived_s, wait_s):
+            self._budget.give_back(now_s)
+            status = attempt.status or ERROR_STATUS["timeout"]
+            return self._reply(exchange, status, "no time left for another attempt", now_s)
+        exchange.retry_waits = True
+        return [*self._drop_timers(exchange), self._wait(exchange, "retry", now_s + wait_s)]
+
+    def _retry_due(self, exchange: Exchange, now_s: float) -> list[Action]:
+        exchange.timers.pop("retry", None)
+        exchange.retry_waits = False
+        assert self._budget is not None
+        self._budget.sent(now_s)
+        return self._attempt(exchange, now_s)
+
+    def _hedge_due(self, exchange: Exchange, now_s: float) -> list[Action]:
+        """The request is slow: join its attempt by another elsewhere, if that is allowed and paid for."""
+        exchange.timers.pop("hedge", None)
+        primary = next(iter(exchange.attempts.values()), None)
+        if self._hedger is None or primary is None or primary.status or len(exchange.attempts) > 1:
+            return []
+        other = self._members.pick(exchange.request, exchange.tried, now_s)
+        if other is None or other in exchange.tried:
+            return []
+        allowed = self._hedger.allowed(
+            kind=exchange.request.kind,
+            first_byte=False,
+            client_gone=False,
+            primary_breaker=self._members.breaker_state(primary.sent.backend, now_s),
+            other_breaker=self._members.breaker_state(other, now_s),
+            system_load=self._members.load,
+        )
+        if not allowed or not self._hedger.try_take():
+            return []
+        return self._attempt(exchange, now_s, hedge=True, to=other)

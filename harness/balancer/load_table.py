@@ -66,7 +66,8 @@ class LoadTable:
         self._known: dict[str, _Known] = {}
         self._backend_of: dict[int, str] = {}
         self._tickets = count(1)
-        self._worst: tuple[float, float] = (0.0, 0.0)
+        self._last_report_s = -math.inf
+        self._worst_known: tuple[float, float] | None = None
 
     @property
     def total_in_flight(self) -> int:
@@ -84,6 +85,7 @@ class LoadTable:
         One that left is forgotten once nothing of ours is in flight there. One that returns has no report yet.
         """
         wanted = frozenset(backends)
+        self._worst_known = None
         for name in [name for name, known in self._known.items() if name not in wanted]:
             self._known[name].member = False
             self._known[name].reported_s = -math.inf
@@ -135,11 +137,8 @@ class LoadTable:
         known.foreign_requests = max(0.0, queue_depth + running - len(covered))
         known.foreign_tokens = max(0.0, pending_tokens - sum(sent.tokens for sent in covered))
         known.reported_s = at_s
-        fresh = [other for other in self._known.values() if at_s - other.reported_s < self._settings.stale_s]
-        self._worst = (
-            max(other.foreign_requests for other in fresh),
-            max(other.foreign_tokens for other in fresh),
-        )
+        self._last_report_s = max(self._last_report_s, at_s)
+        self._worst_known = None
         return True
 
     def composite(self, backend: str, health: float, now_s: float) -> float:
@@ -153,7 +152,8 @@ class LoadTable:
             return math.inf
         requests, tokens = known.foreign_requests, known.foreign_tokens
         if not self._heard(known, now_s):
-            requests, tokens = max(requests, self._worst[0]), max(tokens, self._worst[1])
+            worst_requests, worst_tokens = self._worst()
+            requests, tokens = max(requests, worst_requests), max(tokens, worst_tokens)
         requests += len(known.own)
         tokens += known.own_tokens
         return (requests + tokens / self._settings.tokens_per_request + 1.0) / health
@@ -162,6 +162,16 @@ class LoadTable:
         """Members without a fresh, sane report, sorted."""
         members = ((name, known) for name, known in self._known.items() if known.member)
         return tuple(sorted(name for name, known in members if not self._heard(known, now_s)))
+
+    def _worst(self) -> tuple[float, float]:
+        """The most foreign requests and tokens that were fresh at the last report; found once for each report."""
+        if self._worst_known is None:
+            fresh = [known for known in self._known.values() if self._heard(known, self._last_report_s)]
+            self._worst_known = (
+                max((known.foreign_requests for known in fresh), default=0.0),
+                max((known.foreign_tokens for known in fresh), default=0.0),
+            )
+        return self._worst_known
 
     def _heard(self, known: _Known, now_s: float) -> bool:
         return now_s - known.reported_s < self._settings.stale_s

@@ -5,18 +5,19 @@ Used by the targets and by the live shell, which is a process of its own and is 
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
-import json
 import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from harness.balancer.bare import BareGateway
-from harness.balancer.gateway import ReferenceGateway, Settings
+from harness.balancer.gateway import ReferenceGateway
 from harness.balancer.protocol import Gateway, NowFunction
+from harness.balancer.settings import Settings
 from harness.claims import nearest
 from harness.model import ClaimsError
 
@@ -26,19 +27,23 @@ PYTHON = "python:"
 
 def reference_spec(settings: Settings) -> str:
     """The text that `gateway_from` makes a reference balancer of."""
-    return REFERENCE + json.dumps(dataclasses.asdict(settings))
+    return REFERENCE + _form().dump_json(settings).decode()
 
 
 def gateway_from(spec: str, now: NowFunction, generator: Random) -> Gateway:
     """The balancer that `spec` names: `reference:{settings as JSON}` or `python:package.module:Class`."""
     if spec.startswith(REFERENCE):
-        return ReferenceGateway(Settings(**json.loads(spec.removeprefix(REFERENCE))), generator)
+        return ReferenceGateway(_form().validate_json(spec.removeprefix(REFERENCE)), generator)
     stranger = load_class(spec)
     made = stranger(**_wanted(stranger, now, generator))
     if hasattr(made, "handle"):
         gateway: Gateway = made
         return gateway
     return BareGateway(made)
+
+
+def _form() -> TypeAdapter[Settings]:
+    return TypeAdapter(Settings)
 
 
 def load_class(spec: str) -> Any:

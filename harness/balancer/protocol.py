@@ -48,6 +48,7 @@ class Backend:
     memory_used_mb: float = 0.0
     memory_evictable_mb: float = 0.0
     queue_depth: int = 0
+    running: int = 0
     in_flight: int = 0
     pending_tokens: int = 0
     loaded_models: tuple[str, ...] = ()
@@ -77,10 +78,21 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """A backend answered with a status; the body waits until the attempt is committed or cancelled."""
+    """A backend answered with a status; the body waits until the attempt is committed or cancelled.
+
+    `retry_after_s`: its Retry-After header, where that is a number of seconds.
+    """
 
     attempt_id: int
     status: int
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstByte:
+    """The first byte of an attempt's body is here, or its end if it has none. Follows `ResponseHead`."""
+
+    attempt_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +142,7 @@ class ShutdownAsked:
 Event = (
     RequestArrived
     | ResponseHead
+    | FirstByte
     | AttemptEnded
     | ClientGone
     | CheckUpResult
@@ -202,11 +215,18 @@ class CheckUp:
 
 
 @dataclass(frozen=True, slots=True)
+class BackendDrained:
+    """A backend that left has nothing of ours in flight any more."""
+
+    backend_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """Nothing is in flight any more: the process may end."""
 
 
-Action = Send | Cancel | Commit | Reply | SetTimer | CancelTimer | CheckUp | Exit
+Action = Send | Cancel | Commit | Reply | SetTimer | CancelTimer | CheckUp | BackendDrained | Exit
 
 
 class Gateway(Protocol):

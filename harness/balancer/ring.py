@@ -14,6 +14,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import xxhash
@@ -84,11 +85,9 @@ class HashRing:
             return
         wanted = min(count, self._owner_count)
         seen: set[str] = set()
-        at = bisect_left(self._points, xxhash.xxh64_intdigest(key.encode()))
-        total = len(self._points)
-        while True:
-            member = self._owners[at]
-            at = at + 1 if at < total else 1  # the place after the last point is the first point's
+        start = bisect_left(self._points, xxhash.xxh64_intdigest(key.encode()))
+        for place in chain(range(start, len(self._points)), range(start)):
+            member = self._owners[place]
             if member in seen:
                 continue
             seen.add(member)

@@ -1,6 +1,7 @@
 """The fault proxy between balancer and backends: set a fault, probe that it bites, heal it.
 
-Every byte between balancer and backend passes through it. A fault counts from the moment at which a probe of ours sees
+Every byte between balancer and backend passes through it. Faults of processes and of single requests are the mock
+fleet's, which is asked for them here too. A fault counts from the moment at which a probe of ours sees
 it, not from the call that asked for it.
 """
 
@@ -19,7 +20,22 @@ from harness.live.calls import accepts
 from harness.live.children import Child
 from harness.live.fleet import Fleet
 from harness.live.ports import HOST, PortBlock
-from harness.model import Blackhole, Down, Fault, HarnessError, Kill, Latency, Reset, TargetError
+from harness.model import HarnessError, TargetError
+from harness.timeline import (
+    Blackhole,
+    CutOff,
+    Down,
+    FailingStatus,
+    Fault,
+    Hang,
+    Kill,
+    Latency,
+    NotReady,
+    OverCapacity,
+    Reset,
+    Slow,
+    as_mock,
+)
 from harness.toxiproxy.client import Connection, FaultProxy, FaultProxyError
 
 Result = TypeVar("Result")
@@ -96,8 +112,11 @@ class FaultWay:
 
     # --- faults -------------------------------------------------------------------------------------------
 
-    def begin(self, fault: Fault, fleet: Fleet) -> float | None:
-        """Set a fault. The time (CLOCK_MONOTONIC) at which a probe saw it bite, None if none did."""
+    def begin(self, fault: Fault, fleet: Fleet, seed: int = 0) -> float | None:
+        """Set a fault. The time (CLOCK_MONOTONIC) at which a probe saw it bite, None if none did.
+
+        `seed` decides which requests a share hits.
+        """
         name = fault.backend
         match fault:
             case Kill():
@@ -120,6 +139,10 @@ class FaultWay:
                 self._toxic(name, "reset_peer", {"timeout": 0}, "upstream")
                 self._do(f"enable {name}", lambda: self._proxy.enable(name))
                 return self._await(lambda: self._is_reset(name))
+            case FailingStatus() | OverCapacity() | Slow() | Hang() | CutOff() | NotReady():
+                words = as_mock(fault, seed)
+                fleet.set_fault(name, words)
+                return self._await(lambda: any(words.items() <= active.items() for active in fleet.faults(name)))
 
     def heal(self, fault: Fault, fleet: Fleet) -> None:
         """Take a fault back."""
@@ -137,6 +160,8 @@ class FaultWay:
                 self._remove(name, "timeout_upstream")
             case Reset():
                 self._remove(name, "reset_peer_upstream")
+            case FailingStatus() | OverCapacity() | Slow() | Hang() | CutOff() | NotReady():
+                fleet.clear_fault(name, as_mock(fault, 0)["kind"])
 
     def _toxic(self, name: str, kind: str, attributes: dict[str, int], stream: str) -> None:
         self._do(f"add {kind} to {name}", lambda: self._proxy.add_toxic(name, kind, attributes, stream))

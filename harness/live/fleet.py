@@ -57,6 +57,19 @@ class Fleet:
         """Start `backend` again with a cold cache; returns when its listener accepts."""
         self._control("POST", f"/fleet/{backend}/restart")
 
+    def set_fault(self, backend: str, fault: dict[str, object]) -> None:
+        """Set a fault of single requests, in the words of `mockgpu.faults`; returns when it is in force."""
+        self._control("POST", f"/fleet/{backend}/faults", json.dumps({"set": [fault]}).encode())
+
+    def clear_fault(self, backend: str, kind: object) -> None:
+        """Take the fault of this kind back, if it is there."""
+        self._control("POST", f"/fleet/{backend}/faults", json.dumps({"clear": [kind]}).encode())
+
+    def faults(self, backend: str) -> list[dict[str, object]]:
+        """The faults in force at `backend`, each with `hits`, the number of requests it has struck."""
+        faults: list[dict[str, object]] = json.loads(self._control("GET", f"/fleet/{backend}/faults").body)["faults"]
+        return faults
+
     def log(self, backend: str) -> bytes:
         """The attempt log of `backend`, rows before a kill included."""
         return self._control("GET", f"/fleet/{backend}/log").body

@@ -32,9 +32,10 @@ from harness.live.ports import HOST, PortBlock, is_free, port_block
 from harness.live.preflight import preflight
 from harness.live.slack import Sentinel, slack_by_second
 from harness.load.job import Job
-from harness.model import DiedError, HarnessError, Join, Kill, Leave, Membership, Scenario, Step, TargetError, is_fault
+from harness.model import DiedError, HarnessError, Scenario, TargetError
 from harness.records import read_requests
 from harness.target import Address, Place, Target
+from harness.timeline import Join, Kill, Leave, Membership, Step, is_fault
 
 LEAD_S = 0.15
 """From handing out the job to second 0 of the run: the load process must have drawn its schedule by then."""
@@ -257,7 +258,7 @@ class _Run:
             self._way.heal(step, self._fleet)
             self._steps[key] = replace(self._steps[key], healed_s=time.monotonic() - self._start_s)
         else:
-            self._note(key, step, asked_s, self._way.begin(step, self._fleet))
+            self._note(key, step, asked_s, self._way.begin(step, self._fleet, self._seed))
 
     def _note(self, key: int, step: Step, asked_s: float, effective_s: float | None) -> None:
         effective = float("nan") if effective_s is None else effective_s - self._start_s

@@ -26,6 +26,7 @@ from harness.balancer.protocol import (
     Action,
     AttemptEnded,
     Backend,
+    BackendDrained,
     Cancel,
     CancelTimer,
     CheckUp,
@@ -34,6 +35,7 @@ from harness.balancer.protocol import (
     Commit,
     Event,
     Exit,
+    FirstByte,
     Gateway,
     MembershipChanged,
     NowFunction,
@@ -155,6 +157,8 @@ class Shell:
                 task = asyncio.create_task(self._check_up(action))
                 self._checks.add(task)
                 task.add_done_callback(self._checks.discard)
+            case BackendDrained():
+                pass  # the admin interface tells of members, not of leavers
             case Exit():
                 self.stopped.set()
 
@@ -249,9 +253,15 @@ class Shell:
                     request.method, url, headers=headers, data=exchange.body or None, allow_redirects=False
                 ) as response,
             ):
-                self.tell(ResponseHead(send.attempt_id, response.status))
+                retry_after = response.headers.get("Retry-After", "")
+                retry_after_s = float(retry_after) if retry_after.isdecimal() else None
+                self.tell(ResponseHead(send.attempt_id, response.status, retry_after_s))
+                first = b""
+                if not running.committed.is_set():  # the gateway waits for the first byte, or for something else
+                    first = await response.content.readany()
+                    self.tell(FirstByte(send.attempt_id))
                 await running.committed.wait()
-                await self._pass_on(response, self._exchanges.get(running.committed_to))
+                await self._pass_on(response, self._exchanges.get(running.committed_to), first)
             running.error = None
         except TimeoutError:
             running.error = "timeout"
@@ -265,8 +275,8 @@ class Shell:
             if running.error is not None and running.committed.is_set():
                 self._break_transfer(running.committed_to)
 
-    async def _pass_on(self, response: aiohttp.ClientResponse, exchange: _Exchange | None) -> None:
-        """Give a backend's answer to a client as it comes."""
+    async def _pass_on(self, response: aiohttp.ClientResponse, exchange: _Exchange | None, first: bytes) -> None:
+        """Give a backend's answer to a client as it comes; `first` is what was read of its body already."""
         if exchange is None:
             return
         headers = CIMultiDict(
@@ -274,11 +284,18 @@ class Shell:
         )
         length = response.content_length
         answer: web.StreamResponse
-        if length is not None and length <= WHOLE_BODY:
-            answer = web.Response(status=response.status, headers=headers, body=await response.read())
+        if length is not None and length <= WHOLE_BODY and not first:
+            try:
+                answer = web.Response(status=response.status, headers=headers, body=await response.read())
+            except (aiohttp.ClientError, OSError):
+                # The head goes out all the same: the client must see an answer that broke off, not a bare close.
+                await _to_client(web.StreamResponse(status=response.status, headers=headers).prepare(exchange.request))
+                raise
         else:
             answer = web.StreamResponse(status=response.status, headers=headers)
             await _to_client(answer.prepare(exchange.request))
+            if first:
+                await _to_client(answer.write(first))
             async for chunk in response.content.iter_any():
                 await _to_client(answer.write(chunk))
             await _to_client(answer.write_eof())
@@ -372,6 +389,7 @@ def _report(backend_id: str, text: bytes) -> Backend | None:
             memory_used_mb=float(said["memory_used_mb"]),
             memory_evictable_mb=float(said["memory_evictable_mb"]),
             queue_depth=int(said["queue_depth"]),
+            running=int(said["running"]),
             pending_tokens=int(said["pending_tokens"]),
             loaded_models=tuple(said["models"]),
         )

@@ -8,8 +8,9 @@ import numpy as np
 
 from harness.arrivals import Arrival
 from harness.history import ATTEMPT, CHECK_UP, RESIDENCY, History, StepSeen, empty_requests
-from harness.model import Echo, Failure, Scenario, Step
+from harness.model import Echo, Failure, Scenario
 from harness.sim.backend import SimBackend
+from harness.timeline import Step
 
 NAN = float("nan")
 ALL_CARRIERS = 15

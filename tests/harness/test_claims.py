@@ -76,7 +76,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
     claims = file.claims
     assert claims.names == ("affinity", "breaker")
     assert claims[Affinity] == Affinity("header:x-model-id", "ring", 150)
-    assert claims[Breaker] == Breaker(5, 2.0, 1, Backoff(2.0, 60.0, 0.2))
+    assert claims[Breaker] == Breaker(failures=5, open_s=2.0, probes=1, backoff=Backoff(2.0, 60.0, 0.2))
     assert (claims.fixed_backends, claims.can_join, claims.can_reload, claims.protocol) == (4, True, True, "openai")
 
 
@@ -98,7 +98,7 @@ def test_every_feature_has_defaults(tmp_path: Path, name: str) -> None:
         ("", "claims nothing; add at least one table such as [claims.affinity]"),
         ("[claims]", "claims nothing; add at least one table such as [claims.affinity]"),
         ("[claims.brekaer]", "unknown [claims.*] table 'brekaer'; did you mean breaker"),
-        ("[claims.zzz]", "unknown [claims.*] table 'zzz'; valid: affinity, breaker,"),
+        ("[claims.zzz]", "unknown [claims.*] table 'zzz'; valid: affinity, bounded_load, breaker,"),
         ("[claims]\nretry = 3", "[claims.retry]: saw 3, expected a table"),
         ("[claims.breaker]\nfailure = 5", "unknown [claims.breaker] key 'failure'; did you mean failures?"),
         ("[claims.breaker]\nfailures = 2.5", "[claims.breaker] failures: saw 2.5: "),

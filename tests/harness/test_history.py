@@ -253,6 +253,12 @@ def test_all_else_that_was_seen_is_in_the_digest(change: dict[str, Any]) -> None
     assert replace(full_history(), **change).digest() != full_history().digest()
 
 
+def test_equal_bytes_in_different_tables_are_told_apart() -> None:
+    check_ups, connections = np.zeros(26, dtype=CHECK_UP), np.zeros(7, dtype=CONNECTION)
+    assert check_ups.nbytes == connections.nbytes
+    assert history_of(check_ups=check_ups).digest() != history_of(connections=connections).digest()
+
+
 def test_what_was_not_seen_is_not_in_the_digest() -> None:
     history = full_history()
     assert replace(history, facts={"machine": "slow"}).digest() == history.digest()

@@ -18,10 +18,7 @@ from harness.model import (
     DiedError,
     Failure,
     HarnessError,
-    Join,
     Keys,
-    Kill,
-    Leave,
     Load,
     Scenario,
     Stream,
@@ -31,6 +28,7 @@ from harness.model import (
 )
 from harness.property import Finding, Findings, Property, declare, held, sampled, undecided, within
 from harness.target import ChangeStep, Launch, Place, Target
+from harness.timeline import Join, Kill, Leave
 from harness.verdict import Outcome, Record
 
 STREAM = Stream("traffic", start_s=0.0, rate_per_s=10.0, requests=20, keys=Keys(4))
@@ -234,6 +232,13 @@ def test_unsupported(item: Property, target: Target, reason: str) -> None:
     play = FakeWorld()
     record = judged(item, play, target=target)
     assert (record.outcome, record.reason) == (Outcome.UNSUPPORTED, reason)
+    assert play.calls == []
+
+
+def test_a_property_made_for_another_world() -> None:
+    play = FakeWorld()
+    record = judged(replace(promise([GOOD]), worlds=frozenset({World.SIM})), play)
+    assert (record.outcome, record.reason) == (Outcome.UNSUPPORTED, "made for sim only")
     assert play.calls == []
 
 

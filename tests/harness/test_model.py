@@ -14,24 +14,19 @@ import pytest
 
 from harness.claims import Backoff, Breaker, Ejection, HealthChecks
 from harness.frozen import canonical, stretched
-from harness.model import (
+from harness.model import Connections, Keys, Kind, Load, Method, ModelServer, Phase, Scenario, Stream
+from harness.timeline import (
     Blackhole,
-    Connections,
     Down,
+    FailingStatus,
     Join,
-    Keys,
     Kill,
-    Kind,
     Latency,
     Leave,
-    Load,
-    Method,
-    ModelServer,
-    Phase,
+    OverCapacity,
     Reset,
-    Scenario,
+    Slow,
     Step,
-    Stream,
     is_fault,
 )
 
@@ -65,6 +60,9 @@ def scenario() -> Scenario:
             Latency("gpu-1", 2.0, latency_s=0.05, for_s=1.0),
             Blackhole("gpu-2", 2.5, for_s=0.75),
             Reset("gpu-2", 3.0),
+            FailingStatus("gpu-1", 3.0, 503, share=0.25, retry_after_s=0.5),
+            OverCapacity("gpu-1", 3.0, rate_per_s=20.0, burst=5, for_s=1.0),
+            Slow("gpu-1", 3.0, factor=3.0),
             Leave("gpu-0", 3.5),
             Join("gpu-3", 4.0),
         ),
@@ -98,6 +96,9 @@ def test_stretching_scales_durations_and_rates_and_nothing_else() -> None:
             Latency("gpu-1", 8.0, latency_s=0.2, for_s=4.0),
             Blackhole("gpu-2", 10.0, for_s=3.0),
             Reset("gpu-2", 12.0),
+            FailingStatus("gpu-1", 12.0, 503, share=0.25, retry_after_s=2.0),
+            OverCapacity("gpu-1", 12.0, rate_per_s=5.0, burst=5, for_s=4.0),
+            Slow("gpu-1", 12.0, factor=3.0),
             Leave("gpu-0", 14.0),
             Join("gpu-3", 16.0),
         ),
@@ -110,7 +111,9 @@ def test_stretching_scales_durations_and_rates_and_nothing_else() -> None:
 
 def test_claims_stretch_alike() -> None:
     breaker = Breaker(failures=5, open_s=2.0, probes=1, backoff=Backoff(multiplier=2.0, max_s=60.0, jitter=0.2))
-    longer = replace(breaker, open_s=4.0, backoff=Backoff(multiplier=2.0, max_s=120.0, jitter=0.2))
+    longer = replace(
+        breaker, open_s=4.0, window_s=2 * breaker.window_s, backoff=Backoff(multiplier=2.0, max_s=120.0, jitter=0.2)
+    )
     assert stretched(breaker, 2.0) == longer
     ejection, checks = stretched((Ejection(failures=3, open_s=1.0), HealthChecks(interval_s=0.5, timeout_s=1.0)), 2.0)
     assert (ejection.failures, ejection.open_s) == (3, 2.0)
@@ -262,7 +265,7 @@ def test_streams_and_phases_are_found_by_name() -> None:
 
 
 def test_faults_are_told_from_changes_of_membership() -> None:
-    assert [is_fault(step) for step in scenario().timeline] == [True] * 5 + [False] * 2
+    assert [is_fault(step) for step in scenario().timeline] == [True] * 8 + [False] * 2
 
 
 def test_only_a_kill_needs_processes() -> None:

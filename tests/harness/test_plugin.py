@@ -243,6 +243,15 @@ def test_selection_by_word_and_last_failed(suite: pytest.Pytester) -> None:
     run(suite, "mine", "--world", "sim", "--lf").assert_outcomes(failed=1)
 
 
+def test_a_property_is_collected_for_its_own_worlds_only(suite: pytest.Pytester) -> None:
+    text = (suite.path / "mine/some.py").read_text(encoding="utf-8")
+    marked = text.replace('"some.thing.dark", ', '"some.thing.dark", worlds=("sim",), ')
+    (suite.path / "mine/some.py").write_text(marked, encoding="utf-8")
+    text = said(run(suite, "mine", "--collect-only", "-q"))
+    assert "some.thing.dark[sim]" in text and "some.thing.dark[live]" not in text
+    assert "some.thing.empty[live]" in text
+
+
 def test_tolerate_turns_only_inconclusive_into_a_skip(suite: pytest.Pytester) -> None:
     result = run(suite, "mine", "--world", "sim", "--tolerate", "inconclusive", "-rs")
     result.assert_outcomes(passed=1, failed=3, skipped=2)

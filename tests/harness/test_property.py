@@ -59,6 +59,7 @@ def test_row_has_everything_in_plain_types() -> None:
         "off": ["hedge"],
         "attempts": True,
         "baselines": [],
+        "worlds": ["sim", "live"],
         "module": __name__,
     }
 

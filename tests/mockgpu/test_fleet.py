@@ -175,6 +175,46 @@ def test_kill_and_restart(tmp_path: Path) -> None:
         assert it.complete(1)["backend"] == "gpu-1"
 
 
+@pytest.mark.parametrize("options", [(), ("--processes",)])
+def test_faults_are_passed_on_to_the_backend(tmp_path: Path, options: tuple[str, ...]) -> None:
+    def faults(it: Running, backend: int) -> list[tuple[str, int]]:
+        status, data = call(it.control, "GET", f"/fleet/gpu-{backend}/faults")
+        assert status == 200
+        return [(each["kind"], each["hits"]) for each in json.loads(data)["faults"]]
+
+    with fleet(tmp_path, *options) as it:
+        asked = {"set": [{"kind": "status", "status": 500, "first": 1}, {"kind": "slow", "factor": 2}]}
+        status, data = call(it.control, "POST", "/fleet/gpu-0/faults", asked)
+        assert (status, [each["kind"] for each in json.loads(data)["faults"]]) == (200, ["status", "slow"])
+        assert call(it.ports[0], "POST", "/v1/completions", {"max_tokens": 1})[0] == 500
+        it.complete(0)
+        it.complete(1)
+        assert faults(it, 0) == [("status", 1), ("slow", 1)]
+        assert faults(it, 1) == []
+        assert call(it.control, "POST", "/fleet/gpu-0/faults", {"clear": ["slow"]})[0] == 200
+        assert faults(it, 0) == [("status", 1)]
+        status, data = call(it.control, "POST", "/fleet/gpu-0/faults", {"set": [{"kind": "melt"}]})
+        assert (status, json.loads(data)["error"]) == (
+            400,
+            "no fault 'melt'; there are: status, capacity, slow, hang, cut, not-ready",
+        )
+        assert it.step("/fleet/gpu-7/faults", asked) == 404
+        assert it.step("/fleet/reset", {"nonce": NONCE}) == 200
+        assert faults(it, 0) == []
+
+
+def test_faults_end_with_their_process(tmp_path: Path) -> None:
+    with fleet(tmp_path, "--processes", backends=1) as it:
+        asked = {"set": [{"kind": "status", "status": 500}]}
+        assert it.step("/fleet/gpu-0/faults", asked) == 200
+        assert it.step("/fleet/gpu-0/kill") == 200
+        assert it.step("/fleet/gpu-0/faults", asked) == 409
+        assert call(it.control, "POST", "/fleet/gpu-0/faults", {"clear": "all"}) == (200, b'{"faults": []}')
+        assert it.step("/fleet/gpu-0/restart") == 200
+        assert call(it.control, "GET", "/fleet/gpu-0/faults") == (200, b'{"faults": []}')
+        it.complete(0)
+
+
 def test_a_kill_from_outside_shows_and_a_reset_reaches_the_next_life(tmp_path: Path) -> None:
     with fleet(tmp_path, "--processes") as it:
         it.complete(0)

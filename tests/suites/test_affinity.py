@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from harness.arrivals import Arrival
-from harness.claims import Affinity, Claims
+from harness.claims import Affinity, Claims, HealthChecks
 from harness.history import History
 from harness.model import UnsupportedError
-from harness.property import Property, undecided
+from harness.property import Property, Undecided, undecided
 from harness.verdict import Outcome
 from suites.affinity import leave_share, only_departed_keys_move, repeat_same_backend, return_restores
 from suites.scenarios import LEAVE_KEYS, leave_and_return, steady
@@ -127,14 +127,14 @@ def test_keys_of_survivors(algorithm: str, survivors: int, allowed: int, ok: boo
     found = only(only_departed_keys_move, leaving(moved(survivors), algorithm), claimed(algorithm))
     assert (found.ok, found.observed, found.bound, found.sample) == (ok, survivors, allowed, 750)
     assert found.exact
-    assert found.note == f"gpu-0 left: {survivors} of 750 keys of the survivors moved"
+    assert found.note == f"gpu-0 left at 2.1 s: {survivors} of 750 keys of the survivors moved"
 
 
 @pytest.mark.parametrize(("survivors", "ok"), [(0, True), (1, False)])
 def test_jump_hashing_loses_its_last_backend(survivors: int, ok: bool) -> None:
     found = only(only_departed_keys_move, leaving(moved(survivors, leaver=3), "jump"), claimed("jump"))
     assert (found.ok, found.observed, found.bound, found.sample) == (ok, survivors, 0, 750)
-    assert found.note.startswith("gpu-3 left")
+    assert found.note.startswith("gpu-3 left at 2.1 s")
 
 
 def test_without_survivors_no_finding() -> None:
@@ -199,6 +199,31 @@ def test_return_brings_every_key_back(strays: int, ok: bool) -> None:
     found = only(return_restores, leaving(place_of), claimed())
     assert (found.ok, found.observed, found.bound, found.sample, found.exact) == (ok, strays, 0, 1000, True)
     assert found.note == f"{strays} of 1000 keys are not where they were before"
+
+
+def test_a_return_that_takes_effect_late_is_undecided() -> None:
+    def place_of(arrival: Arrival) -> int:
+        home = arrival.key % 4
+        away = arrival.stream == AFTER or (arrival.stream == RESTORED and arrival.key < 400)
+        return 1 if home == 0 and away else home
+
+    (found,) = return_restores(leaving(place_of), claimed())
+    assert isinstance(found, Undecided)
+    assert "after its return had been answered" in found.why
+
+
+def test_one_that_returned_and_gets_nothing_is_undecided() -> None:
+    (found,) = return_restores(leaving(lambda arrival: arrival.key % 4 or (arrival.stream != BEFORE) * 1), claimed())
+    assert found == undecided("gpu-0 has returned but gets nothing: the mapping with it was not seen")
+
+
+@pytest.mark.parametrize(("off", "exact"), [({"health_checks"}, True), (set(), False)])
+def test_not_exact_where_checks_stay_on(off: set[str], exact: bool) -> None:
+    claims = Claims((Affinity(), HealthChecks(interval_s=0.1, timeout_s=0.02)))
+    scenario = replace(leave_and_return(claims), off=frozenset(off))
+    assert scenario.intervals_s == (0.1, 0.02)
+    found = only(only_departed_keys_move, history_of(scenario, moved(1)), claims)
+    assert (found.ok, found.exact) == (False, exact)
 
 
 # --- scenarios --------------------------------------------------------------------------------------------

@@ -74,13 +74,38 @@ def test_an_answer_that_another_backend_gave_is_an_orphan() -> None:
 
 
 def test_attempts_of_no_request_are_orphans() -> None:
-    assert figures(replace(sound(), facts={"unknown_attempts": 3})) == [(True, 0, 1000), (False, 3, 1000)]
+    whole = sound()
+    strangers = whole.attempts[:3].copy()
+    strangers["request"] = -1
+    doubled = replace(whole, attempts=np.concatenate([whole.attempts, strangers]))
+    assert figures(doubled) == [(True, 0, 1000), (False, 3, 1000)]
+
+
+def test_where_no_backend_is_named_any_answered_attempt_will_do() -> None:
+    history = sound()
+    history.requests["answered_by"] = -1
+    assert figures(history) == [(True, 0, 1000), (True, 0, 1000)]
+    history.attempts["ending"][5] = Ending.CLIENT_GONE
+    assert figures(history) == [(True, 0, 1000), (False, 1, 1000)]
+
+
+def test_alien_answers_count_though_they_broke_off() -> None:
+    history = sound()
+    history.requests["echo"][7] = Echo.OTHER
+    history.requests["status"][7] = 500
+    assert figures(history)[0] == (False, 1, 999)
+
+
+def test_few_answers_prove_nothing() -> None:
+    history = sound()
+    history.requests["status"][499:] = 503
+    assert outcome(answer_belongs_to_request, history, CLAIMS) is Outcome.INCONCLUSIVE
 
 
 def test_foreign_attempts_back_no_answer() -> None:
     history = sound()
-    history.attempts["request"][10] = -1
-    assert figures(history) == [(True, 0, 1000), (False, 1, 1000)]
+    history.attempts["request"][10] = -1  # one entry without its counterpart on either side
+    assert figures(history) == [(True, 0, 1000), (False, 2, 1000)]
 
 
 def test_an_abandoned_attempt_beside_the_answered_one_is_no_orphan() -> None:

@@ -28,7 +28,10 @@ def test_drained_is_not_idle() -> None:
     draining = Draining(10.0)
     assert draining.start("a", 0, now_s=0.0)
     assert draining.draining("a")
-    draining.returned("a")
+    assert not draining.ended("a"), "nothing was in flight"
+    draining.keep_only(frozenset("a"))
+    assert draining.draining("a")
+    draining.keep_only(frozenset("b"))
     assert not draining.draining("a")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from harness.balancer.gateway import ReferenceGateway, Settings
+from harness.balancer.gateway import ReferenceGateway
 from harness.balancer.protocol import (
     Action,
     AttemptEnded,
@@ -29,11 +30,12 @@ from harness.balancer.protocol import (
     TimerFired,
 )
 from harness.balancer.ring import HashRing
+from harness.balancer.settings import CheckSettings, EjectionSettings, Settings
 from harness.model import Kind
 
-CALM = Settings(health_checks=False, ejection=False)
-WATCHFUL = Settings(ejection=False, check_unhealthy=1)
-STRICT = Settings(health_checks=False, ejection_failures=2, ejection_open_s=1.0)
+CALM = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None)
+WATCHFUL = replace(CALM, checks=CheckSettings(unhealthy=1))
+STRICT = replace(CALM, ejection=EjectionSettings(failures=2, open_s=1.0))
 
 
 class Bench:
@@ -94,7 +96,7 @@ def ring_order(*members: str) -> list[str]:
 def test_an_answer_is_committed_at_its_head_and_ends_silently() -> None:
     bench = Bench(CALM, "a")
     send = bench.send()
-    assert (send.request_id, send.backend_id, send.timeout_s) == (1, "a", 10.0)
+    assert (send.request_id, send.backend_id, send.timeout_s) == (1, "a", 5.0)
     assert not bench.gateway.idle
     assert bench.head(send, 503) == [Commit(1, send.attempt_id)]
     assert not bench.gateway.idle
@@ -120,7 +122,7 @@ def test_an_answer_that_breaks_off_gets_no_second_one(error: str) -> None:
 @pytest.mark.parametrize("settings", [CALM, Settings()])
 def test_without_backends_the_answer_is_503(settings: Settings) -> None:
     reply = Bench(settings).ask()
-    assert reply == Reply(1, 503, "no backend is ready", retry_after_s=settings.ejection_open_s)
+    assert reply == Reply(1, 503, "no backend is ready", retry_after_s=1.0)
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -272,7 +274,7 @@ def test_who_is_not_ready_is_passed_over_for_the_next() -> None:
 
 
 def test_checks_have_the_settings_numbers() -> None:
-    bench = Bench(Settings(check_interval_s=0.25, check_timeout_s=0.75), "a")
+    bench = Bench(replace(CALM, checks=CheckSettings(interval_s=0.25, timeout_s=0.75)), "a")
     (timer,) = bench.started
     assert isinstance(timer, SetTimer)
     check, again = bench.gateway.handle(TimerFired(timer.timer_id), 2.0)
@@ -301,3 +303,9 @@ def test_a_busy_one_exits_with_its_last_request() -> None:
     assert bench.gateway.handle(ClientGone(third.request_id), 0.0) == [Cancel(third.attempt_id)]
     assert bench.end(third, "aborted") == []
     assert bench.end(first, "reset") == [Reply(1, 502, "attempt at a: reset"), Exit()]
+
+
+def test_exit_is_said_once() -> None:
+    bench = Bench(CALM, "a")
+    bench.gateway.handle(ShutdownAsked(), 0.0)
+    assert bench.gateway.handle(CheckUpResult(99, "a", True), 0.0) == []

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from harness.balancer.gateway import ReferenceGateway, Settings
+from harness.balancer.gateway import ReferenceGateway
 from harness.balancer.protocol import (
     Action,
     AttemptEnded,
@@ -33,10 +33,23 @@ from harness.balancer.protocol import (
     ShutdownAsked,
     TimerFired,
 )
+from harness.balancer.ring import HashRing
+from harness.balancer.settings import CheckSettings, EjectionSettings, Settings
 from harness.model import Kind
 
 NAMES = ("gpu-0", "gpu-1", "gpu-2")
-SETTINGS = Settings(virtual_nodes=5, ejection_failures=2, ejection_open_s=4.0, check_unhealthy=2, check_healthy=1)
+CHECKS = CheckSettings(unhealthy=2, healthy=1)
+EJECTION = EjectionSettings(failures=2, open_s=4.0)
+SETTINGS = Settings(
+    virtual_nodes=5,
+    bounded_load=None,
+    checks=CHECKS,
+    ejection=EJECTION,
+    breaker=None,
+    health=None,
+    hedge=None,
+    retry=None,
+)
 MEMBERS = st.lists(st.sampled_from(NAMES), unique=True)
 PICK = st.integers(0, 10_000)
 ERRORS = st.sampled_from([None, "refused", "reset", "timeout", "aborted"])
@@ -63,14 +76,14 @@ class Stay:
     failed_checks: int = 0
 
     def eligible(self, now_s: float) -> bool:
-        return now_s >= self.ejected_until_s and self.failed_checks < SETTINGS.check_unhealthy
+        return now_s >= self.ejected_until_s and self.failed_checks < CHECKS.unhealthy
 
     def settle(self, ok: bool, now_s: float) -> None:
         if now_s < self.ejected_until_s:
             return
         self.failures = 0 if ok else self.failures + 1
-        if self.failures == SETTINGS.ejection_failures:
-            self.failures, self.ejected_until_s = 0, now_s + SETTINGS.ejection_open_s
+        if self.failures == EJECTION.failures:
+            self.failures, self.ejected_until_s = 0, now_s + EJECTION.open_s
 
 
 class Shell(RuleBasedStateMachine):
@@ -143,8 +156,10 @@ class Shell(RuleBasedStateMachine):
     def end(self, attempt_id: int, error: str | None) -> None:
         attempt = self.live.pop(attempt_id)
         stay = self.stays.get(attempt.backend)
-        if stay is not None and stay.number == attempt.stay and error != "aborted":
-            stay.settle(error is None and attempt.status < 500, self.now_s)
+        failed = attempt.status >= 500 or error in ("refused", "reset", "timeout")
+        good = error is None and attempt.status < 400
+        if stay is not None and stay.number == attempt.stay and (failed or good):
+            stay.settle(good, self.now_s)
         self.tell(AttemptEnded(attempt_id, error))
         if attempt.committed:
             self.staying.discard(attempt.request_id)
@@ -174,6 +189,11 @@ class Shell(RuleBasedStateMachine):
         actions = self.tell(RequestArrived(Request(self.numbers, 1, kind, "POST", model)))
         able = any(stay.eligible(self.now_s) for stay in self.stays.values())
         assert [type(action) for action in actions] == [Send if able else Reply]
+        if able and model and kind is Kind.INFERENCE:
+            ring = HashRing(SETTINGS.virtual_nodes)
+            ring.set_members(self.stays)
+            owner = ring.owner(model, lambda name: self.stays[name].eligible(self.now_s))
+            assert self.live[max(self.live)].backend == owner
 
     @precondition(lambda self: self.stays and not self.exited)
     @rule(
@@ -270,7 +290,11 @@ class Shell(RuleBasedStateMachine):
     def counters_say_what_is_in_flight(self) -> None:
         counts = Counter(attempt.backend for attempt in self.live.values())
         assert self.gateway.idle == (not self.live)
-        assert self.gateway._in_flight == {name: counts[name] for name in {*self.stays, *counts}}
+        loads = self.gateway._members._loads
+        assert {name: loads.in_flight(name) for name in {*self.stays, *counts}} == {
+            name: counts[name] for name in {*self.stays, *counts}
+        }
+        assert self.gateway._members.known == {*self.stays, *counts}
 
     @invariant()
     def exit_comes_exactly_with_the_last_attempt(self) -> None:

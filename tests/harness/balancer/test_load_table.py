@@ -72,8 +72,8 @@ class TestComposite:
 
     def test_what_was_sent_since_the_report_counts_on_top(self) -> None:
         table = table_of("a")
+        table.sent("a", 100, 1.0)  # at the moment when the backend was asked: in doubt, it counts on top
         table.report("a", 0, 0, 5, at_s=1.0)
-        table.sent("a", 100, 1.0)  # at the moment of the report: in doubt, it counts on top
         table.sent("a", 100, 1.5)
         assert table.composite("a", 1.0, 1.5) == 5 + 2 + 2 + 1
 
@@ -125,6 +125,16 @@ class TestSilence:
         table.report("a", 1, 200, 1, at_s=0.0)
         table.report("b", 6, 100, 3, at_s=0.0)
         assert loads(table) == {"a": 5.0, "b": 11.0, "c": 9 + 2 + 1}
+
+    def test_the_worst_is_that_of_now(self) -> None:
+        table = table_of("a", "b", "c")
+        table.report("a", 0, 0, 9, at_s=0.0)
+        table.report("b", 0, 0, 2, at_s=0.0)
+        assert table.composite("c", 1.0, 0.0) == 10.0
+        table.report("a", 0, 0, 4, at_s=0.5)
+        assert table.composite("c", 1.0, 0.5) == 5.0
+        table.set_backends(["b", "c"])
+        assert table.composite("c", 1.0, 0.5) == 3.0
 
     def test_without_any_report_own_counts_decide(self) -> None:
         table = table_of("a", "b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -9,7 +10,7 @@ from random import Random
 import pytest
 
 from harness.balancer.bare import BareGateway
-from harness.balancer.gateway import ReferenceGateway, Settings
+from harness.balancer.gateway import ReferenceGateway
 from harness.balancer.loading import gateway_from, load_class, reference_spec
 from harness.balancer.protocol import (
     Action,
@@ -22,6 +23,7 @@ from harness.balancer.protocol import (
     RequestArrived,
     Send,
 )
+from harness.balancer.settings import EjectionSettings, Settings
 from harness.model import ClaimsError, Kind
 
 ARRIVAL = RequestArrived(Request(1, 1, Kind.INFERENCE, "POST", "m"))
@@ -74,7 +76,7 @@ def spec_of(name: str) -> str:
 
 
 def test_a_reference_spec_brings_every_setting_back() -> None:
-    settings = Settings(7, 1.5, False, 9, 2.5, False, 3.5, 4.5, 8, 6)
+    settings = Settings(virtual_nodes=7, checks=None, ejection=EjectionSettings(9, 2.5), drain_deadline_s=3.5)
     made = gateway_from(reference_spec(settings), NowFunction(), Random(1))
     assert isinstance(made, ReferenceGateway)
     assert made._settings == settings
@@ -82,7 +84,7 @@ def test_a_reference_spec_brings_every_setting_back() -> None:
 
 def test_the_reference_draws_from_the_generator_it_is_given() -> None:
     generator = Random(1)
-    made = gateway_from(reference_spec(Settings(health_checks=False)), NowFunction(), generator)
+    made = gateway_from(reference_spec(Settings(checks=None)), NowFunction(), generator)
     made.handle(MembershipChanged((Backend("a", ""), Backend("b", ""))), 0.0)
     made.handle(RequestArrived(Request(1, 1, Kind.UPDATE, "POST", "")), 0.0)
     assert generator.getstate() != Random(1).getstate()
@@ -137,7 +139,7 @@ def test_a_module_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_modules_come_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend("")  # puts sys.path back afterwards
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "found_here.py").write_text("class Teapot:\n    def handle(self, event, now_s):\n        return []\n")
     assert load_class("python:found_here:Teapot").__name__ == "Teapot"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.balancer.policies import POLICIES, EwmaSettings, Picker, Signals, make
+from harness.balancer.policies import POLICIES, Ewma, EwmaSettings, Picker, Signals, make
 
 NAMES = tuple(f"gpu-{number}" for number in range(10))
 DETERMINISTIC = settings(derandomize=True, deadline=None, database=None, max_examples=60)
@@ -209,6 +209,23 @@ class TestEwma:
         picks = self.run(bench, lambda name: (0.001, False) if name == "a" else (0.1, True), "abc", 900)
         early, late = picks[:300].count("a"), picks[600:].count("a")
         assert early < 100 and late <= early and late < 10
+
+    def test_what_is_in_flight_multiplies_the_cost(self) -> None:
+        bench = Bench("ewma")
+        bench.in_flight.update({"a": 2, "b": 1})
+        assert bench.counts("ab", 50) == {"b": 50}
+        bench.policy.settle("b", 0.3, ok=True)
+        bench.policy.settle("a", 0.1, ok=True)
+        assert bench.counts("ab", 50) == {"a": 50}
+
+    def test_each_further_error_costs_twice_as_much_up_to_a_limit(self) -> None:
+        policy = Bench("ewma", EwmaSettings(first_s=0.1, penalty_s=1.0, most_penalty_s=5.0)).policy
+        assert isinstance(policy, Ewma)
+        costs_s = []
+        for _ in range(5):
+            policy.settle("a", 0.001, ok=False)
+            costs_s.append(policy.cost_s("a"))
+        assert costs_s == pytest.approx([1.1, 2.1, 4.1, 5.1, 5.1]), "and the latency itself is not lowered"
 
     def test_slow_errors_are_slow_too(self) -> None:
         bench = Bench("ewma", EwmaSettings(penalty_s=0.001, most_penalty_s=0.001))

@@ -78,6 +78,7 @@ class TestWhateverTheHash:
         indices, names = ring.owners(KEYS)
         assert [names[index] if index >= 0 else None for index in indices.tolist()] == [ring.owner(key) for key in KEYS]
         assert names == tuple(sorted(weights))
+        assert [next(ring.nearest(key, 1), None) for key in KEYS] == [ring.owner(key) for key in KEYS]
 
     @DETERMINISTIC
     @given(weights=WEIGHTS)

@@ -92,6 +92,7 @@ def test_a_moved_session_goes_home_early_rather_than_to_a_third() -> None:
     bench = Bench()
     bench.ask()
     bench.ask(a=10)
+    bench.order = ("c", "b", "a")
     assert bench.ask(a=0, b=10) == "a"
 
 

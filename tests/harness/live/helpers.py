@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import socket
 import sys
 import threading
@@ -15,14 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from harness.balancer.gateway import Settings
-from harness.balancer.loading import reference_spec
 from harness.live.calls import Answer, accepts, call
 from harness.live.children import Child
-from harness.model import Keys, Load, Method, Scenario, Step, Stream
+from harness.model import Keys, Load, Method, Scenario, Stream
+from harness.targets.reference import ReferenceTarget
+from harness.timeline import Step
 
 PATIENCE_S = 20.0
 HOST = "127.0.0.1"
+ROOT = Path(__file__).parents[3]
 Result = TypeVar("Result")
 
 
@@ -141,6 +143,10 @@ class RawBackend:
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
 
+    def await_call(self) -> Call:
+        """The first request, once it is here."""
+        return until(lambda: self.calls)[0]
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -187,13 +193,12 @@ class RawBackend:
 
 
 class ShellProcess:
-    """`python -m harness.live.serve` with the reference's gateway (no checks, no ejection), or another one."""
+    """`python -m harness.live.serve` with a gateway of tests.harness.live.gateways, or another one."""
 
-    def __init__(self, folder: Path, spec: str = "", ports: tuple[int, int] | None = None, **settings: float) -> None:
+    def __init__(self, folder: Path, gateway: str = "Plain", ports: tuple[int, int] | None = None) -> None:
         self.port, self.admin_port = ports or free_ports(2)
-        chosen = {"health_checks": False, "ejection": False, "attempt_timeout_s": 60.0, **settings}
         config = {
-            "spec": spec or reference_spec(Settings(**chosen)),  # type: ignore[arg-type]
+            "spec": gateway if ":" in gateway else f"python:tests.harness.live.gateways:{gateway}",
             "host": HOST,
             "port": self.port,
             "admin_port": self.admin_port,
@@ -203,7 +208,9 @@ class ShellProcess:
         }
         path = folder / "shell.json"
         path.write_text(json.dumps(config))
-        self.child = Child((sys.executable, "-m", "harness.live.serve", str(path)), folder / "shell.log")
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        self.child = Child((sys.executable, "-m", "harness.live.serve", str(path)), folder / "shell.log", environment)
 
     def await_listening(self) -> None:
         """Return when both of its ports accept."""
@@ -231,7 +238,8 @@ class ShellProcess:
 
 # --- scenarios --------------------------------------------------------------------------------------------
 
-CALM = frozenset({"ejection", "health_checks"})
+CALM = ReferenceTarget().switches
+"""All that could keep a fault from showing in the attempts of the reference."""
 
 
 def traffic(
@@ -240,15 +248,16 @@ def traffic(
     rate_per_s: float = 50.0,
     backends: int = 2,
     timeout_s: float = 1.0,
+    keys: int = 20,
     methods: tuple[Method, ...] = (Method.POST, Method.GET),
 ) -> Scenario:
-    """`seconds` of steady traffic with 20 keys, without ejection and health checks."""
+    """`seconds` of steady traffic, with every mechanism off that can be."""
     stream = Stream(
         name="traffic",
         start_s=0.0,
         rate_per_s=rate_per_s,
         requests=int(rate_per_s * seconds),
-        keys=Keys(20, "sweep"),
+        keys=Keys(keys, "sweep"),
         methods=methods,
         timeout_s=timeout_s,
     )

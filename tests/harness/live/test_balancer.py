@@ -136,7 +136,7 @@ def test_the_telling_line_of_a_refusal(start: Start, said: str, told: str) -> No
 
 def test_a_check_that_does_not_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "START_S", 0.2)
-    with pytest.raises(TargetError, match="does not say whether its configuration is fine: .*timed out"):
+    with pytest.raises(TargetError, match=r"does not say whether its configuration is fine: .*timed out"):
         start(Stub(Launch({}, (), check=python("import time; time.sleep(600)"))))
 
 
@@ -176,7 +176,7 @@ def test_one_that_was_to_be_running(start: Start, place: Place, monkeypatch: pyt
     monkeypatch.setattr(module, "START_S", 0.1)
     target = Stub(Launch({}, ()))
     target.url = f"http://localhost:{place.port}/"
-    with pytest.raises(TargetError, match="it was to be running already$"):
+    with pytest.raises(TargetError, match=r"it was to be running already$"):
         start(target).await_listening()
     with socket.create_server((HOST, place.port)):
         balancer = start(target)

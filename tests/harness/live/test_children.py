@@ -41,9 +41,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts Python code, or words, as a child; all are stopped in the end."""
     started: list[Child] = []
 
-    def begin(code: str, *words: str, **options: bool) -> Child:
+    def begin(code: str, *words: str, pipes: bool = False) -> Child:
         command = words or (sys.executable, "-c", code)
-        child = Child(command, tmp_path / f"{len(started)}.log", **options)
+        child = Child(command, tmp_path / f"{len(started)}.log", pipes=pipes)
         started.append(child)
         return child
 
@@ -141,8 +141,8 @@ def test_pipes_only_where_asked(start: Start) -> None:
 def test_what_a_dead_child_never_read_is_no_error(start: Start) -> None:
     child = start("", pipes=True)
     assert child.wait(PATIENCE_S)
+    child.stdin.write(b"x" * 10)
     with pytest.raises(BrokenPipeError):
-        child.stdin.write(b"x" * 10)
         child.stdin.flush()
     child.stop()
     assert child.stdin.closed and child.stdout.closed

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.live.children import GUARD
-from tests.harness.live.helpers import PATIENCE_S, group, runs, until
-
-ROOT = Path(__file__).parents[3]
+from tests.harness.live.helpers import PATIENCE_S, ROOT, group, runs, until
 
 PARENT = """
 import sys, time

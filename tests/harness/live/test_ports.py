@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -14,9 +13,9 @@ from harness.model import HarnessError
 
 
 @pytest.fixture
-def taken() -> Iterator[set[int]]:
+def taken() -> set[int]:
     """Ports that count as taken, for as long as the test runs."""
-    yield set()
+    return set()
 
 
 @pytest.fixture

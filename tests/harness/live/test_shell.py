@@ -26,7 +26,6 @@ from tests.harness.live.helpers import (
     fine,
     free_ports,
     hang,
-    until,
 )
 
 BROKEN = (http.client.HTTPException, OSError)
@@ -130,7 +129,7 @@ def test_no_http(shell: ShellProcess, serve: Serve) -> None:
 
 
 def test_a_hanging_backend_is_given_up_after_the_timeout(tmp_path: Path, serve: Serve) -> None:
-    shell = ShellProcess(tmp_path, attempt_timeout_s=0.3)
+    shell = ShellProcess(tmp_path, "Impatient")
     try:
         shell.await_listening()
         backend = serve(hang)
@@ -258,6 +257,25 @@ def test_a_backend_that_dies_in_its_answer_breaks_the_transfer(
     assert shell.call().body == b"fine"
 
 
+@pytest.mark.parametrize("rest", [b"Content-Length: 1000\r\n\r\nhalf", b"Content-Length: 1000000\r\n\r\nhalf"])
+def test_the_client_of_a_cut_answer_sees_that_it_had_begun(shell: ShellProcess, serve: Serve, rest: bytes) -> None:
+    """A bare close would look like a balancer that closes idle connections, and as if no attempt had been made."""
+
+    async def behave(call: Call) -> None:
+        await call.write(b"HTTP/1.1 200 OK\r\nX-Mine: yes\r\n" + rest)
+        call.writer.close()
+
+    shell.use(a=serve(behave).port)
+    with socket.create_connection((HOST, shell.port), timeout=PATIENCE_S) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        got = b""
+        while block := client.recv(65_536):
+            got += block
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n") and b"X-Mine: yes" in head
+    assert b"half".startswith(body)
+
+
 # --- clients that leave -----------------------------------------------------------------------------------
 
 
@@ -287,7 +305,7 @@ def test_a_client_that_leaves_frees_the_backend(shell: ShellProcess, serve: Serv
     shell.use(a=backend.port)
     client = socket.create_connection((HOST, shell.port), timeout=PATIENCE_S)
     client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    until(lambda: backend.calls)
+    backend.await_call()
     if behave is not hang:
         assert client.recv(10)
     assert not backend.closed.is_set()
@@ -298,7 +316,7 @@ def test_a_client_that_leaves_frees_the_backend(shell: ShellProcess, serve: Serv
 
 @pytest.mark.parametrize("behave", [hang, trickle, flood])
 def test_a_client_that_leaves_is_not_the_backends_fault(tmp_path: Path, serve: Serve, behave: Behave) -> None:
-    shell = ShellProcess(tmp_path, ejection=True, ejection_failures=1, ejection_open_s=600.0)
+    shell = ShellProcess(tmp_path, "Strict")
     try:
         shell.await_listening()
         for reset in (True, False, True, False):
@@ -306,7 +324,7 @@ def test_a_client_that_leaves_is_not_the_backends_fault(tmp_path: Path, serve: S
             shell.use(a=backend.port)
             client = socket.create_connection((HOST, shell.port), timeout=PATIENCE_S)
             client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            until(lambda backend=backend: backend.calls)
+            backend.await_call()
             if behave is not hang:
                 assert client.recv(10)
             leave(client, reset)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGQUIT
 
 import pytest
+from jinja2 import Template
 
 from harness.judge import Judge
+from harness.live.calls import accepts
 from harness.live.children import Child
 from harness.live.session import LiveSession
 from harness.model import TargetError, World
 from harness.property import Property, catalogue
 from harness.targets import resolve
 from harness.targets.nginx import NginxTarget
+from harness.timeline import Leave
 from harness.verdict import Outcome, Record
-from tests.harness.live.helpers import HOST, PATIENCE_S, accepts, free_ports, until
+from tests.harness.live.helpers import HOST, PATIENCE_S, free_ports, traffic, until
 
 SEED = os.getpid()
 REPEAT = "affinity.repeat.same-backend"
@@ -131,13 +135,16 @@ def test_a_claims_file_with_a_template(session: LiveSession, nginx: str, tmp_pat
     )
     record = judged(session, str(file), REPEAT)
     assert (record.outcome, record.target, record.version) == (Outcome.PASS, "mine", "1"), record.reason
-    record = judged(session, str(file), LEAVE)
-    assert record.outcome is Outcome.PASS, record.reason
+    history = session.play(resolve(str(file)), traffic(2.0, Leave("gpu-1", 0.5)), SEED)
+    (leave,) = history.steps
+    assert leave.took_effect
+    before = history.attempts["start_s"] < leave.asked_s
+    after = history.attempts["start_s"] > leave.effective_s + 0.5  # a reload takes effect when its command is done
+    assert set(history.attempts["backend"][before]) == {0, 1}
+    assert set(history.attempts["backend"][after]) == {0}
 
 
 def test_a_balancer_of_ones_own_at_fixed_addresses(session: LiveSession, nginx: str, tmp_path: Path) -> None:
-    from jinja2 import Template
-
     port, *listen = free_ports(4)
     config = tmp_path / "nginx.conf"
     backends = [{"host": HOST, "port": each} for each in listen]
@@ -163,8 +170,6 @@ def test_a_balancer_of_ones_own_at_fixed_addresses(session: LiveSession, nginx: 
 
 
 def test_a_fixed_address_that_is_taken(session: LiveSession, tmp_path: Path) -> None:
-    import socket
-
     with socket.create_server((HOST, 0)) as holder:
         taken = holder.getsockname()[1]
         free, port = free_ports(2)

@@ -12,9 +12,10 @@ from harness.balancer.bare import BareGateway
 from harness.balancer.protocol import Action, Backend, Event, Gateway, NowFunction, Request
 from harness.claims import Claims
 from harness.history import History
-from harness.model import Keys, Load, ModelServer, Scenario, Step, Stream, World
+from harness.model import Keys, Load, ModelServer, Scenario, Stream, World
 from harness.sim.world import play
 from harness.target import ChangeStep, Launch, Place, Target
+from harness.timeline import Step
 
 SERVICE_S = 8 / 16_000 + 4 * 0.0005
 """Time that a request of the default size takes at a backend that has nothing else to do."""

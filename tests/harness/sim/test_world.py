@@ -24,7 +24,8 @@ from harness.balancer.protocol import (
     TimerFired,
 )
 from harness.model import Connections, Echo, Ending, Failure, HarnessError, Keys, Kind, Method, Phase
-from harness.sim.world import HOP_S, PATIENCE_S, Simulation
+from harness.sim.agenda import HOP_S
+from harness.sim.world import PATIENCE_S, Simulation
 from tests.harness.sim.rig import SERVICE_S, GatewayOf, Listening, bare, run, scenario, stream
 
 WAY_S = 4 * HOP_S
@@ -242,6 +243,6 @@ def test_a_run_lasts_as_long_as_its_scenario() -> None:
 
 def test_a_simulation_that_is_stuck_says_so() -> None:
     simulation = Simulation(GatewayOf(Listening(refusing)), scenario(load=stream(requests=1, timeout_s=0.1)), 1)
-    simulation._open_requests += 1  # a request that nothing will ever end
+    simulation._clients.open += 1  # a request that nothing will ever end
     with pytest.raises(HarnessError, match=r"stuck at 0\.100 s: 1 requests and 0 attempts are open"):
         simulation.run()

@@ -1,11 +1,11 @@
-import json
 from random import Random
 
 import pytest
+from pydantic import TypeAdapter
 
-from harness.balancer.gateway import Settings
 from harness.balancer.protocol import Backend, MembershipChanged, NowFunction, Request, RequestArrived, Send, SetTimer
-from harness.claims import Affinity, Ejection, Failover, HealthChecks
+from harness.balancer.settings import CheckSettings, EjectionSettings, Settings
+from harness.claims import Affinity, Breaker, Ejection, Failover, HealthChecks, Retry
 from harness.model import Kind, World
 from harness.target import Target
 from harness.targets.reference import ReferenceTarget
@@ -14,11 +14,11 @@ BACKENDS = tuple(Backend(f"gpu-{number}", f"127.0.0.1:{9000 + number}") for numb
 
 
 def told(target: ReferenceTarget, off: frozenset[str] = frozenset()) -> Settings:
-    return Settings(**json.loads(target.spec(off).removeprefix("reference:")))
+    return TypeAdapter(Settings).validate_json(target.spec(off).removeprefix("reference:"))
 
 
 def test_gateway_builds_and_keeps_a_model_on_one_backend() -> None:
-    gateway = ReferenceTarget().gateway(frozenset(), NowFunction(), Random(1))
+    gateway = ReferenceTarget().gateway(frozenset({"bounded_load"}), NowFunction(), Random(1))
     gateway.handle(MembershipChanged(BACKENDS), 0.0)
     picked = set()
     for number in range(5):
@@ -34,30 +34,47 @@ def test_switched_off_health_checks_poll_nothing(off: frozenset[str], polls: boo
     assert any(isinstance(action, SetTimer) for action in actions) == polls
 
 
+PARTS = {
+    "bounded_load": "bounded_load",
+    "breaker": "breaker",
+    "ejection": "ejection",
+    "health_checks": "checks",
+    "health_share": "health",
+    "hedge": "hedge",
+    "retry": "retry",
+    "spread": "update_policy",
+}
+
+
 def test_every_switch_reaches_the_settings() -> None:
-    target = ReferenceTarget()
-    assert target.switches == {"ejection", "health_checks"}
-    assert (told(target).ejection, told(target).health_checks) == (True, True)
+    target = ReferenceTarget(Settings(ejection=EjectionSettings()))
+    assert target.switches == set(PARTS)
     for name in target.switches:
         without = told(target, frozenset({name}))
-        assert (without.ejection, without.health_checks) == (name != "ejection", name != "health_checks")
+        assert [part for part in PARTS.values() if getattr(without, part) is None] == [PARTS[name]]
 
 
 def test_claims_state_the_settings() -> None:
-    target = ReferenceTarget(Settings(ejection_failures=7, ejection_open_s=0.25, virtual_nodes=99))
+    target = ReferenceTarget(Settings(ejection=EjectionSettings(failures=7, open_s=0.25), virtual_nodes=99))
     assert target.claims[Ejection] == Ejection(failures=7, open_s=0.25)
     assert target.claims[Affinity].virtual_nodes == 99
     assert target.worlds == {World.SIM, World.LIVE}
+    assert Ejection not in ReferenceTarget().claims
+    bare = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None)
+    assert ReferenceTarget(bare).claims.names == ("affinity", "failover", "spread")
 
 
 def test_scaled_stretches_settings_and_claims_alike() -> None:
-    target = ReferenceTarget()
+    target = ReferenceTarget(Settings(checks=CheckSettings(interval_s=0.3)))
     longer: Target = target.scaled(2.0)
     assert isinstance(longer, ReferenceTarget)
-    for name in ("attempt_timeout_s", "ejection_open_s", "check_interval_s", "check_timeout_s"):
-        assert getattr(told(longer), name) == 2.0 * getattr(told(target), name)
-    assert told(longer).ejection_failures == told(target).ejection_failures
-    assert longer.claims[Ejection].open_s == told(longer).ejection_open_s
-    assert longer.claims[HealthChecks].interval_s == told(longer).check_interval_s
+    once, twice = told(target), told(longer)
+    assert once.checks is not None and twice.checks is not None
+    assert once.breaker is not None and twice.breaker is not None
+    assert twice.attempt_timeout_s == 2.0 * once.attempt_timeout_s
+    assert twice.checks.interval_s == 2.0 * once.checks.interval_s == longer.claims[HealthChecks].interval_s
+    assert twice.breaker.open_s == 2.0 * once.breaker.open_s == longer.claims[Breaker].open_s
+    assert longer.claims[Breaker].backoff.max_s == 2.0 * target.claims[Breaker].backoff.max_s
+    assert twice.breaker.failures == once.breaker.failures
+    assert longer.claims[Retry].deadline_s == 2.0 * (target.claims[Retry].deadline_s or 0.0)
     assert longer.claims[Failover].within_s == 2.0 * target.claims[Failover].within_s
-    assert target.claims == ReferenceTarget().claims

@@ -1,0 +1,49 @@
+"""One request inside the reference balancer: its attempts, and what still may become of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.balancer.breaker import Settled
+from harness.balancer.members import Sent
+from harness.balancer.protocol import Request
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt; `status` 0 until its head is here. `hedge`: it joined one that was slow."""
+
+    id: int
+    request_id: int
+    sent: Sent
+    hedge: bool = False
+    status: int = 0
+    retry_after_s: float | None = None
+    committed: bool = False
+
+    def settled(self, error: str | None) -> Settled:
+        """What the attempt says of its backend. An error status counts even if the attempt was cancelled for it."""
+        if self.status >= 500 or error in ("refused", "reset", "timeout"):
+            return Settled.FAILED
+        if error is not None:
+            return Settled.ABORTED
+        return Settled.NEUTRAL if self.status >= 400 else Settled.OK
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A client's request that has no answer yet, or whose answer is on its way.
+
+    `sent` counts its attempts without hedges; `begun` once it was admitted. `timers` are those that wait for it, by
+    purpose; `retry_waits`: a retry was granted and waits in backoff.
+    """
+
+    request: Request
+    arrived_s: float
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    tried: frozenset[str] = frozenset()
+    sent: int = 0
+    begun: bool = False
+    answered: bool = False
+    retry_waits: bool = False
+    timers: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,91 @@
+"""All numbers of the reference balancer; a mechanism whose part is None is off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from harness.balancer.breaker import BreakerSettings
+from harness.balancer.health_score import HealthSettings
+from harness.balancer.hedging import HedgeSettings
+from harness.balancer.limits import AdmissionSettings
+from harness.balancer.retry import RetrySettings
+from harness.balancer.session_affinity import AffinitySettings
+from harness.claims import BoundedLoad, Breaker, Ejection, HealthChecks, HealthShare, Hedge, Retry, Spread
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """Active checks: see harness.balancer.readiness."""
+
+    interval_s: float = 0.5
+    timeout_s: float = 1.0
+    unhealthy: int = 2
+    healthy: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EjectionSettings:
+    """Passive ejection, a plainer alternative to the breaker: see harness.balancer.ejection."""
+
+    failures: int = 3
+    open_s: float = 1.0
+    cap_share: float = 1.0
+
+
+def _breaker() -> BreakerSettings:
+    """Short times, so that a suite lasts seconds: an open time of 0.5 s, doubled up to 4 s, each within ± 20 %."""
+    return BreakerSettings(
+        failures=5,
+        error_rate=0.5,
+        minimum_calls=20,
+        window_s=2.0,
+        slow_p99_s=0.25,
+        open_s=0.5,
+        probes=1,
+        successes=2,
+        multiplier=2.0,
+        max_open_s=4.0,
+        jitter=0.2,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The reference balancer. `commit_at`: "head" answers with an attempt once its head is good, "first_byte" later.
+
+    `update_policy` is one of harness.balancer.policies.POLICIES; None hands updates out by health alone.
+    """
+
+    virtual_nodes: int = 150
+    attempt_timeout_s: float = 5.0
+    commit_at: str = "head"
+    update_policy: str | None = "two_choices"
+    bounded_load: float | None = 1.25
+    checks: CheckSettings | None = field(default_factory=CheckSettings)
+    ejection: EjectionSettings | None = None
+    breaker: BreakerSettings | None = field(default_factory=_breaker)
+    health: HealthSettings | None = field(default_factory=lambda: HealthSettings(window_s=2.0))
+    hedge: HedgeSettings | None = field(
+        default_factory=lambda: HedgeSettings(window=200, minimum=40, load_threshold=32.0)
+    )
+    retry: RetrySettings | None = field(default_factory=lambda: RetrySettings(budget_window_s=1.0, deadline_s=5.0))
+    sessions: AffinitySettings | None = field(default_factory=AffinitySettings)
+    limits: AdmissionSettings | None = None
+    slow_start_s: float | None = None
+    drain_deadline_s: float = 30.0
+
+    def without(self, off: frozenset[str]) -> Settings:
+        """The same with the mechanisms whose claims' tables stand in `off` switched off."""
+        parts = {
+            BoundedLoad.table: "bounded_load",
+            Breaker.table: "breaker",
+            Ejection.table: "ejection",
+            HealthChecks.table: "checks",
+            HealthShare.table: "health",
+            Hedge.table: "hedge",
+            Retry.table: "retry",
+            Spread.table: "update_policy",
+        }
+        changes: dict[str, Any] = {parts[table]: None for table in off if table in parts}
+        return replace(self, **changes)

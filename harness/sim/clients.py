@@ -1,0 +1,116 @@
+"""The clients of a simulated run: they send at their intended times, wait, give up, and note what they got."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from harness.arrivals import Arrival, key_name
+from harness.balancer.protocol import ClientGone, Event, Request, RequestArrived
+from harness.model import Echo, Failure, Kind, Method
+from harness.sim.agenda import HOP_S, Agenda
+from harness.sim.evidence import ClientRow
+
+OPENAI_DEFAULT_MODEL = "default"
+
+
+def model_of(arrival: Arrival, seed: int) -> str:
+    """The model that a request names: its key if it has one; none for an update."""
+    if arrival.kind is Kind.UPDATE:
+        return ""
+    return key_name(seed, arrival.key) if arrival.key >= 0 else OPENAI_DEFAULT_MODEL
+
+
+class Clients:
+    """All clients. `open` counts the requests without an end; `rows` are theirs, by number."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        arrivals: tuple[Arrival, ...],
+        rows: list[ClientRow],
+        streams: int,
+        seed: int,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.open = len(arrivals)
+        self._agenda = agenda
+        self._arrivals = arrivals
+        self._rows = rows
+        self._seed = seed
+        self._tell = tell
+        self._idle_connections: list[int] = []
+        self._connections = streams  # those below belong to streams with a single one
+        self._queues: dict[int, deque[Arrival]] = {}
+        self._connection_of: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """Put every request on the agenda."""
+        for arrival in self._arrivals:
+            self._agenda.at(arrival.at_s, partial(self._due, arrival))
+
+    def answered(self, number: int, status: int, backend: int, echo: Echo) -> None:
+        """A whole answer is here; `backend` -1: the balancer's own."""
+        self._end(number, status, backend, echo, Failure.NONE)
+
+    def truncated(self, number: int, status: int, backend: int) -> None:
+        """An answer began and broke off."""
+        self._end(number, status, backend, Echo.NONE, Failure.TRUNCATED)
+
+    def _due(self, arrival: Arrival) -> None:
+        if arrival.connection < 0:
+            if arrival.fresh or not self._idle_connections:
+                self._connections += 1
+                self._start(arrival, self._connections)
+            else:
+                self._start(arrival, self._idle_connections.pop())
+            return
+        queue = self._queues.setdefault(arrival.connection, deque())
+        queue.append(arrival)
+        if len(queue) == 1:
+            self._start(arrival, arrival.connection)
+
+    def _start(self, arrival: Arrival, connection: int) -> None:
+        row = self._rows[arrival.number]
+        row.sent_s = self._agenda.now.now_s
+        row.failure = Failure.OTHER  # stays so if the run ends first, as in live
+        self._connection_of[arrival.number] = connection
+        request = Request(
+            id=arrival.number,
+            connection=connection,
+            kind=arrival.kind,
+            method=Method(arrival.method).name,
+            model=model_of(arrival, self._seed),
+            prompt_tokens=arrival.prompt_tokens,
+        )
+        self._agenda.later(HOP_S, lambda: self._tell(RequestArrived(request)))
+        self._agenda.later(arrival.timeout_s, lambda: self._give_up(arrival.number))
+
+    def _give_up(self, number: int) -> None:
+        row = self._rows[number]
+        if not row.done:
+            row.failure, row.end_s = Failure.TIMEOUT, self._agenda.now.now_s
+            self._done(number, row)
+            self._agenda.later(HOP_S, lambda: self._tell(ClientGone(number)))
+
+    def _end(self, number: int, status: int, backend: int, echo: Echo, failure: Failure) -> None:
+        row = self._rows[number]
+        if row.done:
+            return
+        row.status, row.answered_by, row.echo, row.failure = status, backend, echo, failure
+        row.first_byte_s = row.end_s = self._agenda.now.now_s
+        self._done(number, row)
+
+    def _done(self, number: int, row: ClientRow) -> None:
+        row.done = True
+        self.open -= 1
+        connection = self._connection_of.pop(number)
+        queue = self._queues.get(connection)
+        if queue is None:
+            if not self._arrivals[number].fresh:
+                self._idle_connections.append(connection)
+            return
+        queue.popleft()
+        if queue:
+            self._start(queue[0], connection)

@@ -1,0 +1,205 @@
+"""Mutants whose retries are wrong in one way each. All but the budgets' leave 503 alone, which spares them outages."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from harness.balancer import retry
+from harness.balancer.exchange import Attempt, Exchange
+from harness.balancer.gateway import ReferenceGateway
+from harness.balancer.members import Members
+from harness.balancer.protocol import Action, AttemptEnded, Event, Reply, RequestArrived, Send
+from harness.balancer.retry import RetrySettings
+from harness.balancer.settings import Settings
+from harness.claims import Retry
+from harness.model import Kind
+
+GOOD = RetrySettings(statuses=frozenset({502, 504}), budget_window_s=1.0, deadline_s=1.5)
+STORMY = replace(GOOD, statuses=frozenset({502, 503, 504}))
+
+
+def claimed(settings: RetrySettings) -> tuple[Retry, ...]:
+    """What a balancer with these settings would claim."""
+    return (
+        Retry(
+            attempts=settings.attempts,
+            statuses=tuple(sorted(settings.statuses)),
+            on_timeout=settings.on_timeout,
+            budget_share=settings.budget_share,
+            budget_floor=settings.budget_floor,
+            budget_window_s=settings.budget_window_s,
+            deadline_s=settings.deadline_s,
+        ),
+    )
+
+
+class Retrying(ReferenceGateway):
+    """No fault: the reference with nothing on but retries."""
+
+    claims: tuple[Retry, ...] = claimed(GOOD)
+    settings = GOOD
+    attempt_timeout_s = 1.5
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(self.all_settings(), random)
+
+    def all_settings(self) -> Settings:
+        """Everything off but retries."""
+        return Settings(
+            attempt_timeout_s=self.attempt_timeout_s,
+            bounded_load=None,
+            checks=None,
+            breaker=None,
+            health=None,
+            hedge=None,
+            retry=self.settings,
+        )
+
+
+class RetryingOutages(Retrying):
+    """No fault: the same, with 503 tried again too."""
+
+    claims = claimed(STORMY)
+    settings = STORMY
+
+
+class TriesOnceMore(Retrying):
+    """Takes the number of attempts for a number of retries."""
+
+    settings = replace(GOOD, attempts=GOOD.attempts + 1)
+
+
+class TriesErrorsAgain(Retrying):
+    """Takes every error for one that goes away, the client's own included."""
+
+    settings = replace(GOOD, statuses=frozenset(range(400, 600)))
+
+
+class SameBackendAgain(Retrying):
+    """Forgets what was tried, so that affinity leads back to the backend that failed."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._members = _ForgetsTried(self.all_settings(), random)
+
+
+class _ForgetsTried(Members):
+    def pick(self, request: Any, tried: frozenset[str], now_s: float) -> str | None:
+        return super().pick(request, frozenset(), now_s)
+
+
+class RepeatsUpdates(Retrying):
+    """Retries an update like anything else."""
+
+    def _retryable(self, exchange: Exchange, attempt: Attempt, error: str | None, now_s: float) -> bool:
+        disguised = replace(exchange.request, kind=Kind.INFERENCE)
+        return super()._retryable(replace(exchange, request=disguised), attempt, error, now_s)
+
+
+class RepeatsWhatTimedOut(Retrying):
+    """Tries again what ran into a time limit of its own, though the backend may still be at work on it."""
+
+    settings = replace(GOOD, on_timeout=True)
+    attempt_timeout_s = 0.5
+
+
+class BeginsAgain(Retrying):
+    """Sends a request again whose answer broke off after it was passed on."""
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        attempt = self._attempts.get(event.attempt_id) if isinstance(event, AttemptEnded) else None
+        exchange = None if attempt is None else self._exchanges.get(attempt.request_id)
+        actions = super().handle(event, now_s)
+        if not isinstance(event, AttemptEnded) or event.error != "reset" or attempt is None or exchange is None:
+            return actions
+        if not attempt.committed or exchange.request.kind is Kind.UPDATE:
+            return actions
+        self._next_attempt += 1
+        backend = attempt.sent.backend
+        again = Attempt(self._next_attempt, attempt.request_id, self._members.begin(backend, 0, now_s), committed=True)
+        self._attempts[again.id] = again
+        return [*actions, Send(again.id, again.request_id, backend, 0.2)]
+
+
+class LimitForEachAttempt(Retrying):
+    """Gives each attempt the whole time limit instead of what is left of it."""
+
+    settings = replace(GOOD, deadline_s=30.0)
+
+
+class IgnoresRetryAfter(Retrying):
+    """Waits for its own backoff only."""
+
+    def _retry_later(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
+        attempt.retry_after_s = None
+        return super()._retry_later(exchange, attempt, now_s)
+
+
+class NoBudget(RetryingOutages):
+    """Retries as often as anything fails."""
+
+    settings = replace(STORMY, budget_share=1.0, budget_floor=100_000)
+
+
+class PutsEverythingOff(RetryingOutages):
+    """No budget either, and backoffs that outlast the outage: what failed in it comes back after it."""
+
+    claims = tuple(replace(claim, deadline_s=None) for claim in claimed(STORMY))
+    settings = replace(STORMY, budget_share=1.0, budget_floor=100_000, base_s=4.0, max_backoff_s=8.0, deadline_s=60.0)
+    attempt_timeout_s = 60.0
+
+
+class ForgetsThoseThatWait(RetryingOutages):
+    """A budget that counts a retry when it leaves: any number may be granted while others wait in backoff."""
+
+    settings = replace(STORMY, base_s=0.25)
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._budget = _CountsWhatLeft(STORMY.budget_share, STORMY.budget_floor, STORMY.budget_window_s)
+
+
+class _CountsWhatLeft(retry.RetryBudget):
+    __slots__ = ("_came_s", "_left_s", "_share", "_size", "_span_s")
+
+    def __init__(self, share: float, floor: int, window_s: float) -> None:
+        super().__init__(share, floor, window_s)
+        self._share, self._size, self._span_s = share, floor, window_s
+        self._came_s: deque[float] = deque()
+        self._left_s: deque[float] = deque()
+
+    def fresh(self, now_s: float) -> None:
+        self._came_s.append(now_s)
+
+    def try_take(self, now_s: float) -> bool:
+        for times_s in (self._came_s, self._left_s):
+            while times_s and times_s[0] < now_s - self._span_s:
+                times_s.popleft()
+        return len(self._left_s) < self._share * len(self._came_s) + self._size
+
+    def sent(self, now_s: float) -> None:
+        self._left_s.append(now_s)
+
+    def give_back(self, now_s: float) -> None:
+        pass
+
+
+class GivesUpFreshRequests(RetryingOutages):
+    """Takes a used-up budget for an outage of its own, and turns everybody away for half a second."""
+
+    claims = tuple(replace(claim, budget_share=None) for claim in claimed(STORMY))
+    _closed_until_s = 0.0
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        if isinstance(event, RequestArrived) and now_s < self._closed_until_s:
+            return [Reply(event.request.id, 503, "too many failures")]
+        return super().handle(event, now_s)
+
+    def _granted(self, now_s: float) -> bool:
+        granted = super()._granted(now_s)
+        if not granted:
+            self._closed_until_s = now_s + 0.5
+        return granted

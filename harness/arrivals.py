@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 
 from harness.model import Connections, Keys, Kind, Load, Method, Stream
 
@@ -33,6 +34,7 @@ class Arrival:
     timeout_s: float
 
 
+@lru_cache(maxsize=65536)
 def key_name(seed: int, key: int) -> str:
     """Name of key number `key` in the run with this seed, so that every seed meets a ring with keys of its own."""
     return f"m-{hashlib.sha256(f'{seed}/{key}'.encode()).hexdigest()[:10]}"

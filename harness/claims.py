@@ -15,6 +15,8 @@ from harness.model import UnsupportedError
 
 PROTOCOLS = ("http", "openai")
 CARRIER = re.compile(r"^(header:[A-Za-z0-9-]+|json:[A-Za-z0-9_.]+|prompt-prefix:[0-9]+|session|cookie:[\w-]+)$")
+MODEL_CARRIERS = ("header:x-model-id", "json:model")
+"""Keys that are the model itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Affinity(Feature):
     @property
     def names_model(self) -> bool:
         """Whether the key is the model itself, so that affinity keeps models resident."""
-        return self.key in ("header:x-model-id", "json:model")
+        return self.key in MODEL_CARRIERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +269,11 @@ class Claims:
     def names(self) -> tuple[str, ...]:
         """Table names of the claimed features, sorted."""
         return tuple(sorted(feature.table for feature in self.features))
+
+    @property
+    def key_carrier(self) -> str:
+        """Where the affinity key travels; the header of the model where no affinity is claimed."""
+        return self[Affinity].key if Affinity in self else MODEL_CARRIERS[0]
 
     def fleet(self, want: int, at_least: int = 2) -> int:
         """Number of backends for a scenario that would like `want`; UnsupportedError below `at_least`."""

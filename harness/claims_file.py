@@ -24,14 +24,16 @@ class RunSection:
     """`[run]`: how Steelyard starts, reloads and stops the balancer.
 
     `config` is a Jinja template (path relative to the claims file) that is given `workdir, host, port, admin_port,
-    backends[] (id, host, port, weight), off[]`; `{config}`, `{workdir}` and `{port}` are filled in in `start` and
-    `reload`. `switches` names the features that the template leaves out when they stand in `off`.
+    backends[] (id, host, port, weight), off[]`; `{config}`, `{workdir}` and `{port}` are filled in in the commands.
+    `check` is run before `start` and tells by its exit status whether the configuration is fine. `switches` names the
+    features that the template leaves out when they stand in `off`.
     """
 
     config: str
     start: tuple[str, ...]
     reload: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
+    check: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,13 @@ class ClaimsFile:
 
 
 CORRELATE = re.compile(r"^(header:x-request-id|header:x-mock-tag|json:seed|prompt-suffix)$")
-URL = re.compile(r"^http://(127\.0\.0\.1|localhost):[0-9]+/?$")
-
+URL = re.compile(r"http://(?:127\.0\.0\.1|localhost):([0-9]+)/?")
+MOST_LISTEN = 28
+"""`listen` addresses at most: behind each stands a backend on a port of the run's block, which has so many."""
 
 _BALANCER_KEYS = ("name", "version", "url", "protocol", "correlate", "python")
 _BACKENDS_KEYS = ("listen", "health_path")
-_RUN_KEYS = ("config", "start", "reload", "switches")
+_RUN_KEYS = ("config", "check", "start", "reload", "switches")
 
 
 def claims_file(path: Path) -> ClaimsFile:
@@ -81,15 +84,10 @@ def _checked(path: Path, document: dict[str, Any]) -> ClaimsFile:
     url, python = _text(balancer, "url"), _text(balancer, "python")
     if not (url or python or run):
         raise ValueError("nothing to test: [balancer] needs url or python, or a [run] table says how to start it")
-    if url and not URL.match(url):
-        raise ValueError(f"[balancer] url {url!r}: expected http://127.0.0.1:PORT; load is sent to this machine only")
+    port = _port_of(url) if url else None
     protocol = _text(balancer, "protocol") or "http"
     one_of(protocol, "[balancer] protocol", PROTOCOLS)
-    listen = _texts(backends, "listen", "[backends] ")
-    for address in listen:
-        address_of(address)
-        if listen.count(address) > 1:
-            raise ValueError(f"[backends] listen names {address} twice; each backend needs an address of its own")
+    listen = _listen_addresses(backends, port)
     if url and not python and not run and not listen:
         raise ValueError('[backends] listen = ["127.0.0.1:9001", ...] must name the addresses your balancer uses')
     health_path = _text(backends, "health_path") or "/health"
@@ -161,15 +159,43 @@ def _run_section(document: Mapping[str, Any]) -> RunSection | None:
     switches = _texts(run, "switches", "[run] ")
     for name in switches:
         one_of(name, "[run] switches", tuple(FEATURES))
-    return RunSection(config, _texts(run, "start", "[run] "), _texts(run, "reload", "[run] "), switches)
+    check, start, reload = (_texts(run, name, "[run] ") for name in ("check", "start", "reload"))
+    return RunSection(config, start, reload, switches, check)
+
+
+def _port_of(url: str) -> int:
+    found = URL.fullmatch(url)
+    if not found:
+        raise ValueError(f"[balancer] url {url!r}: expected http://127.0.0.1:PORT; load is sent to this machine only")
+    if not 0 < int(found[1]) < 65536:
+        raise ValueError(f"[balancer] url {url!r}: expected http://127.0.0.1:PORT with a port from 1 to 65535")
+    return int(found[1])
+
+
+def _listen_addresses(backends: Mapping[str, Any], balancer_port: int | None) -> tuple[str, ...]:
+    listen = _texts(backends, "listen", "[backends] ")
+    if len(listen) > MOST_LISTEN:
+        raise ValueError(f"[backends] listen names {len(listen)} addresses; a run has ports for {MOST_LISTEN} backends")
+    for address in listen:
+        _, port = address_of(address)
+        if listen.count(address) > 1:
+            raise ValueError(f"[backends] listen names {address} twice; each backend needs an address of its own")
+        if port == balancer_port:
+            raise ValueError(f"[backends] listen names {address}, but [balancer] url has that port; choose another")
+    return listen
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`; ValueError otherwise. Only loopback addresses are taken."""
+    """Host and port of `HOST:PORT`; ValueError otherwise. Only loopback addresses are taken.
+
+    IPv6's is not: probes of faults speak IPv4, so each fault there would count as effective whatever became of it.
+    """
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"address {text!r}: expected HOST:PORT such as 127.0.0.1:9001")
-    if host not in ("127.0.0.1", "localhost", "[::1]"):
+    if host == "[::1]":
+        raise ValueError(f"address {text!r}: mock backends listen on IPv4 only; use 127.0.0.1:{port}")
+    if host not in ("127.0.0.1", "localhost"):
         raise ValueError(f"address {text!r}: mock backends listen on this machine only; use 127.0.0.1:{port}")
     return host, int(port)
 

@@ -49,6 +49,7 @@ class Judge:
         self._target = target
         self._seed = seed
         self._worlds = worlds
+        self._baselines: dict[tuple[str, str], History] = {}
         self._runs: dict[tuple[World, float, str], History | Verdict] = {}
 
     def judge(self, item: Property, world: World) -> Record:
@@ -115,9 +116,7 @@ class Judge:
         if isinstance(history, Verdict):
             return replace(blank, outcome=history.outcome, reason=history.reason), False
         try:
-            runs = {
-                name: play_in_sim(baseline_target(name, target.claims), scenario, self._seed) for name in item.baselines
-            }
+            runs = {name: self._baseline(name, target, scenario) for name in item.baselines}
         except Exception:
             return replace(blank, outcome=Outcome.ERROR, reason=f"a baseline crashed: {_crash()}"), False
         verdict = _look(item, history.with_baselines(runs), target)
@@ -137,6 +136,13 @@ class Judge:
         )
         return record, verdict.by_slack
 
+    def _baseline(self, name: str, target: Target, scenario: Scenario) -> History:
+        """The scenario's arrivals under a policy of the simulator; shared like any run."""
+        key = (name, scenario.digest())
+        if key not in self._baselines:
+            self._baselines[key] = play_in_sim(baseline_target(name, target.claims), scenario, self._seed)
+        return self._baselines[key]
+
     def _history(self, target: Target, world: World, scenario: Scenario, time_scale: float) -> History | Verdict:
         """The run of a scenario, or what every property gets that would have shared it."""
         key = (world, time_scale, scenario.digest())
@@ -148,7 +154,7 @@ class Judge:
             except UnsupportedError as error:
                 self._runs[key] = Verdict(Outcome.UNSUPPORTED, str(error))
             except DiedError as error:
-                self._runs[key] = Verdict(Outcome.FAIL, f"the balancer ended during the run: {error}")
+                self._runs[key] = Verdict(Outcome.FAIL, f"the balancer failed during the run: {error}")
             except HarnessError as error:
                 self._runs[key] = Verdict(Outcome.ERROR, str(error))
             except Exception:
@@ -166,7 +172,7 @@ def _crash() -> str:
 def _look(item: Property, history: History, target: Target) -> Verdict:
     """Let a property look at a history; whatever keeps it from looking is an outcome of its own."""
     if history.died is not None:
-        return Verdict(Outcome.FAIL, f"the balancer ended during the run: {history.died}")
+        return Verdict(Outcome.FAIL, f"the balancer failed during the run: {history.died}")
     idle = [step for step in history.steps if not step.took_effect]
     if idle:
         what = ", ".join(f"{step.kind} of gpu-{step.backend} at {step.asked_s:.1f} s" for step in idle)

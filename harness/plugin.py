@@ -341,7 +341,7 @@ class PropertyItem(pytest.Item):
         """The command that runs this item alone, with every option that is not at its default."""
         start = self.config.invocation_params.dir
         here = self.path.is_relative_to(start) and "site-packages" not in self.path.parts
-        words = ["pytest"]
+        words = [*self.config.stash[BENCH].target().repeat_prefix(self.world), "pytest"]
         if self.path.parent.parent == Path(__file__).parent.parent and (self.config.option.pyargs or not here):
             words.append("--pyargs")
             where = f"{self.path.parent.name}.{self.path.stem}"

@@ -21,6 +21,7 @@ from harness.model import Scenario, World
 from harness.stats import ALPHA, BETA
 
 NAME = re.compile(r"^[a-z0-9-]+(\.[a-z0-9-]+){1,2}$")
+"""Two or three parts: `family.promise` or `family.situation.promise`."""
 
 Number = float | int
 Bound = Number | tuple[Number, Number]
@@ -112,7 +113,8 @@ class Property:
     """One promise. `needs` must be claimed; `without` must be off; `off` is switched off where the target can.
 
     `attempts`: the check needs attempts tied to requests. `baselines`: policies of the simulator that it compares with.
-    `worlds`: those that its scenario is made for; one too long for real time is judged in `sim` alone. `module` is where the check was defined, so that an imported property is not collected twice.
+    `worlds`: those that its scenario is made for; one too long for real time is judged in `sim` alone.
+    `module` is where the check was defined, so that an imported property is not collected twice.
     """
 
     name: str

@@ -108,6 +108,8 @@ class Target(ABC):
     switches: frozenset[str] = frozenset()
     correlate: tuple[str, ...] = ("header:x-mock-tag", "header:x-request-id", "json:seed", "prompt-suffix")
     stop_signal: signal.Signals = signal.SIGTERM
+    logs: tuple[str, ...] = ()
+    """Log files that it writes beside its output, relative to the workdir; asked too why it refused or ended."""
     url: str | None = None
     """Where it listens if that is fixed; None: the port of its Place."""
     listen: tuple[tuple[str, int], ...] = ()
@@ -125,6 +127,10 @@ class Target(ABC):
     @abstractmethod
     def scaled(self, factor: float) -> Target | None:
         """The same target with every setting and claim `factor` times as long; None if its settings are fixed."""
+
+    def repeat_prefix(self, world: World) -> tuple[str, ...]:
+        """Assignments (NAME=VALUE) that a shell needs before the command that repeats a run in `world`."""
+        return ()
 
     def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
         """The balancer itself without I/O, for the simulator and the live shell; only of targets that have one."""

@@ -11,7 +11,7 @@ from harness.stats import ALPHA, remap_band
 from suites.scenarios import CALM, leave_and_return, sliver, steady, undisturbed
 
 LATE_S = 0.05
-"""A backend that returned and gets its first request this much into a sweep came back late; sooner, its keys strayed."""
+"""A returner whose first request comes this much into a sweep came back late; sooner than that, its keys strayed."""
 
 MOVED_AT_MOST = {"ring": 0.0, "rendezvous": 0.0, "jump": 0.0, "maglev": 0.05, "any": 0.05}
 """Share of the survivors' keys that may move. A Maglev table re-spaces a few slots (.0003 to .005 on average)."""

@@ -24,7 +24,7 @@ from suites.breaker_evidence import (
     too_early,
     tripped,
 )
-from suites.breaker_scenarios import HUNG, MASKS, OTHERS, SICK, all_fail, one_fails, probes_linger
+from suites.breaker_scenarios import MASKS, OTHER, OTHERS, SICK, all_fail, one_fails, probes_linger
 
 FAST_S = 0.02
 """An answer of the balancer's own comes within milliseconds; the rest is the way there and back."""
@@ -186,7 +186,7 @@ def one_hung_probe(history: History, claims: Claims) -> Findings:
     Each probe here is given up by its client, which says nothing about the backend; the next may follow then, never
     beside it. Seen broken: a router with one probe at a time as long as probes fail fast, and eleven once they hang.
     """
-    yield from _one_at_a_time(history, claims, HUNG)
+    yield from _one_at_a_time(history, claims, OTHER)
 
 
 @declare("breaker.half-open.abort-frees-slot", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=probes_linger)
@@ -197,11 +197,11 @@ def abort_frees_slot(history: History, claims: Claims) -> Findings:
     resilience4j/resilience4j#544, resilience4j/resilience4j#935, Netflix/Hystrix#1621 (a slot that is freed only by
     success or failure; the breaker rejects for ever).
     """
-    breaker, calls = claims[Breaker], calls_of(history, HUNG)
+    breaker, calls = claims[Breaker], calls_of(history, OTHER)
     trip = tripped(history, calls, breaker)
     if trip is None:
         return
-    own = own_keys(history, HUNG, history.scenario.phase("before").end_s)
+    own = own_keys(history, OTHER, history.scenario.phase("before").end_s)
     probes, _ = probing(calls, trip, breaker)
     for probe in (call for call in probes if call.aborted):
         due = due_s(history, claims, own, probe.told_s + open_band(breaker, 1)[1])

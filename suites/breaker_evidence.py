@@ -174,10 +174,15 @@ def windows(calls: Sequence[Call], span_s: float, bad: Callable[[Call], bool]) -
 
 
 def by_rate(calls: Sequence[Call], breaker: Breaker, sure: bool = True) -> Call | None:
-    """The call with which the error rate is reached, whatever calls at the edges do; not `sure`: might be reached."""
+    """The call with which the error rate is reached, whatever calls at the edges do; not `sure`: might be reached.
+
+    Sure is only a window that began with the run or later: the balancer may have been tried out before.
+    """
     if breaker.error_rate is None:
         return None
     for call, count, bad in windows(calls, breaker.window_s, lambda call: call.failed):
+        if sure and call.end_s < breaker.window_s:
+            continue
         edge = EDGE_CALLS if sure else -EDGE_CALLS
         if count - edge >= breaker.minimum_calls and bad >= breaker.error_rate * (count + edge):
             return call
@@ -202,10 +207,12 @@ def tripped(history: History, calls: Sequence[Call], breaker: Breaker) -> Trip |
     trips = [by_count(first, breaker)]
     if (reached := by_rate(first, breaker)) is not None:
         trips.append(Trip(reached.end_s, reached.told_s))
-    found = [trip for trip in trips if trip is not None]
+    # What came about only when a whole silence had passed is not what silenced it.
+    latest_s = max((call.start_s for call in first), default=0.0) + silent_s(breaker)
+    found = [trip for trip in trips if trip is not None and trip.earliest_s < latest_s]
     if found:
         return min(found, key=lambda trip: trip.told_s)
-    failed = [call for call in by_end(first) if call.failed]
+    failed = [call for call in first if call.failed]
     return Trip(failed[-1].end_s, failed[-1].told_s) if silence and failed else None
 
 

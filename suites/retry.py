@@ -17,7 +17,7 @@ from harness.claims import (
     Retry,
 )
 from harness.history import UNSEEN, History
-from harness.model import Ending, Failure, Keys, Kind, Load, Method, Phase, Scenario, Stream
+from harness.model import Ending, Failure, Keys, Kind, Load, Method, Phase, Scenario, Stream, UnsupportedError
 from harness.property import Findings, declare, held, within
 from harness.timeline import CutOff, FailingStatus, Hang, RequestFault
 from suites.retry_evidence import counts, dropped, followers, inference, refused, started_in, turns, updates
@@ -69,14 +69,13 @@ def failures(claims: Claims) -> Scenario:
     for turn, code in enumerate(others):
         at_s = 1.7 + 0.3 * turn
         stretch(f"all say {code}", [FailingStatus(name, at_s, code, for_s=0.25) for name in everyone])
-    busy_s, end_s = 2.95, 3.8
-    # What is dropped in one stretch is tried again in the next, and dropped there.
-    stretch("all drop", [Hang(name, at_s, for_s=0.1) for at_s in (3.2, 3.3, 3.4) for name in everyone])
+    busy_s, end_s = 2.95, 4.0
+    stretch("all drop", _drops(everyone, 3.1))
     if status is not None:
-        stretch("all refuse", [FailingStatus(name, 4.2, status, for_s=0.4) for name in everyone])
-        wait = [FailingStatus(name, 5.0, status, retry_after_s=RETRY_AFTER_S, for_s=0.4) for name in everyone]
+        stretch("all refuse", [FailingStatus(name, 4.6, status, for_s=0.3) for name in everyone])
+        wait = [FailingStatus(name, 5.6, status, retry_after_s=RETRY_AFTER_S, for_s=0.3) for name in everyone]
         stretch("all ask to wait", wait)
-        end_s = 5.5
+        end_s = 5.95
     return Scenario(
         name="failures",
         backends=backends,
@@ -85,6 +84,18 @@ def failures(claims: Claims) -> Scenario:
         phases=tuple(phases),
         intervals_s=(RETRY_AFTER_S,),
     )
+
+
+def _drops(names: Sequence[str], start_s: float) -> list[RequestFault]:
+    """Four rounds in which each backend hangs and then drops all it holds, shifted against each other.
+
+    So a request that was dropped finds the next backend hanging, whether it is sent there at once or a moment later.
+    """
+    return [
+        Hang(name, start_s + 0.16 * turn + 0.05 * number, for_s=0.15)
+        for turn in range(4)
+        for number, name in enumerate(names)
+    ]
 
 
 def _traffic(claims: Claims, busy_s: float, end_s: float) -> tuple[Stream, ...]:
@@ -227,11 +238,12 @@ def first_byte_never(history: History, claims: Claims) -> Findings:
 def retry_after_honoured(history: History, claims: Claims) -> Findings:
     """A retry waits as long as the backend asked for in Retry-After, or is not made at all.
 
-    Judged while all backends ask for it, so there is no better place to go (RFC 9110, section 10.2.3). Seen broken: BerriAI/litellm#7669 (all attempts burnt within milliseconds).
+    Judged while all backends ask for it, so there is no better place to go (RFC 9110, section 10.2.3). Seen broken:
+    BerriAI/litellm#7669 (all attempts burnt within milliseconds).
     """
     span = _in_phase(history, "all ask to wait")
     if span is None:
-        return
+        raise UnsupportedError("claims to retry no status")
     attempts = history.attempts
     asked = inference(history) & (turns(history) == 0) & refused(history, claims) & started_in(history, *span)
     rows = np.flatnonzero(asked)

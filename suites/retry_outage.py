@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.claims import Claims, Hedge, Retry
-from harness.history import History, Times
+from harness.history import History, Numbers, Times
 from harness.model import Keys, Load, Phase, Scenario, Stream, UnsupportedError, World
 from harness.property import Finding, Findings, declare, held, undecided, within
 from harness.timeline import OverCapacity
@@ -22,7 +22,7 @@ from suites.scenarios import key_carrier
 
 REFUSAL = 503
 RECOVERY_S = 4.0
-"""Published: seconds from the end of the outage until attempts are back to normal, with backoff and a budget of 10 %."""
+"""Published: seconds until attempts are back to normal after the outage, with backoff and a budget of 10 %."""
 
 NORMAL = 1.05
 """Attempts for each fresh request from which on things are back to normal; any limit in 1.04 to 1.07 says the same."""
@@ -133,7 +133,7 @@ def _budget(history: History, claims: Claims) -> Findings:
     slack_s = np.array([history.worst_slack_s(at_s - window_s, at_s) for at_s in retries_s.tolist()])
     late_s = LOGGED_WITHIN * window_s + slack_s
     retries = _counted(retries_s, retries_s - window_s + late_s, retries_s)
-    allowed = share * _fresh(history, retries_s - window_s - late_s, retries_s) + floor
+    allowed = _allowed(share, _fresh(history, retries_s - window_s - late_s, retries_s)) + floor
     called_for = _counted(failed_s, retries_s - window_s, retries_s) > allowed
     stretches = ((retries_s - retries_s[0]) / window_s).astype(np.int64)
     for stretch in np.unique(stretches):
@@ -141,19 +141,25 @@ def _budget(history: History, claims: Claims) -> Findings:
         if not len(rows):
             continue
         worst = rows[int((retries - allowed)[rows].argmax())]
-        seen, bound = int(retries[worst]), float(allowed[worst])
+        seen, bound = int(retries[worst]), int(allowed[worst])
         end_s = float(retries_s[worst])
-        note = f"{seen} retries in {window_s:g} s, allowed {bound:.1f}: {share:g} of the fresh requests, plus {floor}"
+        note = f"{seen} retries in {window_s:g} s, allowed {bound}: {share:g} of the fresh requests, plus {floor}"
         yield held(seen <= bound, end_s - window_s, seen, bound, until_s=end_s, sample=seen, note=note)
 
 
-def _counted(times_s: Times, from_s: Times, to_s: Times) -> Times:
+def _allowed(share: float, fresh: Numbers) -> Numbers:
+    """Whole retries that a share of so many fresh requests allows; .29 of 100 is 29, whatever binary fractions say."""
+    whole: Numbers = np.floor(share * fresh + 1e-6).astype(np.int64)
+    return whole
+
+
+def _counted(times_s: Times, from_s: Times, to_s: Times) -> Numbers:
     """How many of `times_s` (sorted) lie in each window, both ends included."""
-    counted: Times = np.searchsorted(times_s, to_s, "right") - np.searchsorted(times_s, from_s, "left")
+    counted: Numbers = np.searchsorted(times_s, to_s, "right") - np.searchsorted(times_s, from_s, "left")
     return counted
 
 
-def _fresh(history: History, from_s: Times, to_s: Times) -> Times:
+def _fresh(history: History, from_s: Times, to_s: Times) -> Numbers:
     """How many requests a balancer may have counted as fresh in each window, at most.
 
     It does so between a request's departure from its client and its first arrival at a backend.
@@ -164,7 +170,7 @@ def _fresh(history: History, from_s: Times, to_s: Times) -> Times:
     sent = ~np.isnan(requests["sent_s"])
     sent_s = np.sort(requests["sent_s"][sent])
     gone_s = np.sort(seen_s[sent])
-    counted: Times = np.searchsorted(sent_s, to_s, "right") - np.searchsorted(gone_s, from_s, "left")
+    counted: Numbers = np.searchsorted(sent_s, to_s, "right") - np.searchsorted(gone_s, from_s, "left")
     return counted
 
 
@@ -259,8 +265,9 @@ def outage_full_size(history: History, claims: Claims) -> Findings:
     without retries, and four seconds later all is normal again (20 s with backoff alone). At this size in virtual time
     only; its quarter is judged over sockets too.
     """
-    if claims[Retry].budget_share is not None:
-        yield _peak(history, claims[Retry], claims[Retry].budget_share)
+    retry = claims[Retry]
+    if retry.budget_share is not None:
+        yield _peak(history, retry, retry.budget_share)
     yield from _answers(history)
     yield from _recovery(history, claims)
 
@@ -272,10 +279,11 @@ def _peak(history: History, retry: Retry, share: float) -> Finding:
     starts_s = np.arange(0.0, history.scenario.end_s - retry.budget_window_s, STEP_S)
     ends_s = starts_s + retry.budget_window_s
     seen = _counted(all_s, starts_s, ends_s)
-    allowed = (1 + share) * _fresh(history, starts_s, ends_s) + retry.budget_floor
+    fresh = _fresh(history, starts_s, ends_s)
+    allowed = fresh + _allowed(share, fresh) + retry.budget_floor
     worst = int((seen - allowed).argmax())
     note = f"peak {int(seen.max())} attempts in {retry.budget_window_s:g} s"
     at_s = float(starts_s[worst])
     return held(
-        bool((seen <= allowed).all()), at_s, int(seen[worst]), float(allowed[worst]), sample=len(all_s), note=note
+        bool((seen <= allowed).all()), at_s, int(seen[worst]), int(allowed[worst]), sample=len(all_s), note=note
     )

@@ -24,8 +24,8 @@ from harness.live.ports import is_free
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
-COMMANDS = [line for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
+BLOCKS: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+COMMANDS: list[str] = [line for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
 INLINE = re.findall(r"`((?:steelyard|mockgpu|pytest) [^`]*)`", README)
 
 INSTALLS = {

@@ -34,6 +34,10 @@ from harness.balancer.protocol import (
 POLL_TIMER = 1
 
 
+class WrongPickError(Exception):
+    """A policy picked something that is no member: a fault of its own, which no answer to a client may hide."""
+
+
 @dataclass(slots=True)
 class _Pick:
     request_id: int
@@ -124,8 +128,13 @@ class BareGateway:
 
     def _request(self, request: Request, now_s: float) -> list[Action]:
         backend = self._policy.pick(request)
-        if backend is None or backend not in self._backends:
+        if backend is None:
             return [Reply(request.id, 503, "the policy picked no backend")]
+        # It was told of every change before it was asked, so there is no race that could excuse it.
+        if not isinstance(backend, str) or backend not in self._backends:
+            members = ", ".join(self._backends) or "none"
+            policy = type(self._policy).__name__
+            raise WrongPickError(f"{policy}.pick returned {backend!r}, which is no member; members: {members}")
         self._next_id += 1
         self._picks[self._next_id] = _Pick(request.id, backend, now_s)
         self._attempt_of[request.id] = self._next_id

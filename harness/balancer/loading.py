@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from harness.balancer.bare import BareGateway
+from harness.balancer.crash import crash_line
 from harness.balancer.gateway import ReferenceGateway
 from harness.balancer.protocol import Gateway, NowFunction
 from harness.balancer.settings import Settings
@@ -31,11 +32,22 @@ def reference_spec(settings: Settings) -> str:
 
 
 def gateway_from(spec: str, now: NowFunction, generator: Random) -> Gateway:
-    """The balancer that `spec` names: `reference:{settings as JSON}` or `python:package.module:Class`."""
+    """The balancer that `spec` names: `reference:{settings as JSON}` or `python:package.module:Class`.
+
+    ClaimsError of one line if the class is not there, is no balancer or cannot be made.
+    """
     if spec.startswith(REFERENCE):
         return ReferenceGateway(_form().validate_json(spec.removeprefix(REFERENCE)), generator)
     stranger = load_class(spec)
-    made = stranger(**_wanted(stranger, now, generator))
+    try:
+        made = stranger(**_wanted(stranger, now, generator))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a constructor that calls sys.exit must not end pytest
+        raise ClaimsError(
+            f"target {spec!r} cannot be made: {crash_line(error)}; a constructor may ask for now and random, and needs"
+            " defaults for all else"
+        ) from None
     if hasattr(made, "handle"):
         gateway: Gateway = made
         return gateway
@@ -58,6 +70,10 @@ def load_class(spec: str) -> Any:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ClaimsError(f"target {spec!r}: cannot import {module_name} from {here} ({error})") from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ClaimsError(f"target {spec!r}: importing {module_name} raised {crash_line(error)}") from None
     stranger = getattr(module, class_name, None)
     if stranger is None:
         names = [name for name, value in vars(module).items() if inspect.isclass(value)]

@@ -20,7 +20,11 @@ from harness.model import Kind
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A client's request, as far as a balancer may decide on it. `connection` numbers the client's connection."""
+    """A client's request, as far as a balancer may decide on it. `connection` numbers the client's connection.
+
+    `key` is the affinity key wherever the target claims that it travels: another header, a cookie, a field of the body
+    or the beginning of the prompt. Where that is the model or the session, it equals `model` or `session`.
+    """
 
     id: int
     connection: int
@@ -31,6 +35,7 @@ class Request:
     urgency: str = "normal"
     prompt_tokens: int = 0
     payload_bytes: int = 0
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +246,7 @@ class Policy(Protocol):
     """The part of a balancer that picks: the three methods a stranger's class needs to be a target."""
 
     def pick(self, request: Request) -> str | None:
-        """Id of the backend for `request`, or None (answered with 503)."""
+        """Id of the backend for `request`, or None (answered with 503). Anything but a member's id ends the run."""
         ...
 
     def update_backends(self, backends: Sequence[Backend]) -> None:

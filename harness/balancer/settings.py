@@ -58,7 +58,7 @@ class Settings:
     """
 
     virtual_nodes: int = 150
-    attempt_timeout_s: float = 5.0
+    attempt_timeout_s: float = 2.0
     commit_at: str = "head"
     update_policy: str | None = "two_choices"
     bounded_load: float | None = 1.25
@@ -69,7 +69,7 @@ class Settings:
     hedge: HedgeSettings | None = field(
         default_factory=lambda: HedgeSettings(window=200, minimum=40, load_threshold=32.0)
     )
-    retry: RetrySettings | None = field(default_factory=lambda: RetrySettings(budget_window_s=1.0, deadline_s=5.0))
+    retry: RetrySettings | None = field(default_factory=lambda: RetrySettings(budget_window_s=1.0, deadline_s=3.0))
     sessions: AffinitySettings | None = field(default_factory=AffinitySettings)
     limits: AdmissionSettings | None = None
     slow_start_s: float | None = None

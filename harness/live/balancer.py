@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from harness.live.calls import accepts, call
-from harness.live.children import Child, descendants
+from harness.live.children import Child, descendants, telling_line
 from harness.live.ports import HOST, is_free
 from harness.model import DiedError, TargetError
 from harness.target import (
@@ -46,7 +46,8 @@ class Balancer:
             port = int(self.url.rpartition(":")[2].rstrip("/"))
             if not is_free(port):
                 raise TargetError(f"port {port} is taken; {target.name} cannot listen there: free it or choose another")
-            self._child = Child(launch.start, place.workdir / "balancer.log", self._environment)
+            logs = [place.workdir / log for log in target.logs]
+            self._child = Child(launch.start, place.workdir / "balancer.log", self._environment, more_logs=logs)
 
     def _check(self, words: tuple[str, ...]) -> None:
         try:
@@ -58,9 +59,7 @@ class Balancer:
         except subprocess.TimeoutExpired as error:
             raise TargetError(f"{self._target.name} does not say whether its configuration is fine: {error}") from None
         if done.returncode:
-            lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines() or ["(no output)"]
-            telling = next((line for line in lines if "emerg" in line or "error" in line.lower()), lines[-1])
-            raise TargetError(f"{self._target.name} refuses its configuration: {telling.strip()}")
+            raise TargetError(f"{self._target.name} refuses its configuration: {_told_by(done)}")
 
     def await_listening(self) -> None:
         """Return when it accepts connections. TargetError if it ends or takes too long."""
@@ -70,7 +69,7 @@ class Balancer:
             if self._child is not None and self._child.status is not None:
                 raise TargetError(f"{self._target.name} does not start: {self._child.ending()}")
             if time.monotonic() > deadline_s:
-                told = self._child.last_line() if self._child else "it was to be running already"
+                told = self._child.telling_line() if self._child else "it was to be running already"
                 raise TargetError(f"{self._target.name} does not listen at {self.url} after {START_S:.0f} s: {told}")
             time.sleep(0.01)
 
@@ -87,7 +86,11 @@ class Balancer:
     def change(self, place: Place) -> None:
         """Make its membership that of `place`. DiedError if it refuses."""
         started = self._workers()
-        for step in self._target.change(place):
+        try:
+            steps = self._target.change(place)
+        except TargetError as error:  # a template may break over fewer backends; the start went well, so go on without
+            raise DiedError(f"refused a change: {error}") from None
+        for step in steps:
             self._carry_out(step, started)
         self.check()
 
@@ -106,8 +109,7 @@ class Balancer:
                 except (OSError, subprocess.TimeoutExpired) as error:
                     raise DiedError(f"refused a change: {error}") from None
                 if done.returncode:
-                    lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-                    raise DiedError(f"refused a change: exit status {done.returncode}: {lines[-1] if lines else ''}")
+                    raise DiedError(f"refused a change: exit status {done.returncode}: {_told_by(done)}")
             case Call(method, url, body):
                 self._call(method, url, body)
             case AwaitNewWorkers():
@@ -134,7 +136,7 @@ class Balancer:
                 return
             self.check()
             if time.monotonic() > deadline_s:
-                told = self._child.last_line() if self._child else ""
+                told = self._child.telling_line() if self._child else ""
                 raise DiedError(f"refused a change: its workers were not replaced in {CHANGE_S:.0f} s; {told}")
             time.sleep(0.005)
 
@@ -142,6 +144,10 @@ class Balancer:
         """Stop it as the target wants to be stopped; what is left of it is killed."""
         if self._child is not None:
             self._child.stop(self._target.stop_signal)
+
+
+def _told_by(done: subprocess.CompletedProcess[bytes]) -> str:
+    return telling_line((done.stderr or done.stdout).decode(errors="replace").strip())
 
 
 def _write(workdir: Path, path: str, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,9 +19,21 @@ from harness.model import HarnessError
 GUARD = str(Path(guard.__file__))
 STOP_S = 5.0
 
+SEVERE = re.compile(r"\b(emerg|alert|crit|critical|fatal|panic)\b", re.IGNORECASE)
+"""What servers write before a line on something they cannot go on with."""
+
+TAIL_BYTES = 64 * 2**10
+TAIL_LINES = 20
+"""A plain "error" among the last so many lines may tell of the end; one before them is everyday noise."""
+
+NO_OUTPUT = "(no output)"
+
 
 class Child:
-    """A running command. `log` collects its standard error, and its standard output unless `pipes` is set."""
+    """A running command. `log` collects its standard error, and its standard output unless `pipes` is set.
+
+    `more_logs`: files that it writes by itself, which are asked too what happened to it.
+    """
 
     def __init__(
         self,
@@ -28,9 +41,11 @@ class Child:
         log: Path,
         environment: Mapping[str, str] | None = None,
         pipes: bool = False,
+        more_logs: Sequence[Path] = (),
     ) -> None:
         self.words = tuple(words)
         self.log = log
+        self._more_logs = tuple(more_logs)
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", GUARD, str(os.getpid()), *words],
@@ -101,19 +116,55 @@ class Child:
 
     def last_line(self) -> str:
         """Last line it wrote, for messages."""
-        try:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            return "(no output)"
-        return lines[-1].strip() if lines else "(no output)"
+        lines = _tail(self.log).splitlines()
+        return lines[-1].strip() if lines else NO_OUTPUT
+
+    def telling_line(self) -> str:
+        """The line that says most about what went wrong: a severe one of any of its logs, else one of its output."""
+        text = _tail(self.log)
+        for severe in (_severe_line(text), *(_severe_line(_tail(log)) for log in self._more_logs)):
+            if severe:
+                return severe
+        return telling_line(text)
 
     def ending(self) -> str:
-        """How it ended, in words, with its last line."""
+        """How it ended, in words, with its most telling line."""
         status = self.status
         if status is None:
             return "still running"
         how = f"signal {Signals(-status).name}" if status < 0 else f"exit status {status}"
-        return f"{how}; last line: {self.last_line()}"
+        told = self.telling_line()
+        return f"{how}; {'last line' if told == self.last_line() else 'it said'}: {told}"
+
+
+def telling_line(output: str) -> str:
+    """Of what a process wrote, the line that says what is wrong with it; its last line where none stands out.
+
+    The first severe line, because the last one is often a mere sum ("Fatal errors found in configuration"); else the
+    first with "error" near the end. Indented lines are code in a traceback.
+    """
+    severe = _severe_line(output)
+    if severe:
+        return severe
+    lines = output.rstrip().splitlines() or [NO_OUTPUT]
+    wrong = (line for line in lines[-TAIL_LINES:] if "error" in line.lower() and not line[0].isspace())
+    return next(wrong, lines[-1]).strip()
+
+
+def _severe_line(output: str) -> str:
+    return next((line.strip() for line in output.splitlines() if SEVERE.search(line) and not line[0].isspace()), "")
+
+
+def _tail(log: Path) -> str:
+    """The end of a log file, without the line that it may begin within; empty if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return (text if size <= TAIL_BYTES else text.partition("\n")[2]).rstrip()
 
 
 def descendants(pid: int) -> list[tuple[int, float]]:

@@ -11,7 +11,7 @@ from harness.history import ATTEMPT, CHECK_UP, CONNECTION, RESIDENCY, Numbers
 from harness.model import HarnessError, Residency
 from harness.records import Rows
 from harness.toxiproxy.client import Connection
-from mockgpu.log import HEADER_SIZE, ROW_FIELDS, Kind, LogError, read_header
+from mockgpu.log import HEADER_SIZE, ROW_FIELDS, Kind, LogError, Outcome, read_header
 from mockgpu.tags import NUMBER_BITS
 
 LOG = np.dtype(list(ROW_FIELDS))
@@ -35,6 +35,11 @@ def log_rows(data: bytes) -> Rows:
     if len(data) < HEADER_SIZE + header.count * LOG.itemsize:
         raise HarnessError(f"a backend's attempt log was cut short: {len(data)} bytes for {header.count} rows")
     return np.frombuffer(data, LOG, header.count, HEADER_SIZE)
+
+
+def own_failures(rows: Rows) -> int:
+    """In how many rows the mock itself failed: those that have an end but no outcome."""
+    return int(np.count_nonzero((rows["outcome"] == Outcome.OPEN) & ~np.isnan(rows["end_s"])))
 
 
 def own_numbers(rows: Rows, nonce: int) -> Numbers:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from harness.live.calls import Answer, accepts, call
 from harness.live.children import Child
+from harness.live.evidence import log_rows, own_failures
 from harness.live.ports import HOST, PortBlock
 from harness.model import HarnessError, ModelServer
+from harness.records import Rows
 
 START_S = 10.0
 
@@ -73,6 +75,15 @@ class Fleet:
     def log(self, backend: str) -> bytes:
         """The attempt log of `backend`, rows before a kill included."""
         return self._control("GET", f"/fleet/{backend}/log").body
+
+    def rows(self, backend: str) -> Rows:
+        """The same as rows. HarnessError if a request failed by the mock's own fault: its answers are no evidence."""
+        rows = log_rows(self.log(backend))
+        failed = own_failures(rows)
+        if failed:
+            told = self._child.telling_line()
+            raise HarnessError(f"the mock {backend} itself failed at {failed} of {len(rows)} log entries: {told}")
+        return rows
 
     def stop(self) -> None:
         """End the fleet and all its processes."""

@@ -1,8 +1,8 @@
 """Before the run: every backend is seen through the balancer with this run's nonce, and which tags survive the way.
 
 A balancer that still answers from an earlier configuration would give false verdicts, so answers alone do not count:
-the backends' own logs must show the tag of a request of ours. Its traffic uses keys of its own; afterwards the fleet is
-reset.
+the backends' own logs must show the tag of a request of ours, and that it was answered well. Its traffic uses keys of
+its own; afterwards the fleet is reset.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ import numpy as np
 from harness.arrivals import Arrival
 from harness.live.balancer import Balancer
 from harness.live.calls import call
-from harness.live.evidence import log_rows, own_numbers
+from harness.live.evidence import own_numbers
 from harness.live.fleet import Fleet
 from harness.load.wire import request_of
+from harness.model import DiedError, Load, Method
 from harness.model import Kind as RequestKind
-from harness.model import Load, Method
-from mockgpu.log import Kind
+from harness.records import Rows
+from mockgpu.log import Kind, Outcome
 
 READY_S = 15.0
 BATCH = 24
+PAUSE_S = 0.001
+LONGEST_PAUSE_S = 0.05
+"""Between rounds that brought nothing new, doubled each time: a balancer that still starts needs the core itself."""
+
 CARRIER_BITS = {"header:x-mock-tag": 1, "header:x-request-id": 2, "json:seed": 4, "prompt-suffix": 8}
 
 
@@ -38,29 +43,51 @@ def preflight(
 ) -> bool:
     """Return when all `backends` have been seen; True if requests can be told apart by a tag in `correlate`.
 
-    TargetError if that takes more than `READY_S`.
+    A backend is seen when it has given a request a status of 2xx. TargetError if that takes more than `READY_S`, or
+    if the balancer ends; HarnessError if the mocks themselves fail.
     """
     allowed = sum(CARRIER_BITS.get(name, 0) for name in correlate)
     deadline_s = time.monotonic() + READY_S
     number = 0
     seen: dict[str, int] = {}
+    refused: dict[str, int] = {}
     last = "no request was answered"
+    pause_s = PAUSE_S
     while time.monotonic() < deadline_s:
         for _ in range(BATCH):
             last = _probe(balancer.url, load, protocol, nonce, number) or last
             number += 1
+            try:
+                balancer.check()
+            except DiedError:
+                raise balancer.not_ready(f"it ended after {number} requests; {last}") from None
         fleet.check()
+        known = len(seen)
         for name in backends:
-            rows = log_rows(fleet.log(name))
-            mine = rows[own_numbers(rows, nonce) >= 0]
-            if len(mine):
-                seen[name] = seen.get(name, 0) | int(np.bitwise_or.reduce(mine["carriers"]))
-            elif np.count_nonzero((rows["tag"] == 0) & np.isin(rows["kind"], (Kind.INFERENCE, Kind.FOREIGN))):
-                seen.setdefault(name, 0)  # nothing survived: it can be used, but its attempts can't be told apart
+            _look(name, fleet.rows(name), nonce, seen, refused)
         if len(seen) == len(backends):
             return all(mask & allowed for mask in seen.values())
+        pause_s = PAUSE_S if len(seen) > known else min(2 * pause_s, LONGEST_PAUSE_S)
+        time.sleep(pause_s)
     missing = ", ".join(name for name in backends if name not in seen)
-    raise balancer.not_ready(f"{missing} not seen through it after {READY_S:.0f} s and {number} requests; {last}")
+    answers = "".join(f"; {name} answered {status}" for name, status in refused.items() if name not in seen)
+    raise balancer.not_ready(
+        f"{missing} not seen through it after {READY_S:.0f} s and {number} requests{answers}; {last}"
+    )
+
+
+def _look(name: str, rows: Rows, nonce: int, seen: dict[str, int], refused: dict[str, int]) -> None:
+    """Note in `seen` what tags a well answered request of ours bore at a backend, else in `refused` what it got."""
+    own = own_numbers(rows, nonce) >= 0
+    # Nothing survived on these: the backend can be used, but its attempts can't be told apart.
+    bare = (rows["tag"] == 0) & np.isin(rows["kind"], (Kind.INFERENCE, Kind.FOREIGN))
+    well = (rows["outcome"] == Outcome.ANSWERED) & (rows["status"] // 100 == 2)
+    if (own & well).any():
+        seen[name] = seen.get(name, 0) | int(np.bitwise_or.reduce(rows["carriers"][own & well]))
+    elif (bare & well).any():
+        seen.setdefault(name, 0)
+    elif len(others := rows[(own | bare) & (rows["outcome"] != Outcome.OPEN)]):
+        refused[name] = int(others["status"][-1])
 
 
 def _probe(url: str, load: Load, protocol: str, nonce: int, number: int) -> str | None:

@@ -17,6 +17,7 @@ from aiohttp import web
 from harness.balancer.loading import gateway_from
 from harness.balancer.protocol import NowFunction, ShutdownAsked
 from harness.live.shell import Shell
+from harness.model import ClaimsError
 
 LARGEST_BODY = 64 * 2**20
 IDLE_S = 3600.0
@@ -27,7 +28,7 @@ async def run(config: dict[str, Any]) -> None:
     """Serve until SIGTERM or SIGINT, then until the gateway says that nothing is in flight."""
     now = NowFunction(time.monotonic())
     gateway = gateway_from(config["spec"], now, Random(f"{config['seed']}/gateway"))
-    shell = Shell(gateway, now, config["health_path"])
+    shell = Shell(gateway, now, config["health_path"], config["key_carrier"])
     shell.change_backends(config["backends"])
     application = web.Application(client_max_size=LARGEST_BODY)
     application.router.add_route("*", "/{tail:.*}", shell.serve)
@@ -57,6 +58,9 @@ def main(path: str) -> int:
     config = json.loads(Path(path).read_text(encoding="utf-8"))
     try:
         asyncio.run(run(config))
+    except ClaimsError as error:
+        print(error, file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"cannot listen on {config['host']}: {error}", file=sys.stderr)
         return 2

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from harness.live.evidence import (
     attempts_of,
     check_ups_of,
     connections_of,
-    log_rows,
     reconcile,
     residency_of,
 )
@@ -31,6 +29,7 @@ from harness.live.load import LoadProcess
 from harness.live.ports import HOST, PortBlock, is_free, port_block
 from harness.live.preflight import preflight
 from harness.live.slack import Sentinel, slack_by_second
+from harness.live.tidy import session_folder, take_sigterm
 from harness.load.job import Job
 from harness.model import DiedError, HarnessError, Scenario, TargetError
 from harness.records import read_requests
@@ -60,7 +59,8 @@ class LiveSession:
 
     def __init__(self, toxiproxy: str = "embedded") -> None:
         self._toxiproxy = toxiproxy
-        self._folder = Path(tempfile.mkdtemp(prefix="steelyard-"))
+        self._give_back_sigterm = take_sigterm()
+        self._folder = session_folder()
         self._load: LoadProcess | None = None
         self._runs = 0
 
@@ -73,11 +73,12 @@ class LiveSession:
         self.close()
 
     def close(self) -> None:
-        """End the load process and remove the session's folder."""
+        """End the load process, remove the session's folder, and let SIGTERM be what it was."""
         if self._load is not None:
             self._load.stop()
             self._load = None
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._give_back_sigterm()
 
     def play(self, target: Target, scenario: Scenario, seed: int) -> History:
         """Play `scenario` against `target`. TargetError if it never gets ready, HarnessError if ours fails."""
@@ -119,7 +120,7 @@ class _Run:
         self._nonces = tuple(_nonce(seed, scenario, run, part) for part in ("preflight", "run"))
         ids = scenario.backend_ids
         self._numbers = {name: number for number, name in enumerate(ids)}
-        self._block: PortBlock = port_block(seed, len(ids))
+        self._block: PortBlock = stack.enter_context(port_block(seed, len(ids)))
         self._listen = {name: self._listen_address(number) for name, number in self._numbers.items()}
         self._fleet = Fleet(self._block, len(ids), scenario.server, workdir, processes=scenario.kills)
         stack.callback(self._fleet.stop)
@@ -278,7 +279,7 @@ class _Run:
         expected = sum(stream.requests for stream in self._scenario.load.streams)
         if len(requests) != expected:
             raise HarnessError(f"the load process recorded {len(requests)} requests, {expected} were to be sent")
-        logs = [log_rows(self._fleet.log(name)) for name in self._scenario.backend_ids]
+        logs = [self._fleet.rows(name) for name in self._scenario.backend_ids]
         attempts, facts = reconcile(requests, attempts_of(logs, self._nonces[1], self._start_s))
         facts["port_block"] = self._block.base
         return History(

@@ -22,6 +22,8 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from harness.balancer.crash import crash_line
+from harness.balancer.describe import described
 from harness.balancer.protocol import (
     Action,
     AttemptEnded,
@@ -40,14 +42,12 @@ from harness.balancer.protocol import (
     MembershipChanged,
     NowFunction,
     Reply,
-    Request,
     RequestArrived,
     ResponseHead,
     Send,
     SetTimer,
     TimerFired,
 )
-from harness.model import Kind
 
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host")
@@ -85,12 +85,13 @@ class _ClientLeftError(Exception):
 
 
 class Shell:
-    """Runs `gateway` for the backends at `addresses` (id -> base URL)."""
+    """Runs `gateway` for the backends that `change_backends` names; `key_carrier` is where its key is claimed."""
 
-    def __init__(self, gateway: Gateway, now: NowFunction, health_path: str) -> None:
+    def __init__(self, gateway: Gateway, now: NowFunction, health_path: str, key_carrier: str) -> None:
         self._gateway = gateway
         self._now = now
         self._health_path = health_path
+        self._key_carrier = key_carrier
         self._addresses: dict[str, str] = {}
         self._events: deque[Event] = deque()
         self._busy = False
@@ -128,8 +129,8 @@ class Shell:
                 self._now.now_s = time.monotonic()
                 for action in self._gateway.handle(following, self._now.now_s):
                     self._carry_out(action)
-        except Exception as error:
-            print(f"the gateway raised {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        except BaseException as error:
+            print(f"the gateway raised {crash_line(error, following)}", file=sys.stderr, flush=True)
             os._exit(3)  # as a balancer that crashes would; handlers must not go on with a broken state
         finally:
             self._busy = False
@@ -181,7 +182,16 @@ class Shell:
         exchange = _Exchange(request, body, asyncio.get_running_loop().create_future())
         self._exchanges[number] = exchange
         try:
-            self.tell(RequestArrived(self._described(number, request, body)))
+            seen = described(
+                number=number,
+                connection=self._connection(request.transport),
+                method=request.method,
+                path=request.path,
+                headers=request.headers,
+                body=body,
+                key_carrier=self._key_carrier,
+            )
+            self.tell(RequestArrived(seen))
             outcome = await exchange.outcome
         except asyncio.CancelledError:
             self.tell(ClientGone(number))
@@ -189,22 +199,6 @@ class Shell:
         finally:
             del self._exchanges[number]
         return _own_answer(outcome) if isinstance(outcome, Reply) else outcome
-
-    def _described(self, number: int, request: web.Request, body: bytes) -> Request:
-        headers = request.headers
-        update = request.path == "/v1/updates"
-        tokens = headers.get("x-prompt-tokens", "")
-        return Request(
-            id=number,
-            connection=self._connection(request.transport),
-            kind=Kind.UPDATE if update else Kind.INFERENCE,
-            method=request.method,
-            model="" if update else headers.get("x-model-id") or _model_in(body),
-            session=headers.get("x-session-id", ""),
-            urgency=headers.get("x-urgency", "normal"),
-            prompt_tokens=int(tokens) if tokens.isdigit() else 0,
-            payload_bytes=len(body),
-        )
 
     def _connection(self, transport: object) -> int:
         """Number of a client's connection; a new one for a client that has left already."""
@@ -361,16 +355,6 @@ async def _to_client(step: Awaitable[object]) -> None:
         await step
     except OSError:
         raise _ClientLeftError from None
-
-
-def _model_in(body: bytes) -> str:
-    """The body's `model` field, where the body is a JSON object that has one."""
-    try:
-        document = json.loads(body) if body else {}
-    except ValueError:
-        return ""
-    model = document.get("model", "") if isinstance(document, dict) else ""
-    return model if isinstance(model, str) else ""
 
 
 def _own_answer(reply: Reply) -> web.Response:

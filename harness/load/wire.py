@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.arrivals import Arrival, key_name
-from harness.claims import CARRIER, PROTOCOLS
+from harness.claims import CARRIER, MODEL_CARRIERS, PROTOCOLS
 from harness.model import Echo, Kind, Method
 
 NUMBER_BITS = 21
@@ -62,7 +62,7 @@ def request_of(arrival: Arrival, key_carrier: str, seed: int, nonce: int, protoc
     tag = tag_of(nonce, arrival.number)
     hexadecimal = f"{tag:013x}"
     key = key_name(seed, arrival.key) if arrival.key >= 0 else ""
-    model = key if key and key_carrier in ("header:x-model-id", "json:model") else DEFAULT_MODEL
+    model = model_of(arrival, key_carrier, seed)
     headers = {"x-mock-tag": hexadecimal, "x-request-id": f"sy-{hexadecimal}"}
     body: dict[str, Any] = {"seed": tag, "prompt": _prompt(arrival, key_carrier, key, hexadecimal)}
     if arrival.kind is Kind.INFERENCE:
@@ -78,6 +78,13 @@ def request_of(arrival: Arrival, key_carrier: str, seed: int, nonce: int, protoc
     headers["content-type"] = "application/json"
     path = "/v1/completions" if arrival.kind is Kind.INFERENCE else "/v1/updates"
     return WireRequest("POST", path, tuple(headers.items()), json.dumps(body).encode(), hexadecimal, path)
+
+
+def model_of(arrival: Arrival, key_carrier: str, seed: int) -> str:
+    """The model that an arrival asks for: its key where that is the model, else a default; none for an update."""
+    if arrival.kind is Kind.UPDATE:
+        return ""
+    return key_name(seed, arrival.key) if arrival.key >= 0 and key_carrier in MODEL_CARRIERS else DEFAULT_MODEL
 
 
 def echo_of(body: bytes, own: str) -> Echo:

@@ -7,6 +7,7 @@ from random import Random
 
 from harness.balancer.bare import BareGateway
 from harness.balancer.protocol import Backend, Gateway, NowFunction, Request
+from harness.balancer.ring import HashRing
 from harness.claims import Claims
 from harness.model import World
 from harness.target import ChangeStep, Launch, Place, Target
@@ -34,7 +35,24 @@ class RoundRobin:
         """Nothing is learnt."""
 
 
-BASELINES = {"round_robin": RoundRobin}
+class Ring(RoundRobin):
+    """A hash ring for what has a model, and nothing else: one attempt, never elsewhere. The rest in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ring = HashRing(150)
+
+    def pick(self, request: Request) -> str | None:
+        """The owner of the request's model."""
+        return self._ring.owner(request.model) if request.model else super().pick(request)
+
+    def update_backends(self, backends: Sequence[Backend]) -> None:
+        """Only the names count."""
+        super().update_backends(backends)
+        self._ring.set_members(self._names)
+
+
+BASELINES = {"ring": Ring, "round_robin": RoundRobin}
 
 
 class BaselineTarget(Target):

@@ -6,24 +6,44 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from harness.arrivals import Arrival, key_name
+from harness.arrivals import Arrival
+from harness.balancer.describe import described
 from harness.balancer.protocol import ClientGone, Event, Request, RequestArrived
-from harness.model import Echo, Failure, Kind, Method
+from harness.claims import Claims
+from harness.load.wire import request_of
+from harness.model import Echo, Failure, HarnessError
 from harness.sim.agenda import HOP_S, Agenda
 from harness.sim.evidence import ClientRow
 
-OPENAI_DEFAULT_MODEL = "default"
+NONCE = 1
+"""Marks the requests of every simulated run alike: they cannot meet those of another."""
 
 
-def model_of(arrival: Arrival, seed: int) -> str:
-    """The model that a request names: its key if it has one; none for an update."""
-    if arrival.kind is Kind.UPDATE:
-        return ""
-    return key_name(seed, arrival.key) if arrival.key >= 0 else OPENAI_DEFAULT_MODEL
+def as_live_sees_it(arrival: Arrival, connection: int, key_carrier: str, claims: Claims, seed: int) -> Request:
+    """The request that the live shell would read from the bytes of this arrival. HarnessError if it has no such form.
+
+    `key_carrier` is where the load puts the key, the one in `claims` where the balancer looks for it.
+    """
+    try:
+        wire = request_of(arrival, key_carrier, seed, NONCE, claims.protocol)
+    except ValueError as error:
+        raise HarnessError(str(error)) from None
+    return described(
+        number=arrival.number,
+        connection=connection,
+        method=wire.method,
+        path=wire.path,
+        headers=dict(wire.headers),
+        body=wire.body,
+        key_carrier=claims.key_carrier,
+    )
 
 
 class Clients:
-    """All clients. `open` counts the requests without an end; `rows` are theirs, by number."""
+    """All clients. `open` counts the requests without an end; `rows` are theirs, by number.
+
+    `see` makes the request that the gateway is told of, from an arrival and the number of its connection.
+    """
 
     def __init__(
         self,
@@ -31,14 +51,14 @@ class Clients:
         arrivals: tuple[Arrival, ...],
         rows: list[ClientRow],
         streams: int,
-        seed: int,
+        see: Callable[[Arrival, int], Request],
         tell: Callable[[Event], None],
     ) -> None:
         self.open = len(arrivals)
         self._agenda = agenda
         self._arrivals = arrivals
         self._rows = rows
-        self._seed = seed
+        self._see = see
         self._tell = tell
         self._idle_connections: list[int] = []
         self._connections = streams  # those below belong to streams with a single one
@@ -76,14 +96,7 @@ class Clients:
         row.sent_s = self._agenda.now.now_s
         row.failure = Failure.OTHER  # stays so if the run ends first, as in live
         self._connection_of[arrival.number] = connection
-        request = Request(
-            id=arrival.number,
-            connection=connection,
-            kind=arrival.kind,
-            method=Method(arrival.method).name,
-            model=model_of(arrival, self._seed),
-            prompt_tokens=arrival.prompt_tokens,
-        )
+        request = self._see(arrival, connection)
         self._agenda.later(HOP_S, lambda: self._tell(RequestArrived(request)))
         self._agenda.later(arrival.timeout_s, lambda: self._give_up(arrival.number))
 

@@ -12,6 +12,7 @@ from functools import partial
 from random import Random
 
 from harness.arrivals import draw
+from harness.balancer.crash import crash_line
 from harness.balancer.protocol import (
     Action,
     AttemptEnded,
@@ -34,10 +35,11 @@ from harness.balancer.protocol import (
     TimerFired,
 )
 from harness.history import History
+from harness.load.wire import model_of
 from harness.model import Echo, HarnessError, Kind, Scenario
 from harness.sim.agenda import HOP_S, Agenda
 from harness.sim.backend import Answered, AttemptRow, SimBackend
-from harness.sim.clients import Clients, model_of
+from harness.sim.clients import Clients, as_live_sees_it
 from harness.sim.evidence import Evidence
 from harness.target import Target
 from harness.timeline import (
@@ -93,8 +95,9 @@ class Simulation:
         }
         self._arrivals = draw(scenario.load, seed)
         self._evidence = Evidence(scenario, seed, self._arrivals)
+        see = partial(as_live_sees_it, key_carrier=scenario.load.key_carrier, claims=target.claims, seed=seed)
         self._clients = Clients(
-            self._agenda, self._arrivals, self._evidence.requests, len(scenario.load.streams), seed, self._tell
+            self._agenda, self._arrivals, self._evidence.requests, len(scenario.load.streams), see, self._tell
         )
         self._attempts: dict[int, _Attempt] = {}
         self._timers: dict[int, float] = {}
@@ -138,9 +141,11 @@ class Simulation:
             while self._events and self._evidence.died is None:
                 following = self._events.popleft()
                 try:
-                    actions = self._gateway.handle(following, self._now.now_s)
-                except Exception as error:
-                    self._evidence.died = f"{type(error).__name__}: {error} (on {type(following).__name__})"
+                    actions = list(self._gateway.handle(following, self._now.now_s))
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # a balancer that calls sys.exit has died, and pytest goes on
+                    self._evidence.died = crash_line(error, following)
                     return
                 for action in actions:
                     self._carry_out(action)
@@ -197,7 +202,7 @@ class Simulation:
         update = arrival.kind is Kind.UPDATE
         job = Job(
             id=attempt.id,
-            model=model_of(arrival, self._seed),
+            model=model_of(arrival, self._scenario.load.key_carrier, self._seed),
             kind="update" if update else "inference",
             prompt_tokens=0 if update else arrival.prompt_tokens,
             output_tokens=0 if update else arrival.output_tokens,

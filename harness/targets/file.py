@@ -39,17 +39,21 @@ class FileTarget(Target):
         self.url = file.url
         if file.run:
             self.switches = frozenset(file.run.switches)
-            for word in (*file.run.start, *file.run.reload):
+            for word in (*file.run.check, *file.run.start, *file.run.reload):
                 _check_placeholders(word, file.name)
 
     def launch(self, place: Place) -> Launch:
-        """The rendered template and the `start` command; nothing to write or start where there is no `[run]`."""
+        """The rendered template and the `check` and `start` commands; nothing at all where there is no `[run]`."""
         run = self._file.run
         if run is None:
             return Launch(files={}, start=())
         if run.reload:
             self._command(run.reload, run, place)  # a missing reload command shows before the run, not in its middle
-        return Launch(files={_config_name(run): self._render(run, place)}, start=self._command(run.start, run, place))
+        return Launch(
+            files={_config_name(run): self._render(run, place)},
+            start=self._command(run.start, run, place),
+            check=self._command(run.check, run, place) if run.check else (),
+        )
 
     def change(self, place: Place) -> tuple[ChangeStep, ...]:
         """The newly rendered template and the `reload` command. UnsupportedError where the file gives none."""
@@ -82,7 +86,7 @@ class FileTarget(Target):
                 off=sorted(place.off),
             )
         except Exception as error:  # a template is the user's code: it can raise anything
-            raise TargetError(f"{_where(error, template)}: {_one_line(error)}") from None
+            raise TargetError(f"template {_where(error, template)}: {_one_line(error)}") from None
 
     def _command(self, words: tuple[str, ...], run: RunSection, place: Place) -> tuple[str, ...]:
         """`words` with values in them; a program given as a relative path lies relative to the claims file."""

@@ -12,6 +12,8 @@ from harness.model import World
 from harness.target import Call, ChangeStep, Launch, Place, Target
 
 SHELL_CONFIG = "balancer.json"
+HASH_SEED = "PYTHONHASHSEED"
+"""Python's hashes of text, and with them the order of its sets, differ between processes unless this is set."""
 
 
 class GatewayTarget(Target):
@@ -35,6 +37,7 @@ class GatewayTarget(Target):
             "port": place.port,
             "admin_port": place.admin_port,
             "health_path": self.health_path,
+            "key_carrier": self.claims.key_carrier,
             "seed": place.seed,
             "backends": _backends(place),
         }
@@ -42,6 +45,7 @@ class GatewayTarget(Target):
         return Launch(
             files={SHELL_CONFIG: json.dumps(config, indent=1)},
             start=(sys.executable, "-m", "harness.live.serve", path),
+            environment={HASH_SEED: "0"},
         )
 
     def change(self, place: Place) -> tuple[ChangeStep, ...]:

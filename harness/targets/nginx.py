@@ -60,6 +60,7 @@ class NginxTarget(Target):
     name = "nginx"
     switches = frozenset({Ejection.table, Retry.table})
     stop_signal = signal.SIGQUIT
+    logs = (ERROR_LOG,)
 
     def __init__(self, nginx: str | None = None, consistent: bool = True, settings: Settings | None = None) -> None:
         self._binary = _packaged() if nginx is None else _given(nginx)

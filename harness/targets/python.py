@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from harness.balancer.loading import PYTHON, load_class
+import os
+from random import Random
+
+from harness.balancer.loading import PYTHON, gateway_from, load_class
+from harness.balancer.protocol import NowFunction
 from harness.claims import Claims, Feature
 from harness.claims_file import ClaimsFile
-from harness.model import ClaimsError
+from harness.model import ClaimsError, World
 from harness.target import Target
-from harness.targets.gateway_target import GatewayTarget
+from harness.targets.gateway_target import HASH_SEED, GatewayTarget
 
 
 class PythonTarget(GatewayTarget):
@@ -19,10 +23,18 @@ class PythonTarget(GatewayTarget):
         self.name = file.name if file else self._spec
         self.version = file.version if file else str(getattr(stranger, "version", "unknown"))
         self.claims = file.claims if file else _claims_of(self._spec, getattr(stranger, "claims", None))
+        gateway_from(self._spec, NowFunction(), Random(0))  # one that cannot be made is found before any run
 
     def spec(self, off: frozenset[str]) -> str:
         """The class by name; a stranger's class has no switches."""
         return self._spec
+
+    def repeat_prefix(self, world: World) -> tuple[str, ...]:
+        """The seed of Python's hashes, which in the simulator is that of pytest's own process."""
+        if world is not World.SIM:
+            return ()
+        seed = os.environ.get(HASH_SEED, "")
+        return (f"{HASH_SEED}={seed if seed.isdecimal() else '0'}",)
 
     def scaled(self, factor: float) -> Target | None:
         """None: a stranger's class has fixed settings."""

@@ -150,7 +150,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 )
 def test_the_balancers_end_is_a_fail(run: Callable[[Scenario], History]) -> None:
     record = judged(promise([GOOD]), FakeWorld(run))
-    assert (record.outcome, record.reason) == (Outcome.FAIL, "the balancer ended during the run: exit status 1")
+    assert (record.outcome, record.reason) == (Outcome.FAIL, "the balancer failed during the run: exit status 1")
 
 
 def test_vacuous_without_findings() -> None:
@@ -220,6 +220,7 @@ def test_samples_are_cut_where_they_decide() -> None:
     ("item", "target", "reason"),
     [
         (promise([GOOD], needs=(Breaker, Affinity)), FakeTarget(), "not claimed: breaker"),
+        (replace(promise([GOOD]), worlds=frozenset({World.SIM})), FakeTarget(), "made for sim only"),
         (promise([GOOD], scenario=raising(UnsupportedError("needs 3 backends"))), FakeTarget(), "needs 3 backends"),
         (
             promise([GOOD], without=(Retry, Hedge)),
@@ -232,13 +233,6 @@ def test_unsupported(item: Property, target: Target, reason: str) -> None:
     play = FakeWorld()
     record = judged(item, play, target=target)
     assert (record.outcome, record.reason) == (Outcome.UNSUPPORTED, reason)
-    assert play.calls == []
-
-
-def test_a_property_made_for_another_world() -> None:
-    play = FakeWorld()
-    record = judged(replace(promise([GOOD]), worlds=frozenset({World.SIM})), play)
-    assert (record.outcome, record.reason) == (Outcome.UNSUPPORTED, "made for sim only")
     assert play.calls == []
 
 

@@ -231,6 +231,41 @@ def test_the_failure_text_ends_with_the_command_that_repeats_it(suite: pytest.Py
     assert history == [line for line in again.outlines if line.startswith("  history")]
 
 
+POLICY = """
+from harness.claims import Failover
+
+class First:
+    claims = (Failover(),)
+
+    def update_backends(self, backends):
+        self.first = backends[0].id
+
+    def pick(self, request):
+        return {choice}
+
+    def report_result(self, backend_id, latency_s, error):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ("'gpu-9'", "WrongPickError: First.pick returned 'gpu-9', which is no member; members: gpu-0, gpu-1"),
+        ("exit('enough')", "SystemExit: enough (mine_too.py:10, on RequestArrived)"),
+    ],
+)
+def test_a_strangers_fault_is_one_line_and_can_be_repeated(suite: pytest.Pytester, choice: str, told: str) -> None:
+    suite.makepyfile(mine_too=POLICY.format(choice=choice))
+    words = ["mine", "-k", "kept and sim", "--target", "python:mine_too:First"]
+    result = run(suite, *words, apart=True)
+    result.assert_outcomes(failed=1, deselected=11)
+    assert f"fail: the balancer failed during the run: {told}" in said(result)
+    assert "Traceback" not in said(result)
+    command = "PYTHONHASHSEED=0 pytest 'mine/some.py::some.thing.kept[sim]' --target python:mine_too:First"
+    assert command in result.outlines
+
+
 def test_the_command_works_from_another_folder(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(suite.mkdir("elsewhere"))
     path = suite.path / "mine/some.py"

@@ -70,6 +70,15 @@ def test_bad_names_are_refused(name: str) -> None:
         declare(name, scenario=quiet)
 
 
+@pytest.mark.parametrize("name", ["family.promise", "family.situation.promise", "a-1.b-2"])
+def test_names_have_two_or_three_parts(name: str) -> None:
+    def check(history: History, claims: Claims) -> Findings:
+        """A promise."""
+        yield held(True, 0.0, 0, 0)
+
+    assert declare(name, scenario=quiet)(check).name == name
+
+
 def test_bad_checks_are_refused() -> None:
     def swapped(claims: Claims, history: History) -> Findings:
         """A promise."""

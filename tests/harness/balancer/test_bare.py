@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.balancer.bare import POLL_TIMER, BareGateway
+from harness.balancer.bare import POLL_TIMER, BareGateway, WrongPickError
 from harness.balancer.protocol import (
     Action,
     AttemptEnded,
@@ -133,19 +133,33 @@ def test_a_client_that_leaves_is_reported_once_when_its_attempt_ends(committed: 
     assert bench.gateway.handle(ClientGone(1), 0.5) == []
 
 
-@pytest.mark.parametrize("choice", [None, "stranger"])
-def test_no_pick_is_503_and_reported_to_nobody(choice: str | None) -> None:
-    bench = Bench(choice)
+def test_no_pick_is_503_and_reported_to_nobody() -> None:
+    bench = Bench(None)
     assert bench.ask() == Reply(1, 503, "the policy picked no backend")
     assert bench.policy.told == []
     assert bench.gateway.idle
 
 
-def test_a_departed_backend_is_no_pick_but_its_attempts_are_reported() -> None:
+@pytest.mark.parametrize("choice", ["stranger", "", 0, A, ["a"]])
+def test_a_pick_that_is_no_member_is_a_fault_and_says_so(choice: object) -> None:
+    bench = Bench(choice)  # type: ignore[arg-type]
+    with pytest.raises(WrongPickError) as caught:
+        bench.ask()
+    assert str(caught.value) == f"Diary.pick returned {choice!r}, which is no member; members: a, b"
+    assert bench.policy.told == []
+
+
+def test_a_pick_without_any_members() -> None:
+    with pytest.raises(WrongPickError, match="returned 'a', which is no member; members: none"):
+        Bench(members=()).ask()
+
+
+def test_a_departed_backend_is_no_member_but_its_attempts_are_reported() -> None:
     bench = Bench()
     attempt = bench.send()
     bench.members(B)
-    assert bench.ask() == Reply(2, 503, "the policy picked no backend")
+    with pytest.raises(WrongPickError, match="returned 'a', which is no member; members: b"):
+        bench.ask()
     bench.end(attempt)
     assert bench.policy.told == [("a", 0.0, None)]
 

@@ -96,7 +96,7 @@ def ring_order(*members: str) -> list[str]:
 def test_an_answer_is_committed_at_its_head_and_ends_silently() -> None:
     bench = Bench(CALM, "a")
     send = bench.send()
-    assert (send.request_id, send.backend_id, send.timeout_s) == (1, "a", 5.0)
+    assert (send.request_id, send.backend_id, send.timeout_s) == (1, "a", 2.0)
     assert not bench.gateway.idle
     assert bench.head(send, 503) == [Commit(1, send.attempt_id)]
     assert not bench.gateway.idle

@@ -66,6 +66,26 @@ class TeapotGateway:
         return [Reply(event.request.id, 418, "teapot")] if isinstance(event, RequestArrived) else []
 
 
+class NeedsSize(FirstPolicy):
+    def __init__(self, size: int) -> None:
+        raise AssertionError("never called")
+
+
+class Refuses(FirstPolicy):
+    def __init__(self) -> None:
+        raise ValueError("no\nway")
+
+
+class Leaves(FirstPolicy):
+    def __init__(self) -> None:
+        sys.exit(1)
+
+
+class Interrupted(FirstPolicy):
+    def __init__(self) -> None:
+        raise KeyboardInterrupt
+
+
 class HalfPolicy:
     def pick(self, request: Request) -> str | None:
         return None
@@ -124,6 +144,46 @@ def test_constructors_get_clock_and_randomness_by_name(name: str, wanted: tuple[
 def test_arguments_with_defaults_keep_them() -> None:
     gateway_from(spec_of("DrawingPolicy"), NowFunction(), Random(1))
     assert GIVEN[-1]["patience_s"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "NeedsSize",
+            r"TypeError: .*missing 1 required positional argument: 'size'; a constructor",
+        ),
+        ("Refuses", r"ValueError: no way \(test_loading.py:\d+\); a constructor may ask for now and random"),
+        ("Leaves", r"SystemExit: 1 \(test_loading.py:\d+\); a constructor"),
+    ],
+)
+def test_what_cannot_be_made_is_one_line(name: str, told: str) -> None:
+    with pytest.raises(ClaimsError, match=f"{name}' cannot be made: {told}") as caught:
+        gateway_from(spec_of(name), NowFunction(), Random(1))
+    assert "\n" not in str(caught.value)
+
+
+def test_ctrl_c_in_a_constructor_goes_through() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        gateway_from(spec_of("Interrupted"), NowFunction(), Random(1))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("raise ValueError('no way')", r"ValueError: no way \(broken_at_import_0.py:1\)"),
+        ("import sys\nsys.exit(3)", r"SystemExit: 3 \(broken_at_import_1.py:2\)"),
+        ("def (", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_module_that_raises_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+) -> None:
+    name = f"broken_at_import_{1 if 'exit' in text else 2 if 'def' in text else 0}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ClaimsError, match=f"importing {name} raised {told}"):
+        load_class(f"python:{name}:Policy")
 
 
 @pytest.mark.parametrize("spec", ["python:", "python:module", "python:module:", "python::Class"])

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from harness.live.calls import Answer, accepts, call
 from harness.live.children import Child
+from harness.live.ports import PortBlock, port_block
 from harness.model import Keys, Load, Method, Scenario, Stream
 from harness.targets.reference import ReferenceTarget
 from harness.timeline import Step
@@ -44,6 +45,12 @@ def free_ports(count: int) -> list[int]:
     for holder in holders:
         holder.close()
     return ports
+
+
+def free_block(seed: int, backends: int) -> PortBlock:
+    """The block of ports that a run with this seed would get now; held by nobody."""
+    with port_block(seed, backends) as block:
+        return block
 
 
 # --- processes --------------------------------------------------------------------------------------------
@@ -203,6 +210,7 @@ class ShellProcess:
             "port": self.port,
             "admin_port": self.admin_port,
             "health_path": "/health",
+            "key_carrier": "header:x-model-id",
             "seed": 1,
             "backends": [],
         }

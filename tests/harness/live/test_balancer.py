@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import SIGKILL, SIGUSR1
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,7 @@ from harness.claims import Claims
 from harness.live import balancer as module
 from harness.live.balancer import Balancer
 from harness.live.calls import call
-from harness.model import DiedError, TargetError
+from harness.model import DiedError, TargetError, UnsupportedError
 from harness.target import Address, Call, ChangeStep, Launch, Place, RunCommand, Signal, Target, WriteFile
 from harness.targets.nginx import NginxTarget
 from tests.harness.live.helpers import HOST, PATIENCE_S, RawBackend, fine, free_ports, runs, tree, until
@@ -165,6 +166,13 @@ def test_one_that_ends_at_once(start: Start) -> None:
         balancer.await_listening()
 
 
+def test_one_that_refuses_its_configuration_at_its_start(start: Start) -> None:
+    code = "print('[NOTICE] version\\n[ALERT] unknown keyword\\n[ALERT] Fatal errors found'); raise SystemExit(1)"
+    balancer = start(Stub(Launch({}, python(code))))
+    with pytest.raises(TargetError, match=r"^stub does not start: exit status 1; it said: \[ALERT\] unknown keyword$"):
+        balancer.await_listening()
+
+
 def test_one_that_never_listens(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "START_S", 1.0)
     balancer = start(Stub(Launch({}, python("import time; print('warming up', flush=True); time.sleep(600)"))))
@@ -219,11 +227,24 @@ def test_steps_in_order(start: Start, place: Place, tmp_path: Path) -> None:
     until(lambda: "poked" in (tmp_path / "balancer.log").read_text())
 
 
+def test_files_that_cannot_be_made_for_a_change(start: Start, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    balancer = start(listening(place))
+    balancer.await_listening()
+    monkeypatch.setattr(Stub, "change", Mock(side_effect=TargetError("template a.j2:2: no backends[3]")))
+    with pytest.raises(DiedError, match=r"^refused a change: template a\.j2:2: no backends\[3\]$"):
+        balancer.change(place)
+    balancer.check()
+    monkeypatch.setattr(Stub, "change", Mock(side_effect=UnsupportedError("cannot change membership")))
+    with pytest.raises(UnsupportedError, match=r"^cannot change membership$"):
+        balancer.change(place)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (python("import sys; sys.exit('bad weight')"), "refused a change: exit status 1: bad weight"),
-        (python("import sys; sys.exit(3)"), "refused a change: exit status 3: $"),
+        (python("print('error: bad weight\\nusage: ...'); raise SystemExit(1)"), "exit status 1: error: bad weight$"),
+        (python("import sys; sys.exit(3)"), r"refused a change: exit status 3: \(no output\)$"),
         (("/nowhere/ctl",), "refused a change: .*No such file"),
         (python("import time; time.sleep(600)"), "refused a change: .*timed out after 0.5"),
     ],
@@ -292,7 +313,10 @@ def test_nginx_changes_its_members_and_refuses_nonsense(
         assert [served_by(balancer) for _ in range(5)] == [b"other"] * 5
         monkeypatch.setattr(NginxTarget, "render", lambda *_: "htpp {}\n")
         monkeypatch.setattr(module, "CHANGE_S", 1.0)
-        with pytest.raises(DiedError, match=r"^refused a change: its workers were not replaced in 1 s; "):
+        with pytest.raises(
+            DiedError,
+            match=r'^refused a change: its workers .* in 1 s; .*\[emerg\].* unknown directive "htpp" in .*:1$',
+        ):
             balancer.change(at[0])
         workers = tree(pid_of(balancer))
         balancer.stop()

@@ -11,7 +11,7 @@ from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
-from harness.live.children import Child, descendants
+from harness.live.children import Child, descendants, telling_line
 from harness.model import HarnessError
 from tests.harness.live.helpers import PATIENCE_S, group, runs, tree, until
 
@@ -110,6 +110,53 @@ def test_the_ending_has_the_status_and_the_last_line(start: Start) -> None:
     child = start("import sys; print('first'); print('  the last  ', file=sys.stderr); sys.exit(4)")
     assert child.wait(PATIENCE_S)
     assert child.ending() == "exit status 4; last line: the last"
+
+
+def test_the_ending_has_the_telling_line_where_another_follows(start: Start) -> None:
+    child = start("print('[ALERT] (1) : unknown keyword', 'Fatal errors found', sep='\\n'); raise SystemExit(1)")
+    assert child.wait(PATIENCE_S)
+    assert child.ending() == "exit status 1; it said: [ALERT] (1) : unknown keyword"
+
+
+def test_other_logs_are_asked_for_severe_lines_only(tmp_path: Path) -> None:
+    more = [tmp_path / "absent.log", tmp_path / "error.log"]
+    child = Child((sys.executable, "-c", "print('up')"), tmp_path / "log", more_logs=more)
+    assert child.wait(PATIENCE_S)
+    child.stop()
+    more[1].write_text("[error] connect() failed\n")
+    assert child.ending() == "exit status 0; last line: up"
+    more[1].write_text("[error] connect() failed\n[emerg] unknown directive\n[error] connect() failed\n")
+    assert child.ending() == "exit status 0; it said: [emerg] unknown directive"
+
+
+def test_of_a_long_log_the_end_is_read(start: Start) -> None:
+    child = start("print('[emerg] long ago')\nfor _ in range(2000): print('y' * 63)")
+    assert child.wait(PATIENCE_S)
+    assert child.telling_line() == "y" * 63
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/srv/errors.py", line 7, in <module>
+    raise ConfigError("no such listener")
+ConfigError: no such listener
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ("", "(no output)"),
+        ("one\ntwo\n\n", "two"),
+        ("[NOTICE] 1\n[ALERT] what\n[ALERT] Fatal errors found\n", "[ALERT] what"),
+        ("Error: first\nerror: second\nbye", "Error: first"),
+        ("error: everyday\n[emerg] the end\nbye", "[emerg] the end"),
+        ("panic: nil map\n\ngoroutine 1 [running]:\n\tmain.go:7\nexit status 2", "panic: nil map"),
+        ("error: everyday\n" + "fine\n" * 30, "fine"),
+        (TRACEBACK, "ConfigError: no such listener"),
+    ],
+)
+def test_the_telling_line(output: str, told: str) -> None:
+    assert telling_line(output) == told
 
 
 def test_a_missing_binary(start: Start) -> None:

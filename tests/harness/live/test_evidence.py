@@ -14,6 +14,7 @@ from harness.live.evidence import (
     check_ups_of,
     connections_of,
     log_rows,
+    own_failures,
     own_numbers,
     reconcile,
     residency_of,
@@ -81,6 +82,19 @@ def test_one_still_open_has_no_end(tmp_path: Path) -> None:
     (row,) = attempts_of([logged(tmp_path, attempt(0, 0.1))], NONCE, START_S)
     assert row["ending"] == Ending.OPEN
     assert np.isnan([row["first_byte_s"], row["end_s"], row["service_actual_s"]]).all()
+
+
+def test_an_end_without_an_outcome_is_a_failure_of_the_mock(tmp_path: Path) -> None:
+    rows = logged(
+        tmp_path,
+        attempt(0, 0.1),  # under way, or cut short by a kill
+        Row(Kind.INFERENCE, START_S, end_s=START_S + 0.2, outcome=Outcome.ANSWERED),
+        Row(Kind.INFERENCE, START_S, end_s=START_S + 0.2, outcome=Outcome.CLIENT_GONE),
+        Row(Kind.RESIDENCY_LOADED, START_S, end_s=START_S, outcome=Outcome.ANSWERED),
+    )
+    assert own_failures(rows) == 0
+    failed = [Row(kind, START_S, end_s=START_S + 0.2) for kind in (Kind.UPDATE, Kind.CHECK_UP, Kind.FOREIGN)]
+    assert own_failures(logged(tmp_path, attempt(0, 0.1), *failed)) == 3
 
 
 def test_foreign_rows_are_kept_without_a_request(tmp_path: Path) -> None:

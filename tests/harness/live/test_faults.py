@@ -16,7 +16,7 @@ from harness.history import History, Mask, StepSeen
 from harness.live import faults as module
 from harness.live.faults import FaultWay
 from harness.live.fleet import Fleet
-from harness.live.ports import HOST, PortBlock, port_block
+from harness.live.ports import HOST, PortBlock
 from harness.live.session import LiveSession
 from harness.model import Ending, Failure, HarnessError, ModelServer, TargetError
 from harness.targets.reference import ReferenceTarget
@@ -35,7 +35,7 @@ from harness.timeline import (
     Reset,
     Slow,
 )
-from tests.harness.live.helpers import PATIENCE_S, free_ports, traffic
+from tests.harness.live.helpers import PATIENCE_S, free_block, free_ports, traffic
 
 SICK = "gpu-1"
 SEED = os.getpid()
@@ -212,7 +212,7 @@ def test_a_kill_leaves_the_other_backends_and_the_sentinel_alone(session: LiveSe
 
 @pytest.fixture(scope="module")
 def block() -> PortBlock:
-    return port_block(SEED + 1, 2)
+    return free_block(SEED + 1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def test_connections_are_told(way: FaultWay) -> None:
 
 
 def test_a_dead_fault_proxy_is_our_error(block: PortBlock, tmp_path: Path) -> None:
-    other = PortBlock(port_block(SEED + 2, 2).base)
+    other = free_block(SEED + 2, 2)
     started = opened("embedded", other, tmp_path)
     started.stop()
     with pytest.raises(HarnessError, match=r"^the fault proxy ended: exit status 0"):
@@ -290,7 +290,7 @@ def test_a_dead_fault_proxy_is_our_error(block: PortBlock, tmp_path: Path) -> No
 
 
 def test_one_that_runs_already_is_used_and_left_as_it_was(way: FaultWay, block: PortBlock, tmp_path: Path) -> None:
-    ports = port_block(SEED + 3, 1)
+    ports = free_block(SEED + 3, 1)
     guest = FaultWay(f"http://{HOST}:{block.fault_control}", ports, tmp_path)
     guest.await_ready()
     guest.open("guest", (HOST, ports.proxy(0)), (HOST, block.backend(0)))

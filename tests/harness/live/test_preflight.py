@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import re
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,8 @@ from harness.live.ports import PortBlock, port_block
 from harness.live.preflight import preflight
 from harness.model import HarnessError, Load, ModelServer, TargetError
 from harness.target import ChangeStep, Launch, Place, Target
-from tests.harness.live.helpers import HOST, Behave, Call, RawBackend, free_ports
+from harness.timeline import FailingStatus, as_mock
+from tests.harness.live.helpers import HOST, Behave, Call, RawBackend, free_block, free_ports, until
 
 NONCE = 0x5EED5
 ALL = ("header:x-mock-tag", "header:x-request-id", "json:seed", "prompt-suffix")
@@ -30,16 +33,17 @@ TAG_HEADERS = re.compile(r"(?im)^(x-mock-tag|x-request-id):[^\n]*\n")
 
 
 class Running(Target):
-    """A balancer that runs already at `url`."""
+    """A balancer that runs already at `url`, or is started by `words`."""
 
     name = "strange"
     claims = Claims()
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *words: str) -> None:
         self.url = f"http://{HOST}:{port}"
+        self._words = words
 
     def launch(self, place: Place) -> Launch:
-        return Launch(files={}, start=())
+        return Launch(files={}, start=self._words)
 
     def change(self, place: Place) -> tuple[ChangeStep, ...]:
         return ()
@@ -49,8 +53,9 @@ class Running(Target):
 
 
 @pytest.fixture(scope="module")
-def block() -> PortBlock:
-    return port_block(os.getpid(), 2)
+def block() -> Iterator[PortBlock]:
+    with port_block(os.getpid(), 2) as held:
+        yield held
 
 
 @pytest.fixture(scope="module")
@@ -208,13 +213,80 @@ def test_answers_alone_do_not_count(balance: Callable[[Behave], int], fleet: Fle
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("change", [keep, nothing])
+def test_a_backend_that_answers_errors_alone_is_not_seen(
+    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path, change: Callable[[Call], Call]
+) -> None:
+    fleet.set_fault("gpu-1", as_mock(FailingStatus("gpu-1", 0.0, status=500), 0))
+    with pytest.raises(TargetError, match=r"get ready: gpu-1 not seen .* requests; gpu-1 answered 500; last answer: 5"):
+        fly(balance(round_robin(ports_of(block), change)), fleet, tmp_path)
+
+
+def test_a_backend_that_begins_with_errors_is_seen_in_the_end(
+    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.set_fault("gpu-1", as_mock(FailingStatus("gpu-1", 0.0, status=503, first=30), 0))
+    assert fly(balance(round_robin(ports_of(block), keep)), fleet, tmp_path) is True
+
+
+def test_rounds_that_bring_nothing_new_are_paused_between(
+    balance: Callable[[Behave], int], fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def busy(call: Call) -> None:
+        await call.answer(status="503 Busy")
+
+    pauses: list[float] = []
+    sleep = time.sleep
+
+    def note(seconds: float) -> None:
+        pauses.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(module, "READY_S", 1.0)
+    monkeypatch.setattr(time, "sleep", note)
+    with pytest.raises(TargetError):
+        fly(balance(busy), fleet, tmp_path)
+    assert pauses == sorted(pauses)
+    assert 0 < pauses[0] < 0.01
+    assert pauses[-1] == 0.05
+
+
+ENDS = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("up", flush=True)
+connection, _ = server.accept()
+connection.recv(1)
+sys.exit("out of ideas")
+"""
+
+
+def test_one_that_ends_at_the_first_request_is_not_asked_for_long(fleet: Fleet, tmp_path: Path) -> None:
+    port = free_ports(1)[0]
+    balancer = Balancer(Running(port, sys.executable, "-c", ENDS, str(port)), Place(tmp_path, HOST, port, 0, ()))
+    try:
+        until(lambda: "up" in (tmp_path / "balancer.log").read_text())
+        with pytest.raises(TargetError) as told:
+            preflight(balancer, fleet, ("gpu-0", "gpu-1"), Load(()), "http", NONCE, ALL)
+    finally:
+        balancer.stop()
+    found = re.fullmatch(
+        r"strange does not get ready: it ended after (\d+) requests; last failure: .*;"
+        " exit status 1; last line: out of ideas",
+        str(told.value),
+    )
+    assert found, told.value
+    assert int(found[1]) < 1000, "as many as fit into the moment in which it ended"
+
+
+@pytest.mark.usefixtures("impatient")
 def test_nobody_there(fleet: Fleet, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"gpu-0, gpu-1 not seen .*; last failure: ConnectionRefusedError"):
         fly(free_ports(1)[0], fleet, tmp_path)
 
 
 def test_a_dead_fleet_is_our_fault(balance: Callable[[Behave], int], tmp_path: Path) -> None:
-    block = port_block(os.getpid() + 1, 1)
+    block = free_block(os.getpid() + 1, 1)
     fleet = Fleet(block, 1, ModelServer(), tmp_path, processes=False)
     fleet.await_ready()
     fleet.stop()

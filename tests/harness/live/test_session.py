@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGINT, SIGKILL, Signals
+from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from unittest.mock import Mock
 
 import pytest
@@ -139,7 +139,7 @@ def test_the_balancer_is_killed(judged: Judged, strike: Strike) -> None:
     assert history.died is not None
     assert history.died.startswith("signal SIGKILL; last line: ")
     assert record.outcome is Outcome.FAIL
-    assert record.reason == f"the balancer ended during the run: {history.died}"
+    assert record.reason == f"the balancer failed during the run: {history.died}"
     requests = history.requests
     assert len(requests) == int(50 * LONG_S)
     assert requests["failure"][0] == Failure.NONE
@@ -150,7 +150,7 @@ def test_the_balancer_leaves_by_itself(judged: Judged, strike: Strike) -> None:
     strike("harness.live.serve", Signals.SIGTERM)
     record = judged.judge(LONG_S)
     assert record.outcome is Outcome.FAIL
-    assert record.reason.startswith("the balancer ended during the run: exit status 0; last line: ")
+    assert record.reason.startswith("the balancer failed during the run: exit status 0; last line: ")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing_and_the_next_run_works(
 ) -> None:
     threads = threading.active_count()
     checks = 0
-    check = Balancer.check
+    check, begin = Balancer.check, LoadProcess.begin
 
     def interrupt(self: Balancer) -> None:
         nonlocal checks
@@ -222,7 +222,11 @@ def test_an_interrupt_in_the_middle_leaves_nothing_and_the_next_run_works(
             raise KeyboardInterrupt
         check(self)
 
-    monkeypatch.setattr(Balancer, "check", interrupt)
+    def begin_and_arm(self: LoadProcess, job: Job, path: Path) -> None:
+        begin(self, job, path)
+        monkeypatch.setattr(Balancer, "check", interrupt)  # not before: the preflight checks too
+
+    monkeypatch.setattr(LoadProcess, "begin", begin_and_arm)
     with pytest.raises(KeyboardInterrupt):
         session.play(ReferenceTarget(), traffic(LONG_S), SEED)
     assert [child.words for child in children if child.status is None] == []
@@ -278,12 +282,15 @@ def family_of(script: subprocess.Popen[str]) -> set[int]:
 
 
 @pytest.mark.parametrize("script", ["reference"], indirect=True)
-def test_ctrl_c_leaves_nothing(script: subprocess.Popen[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "told"), [(SIGINT, "KeyboardInterrupt"), (SIGTERM, "TerminatedError: SIGTERM")])
+def test_ctrl_c_and_sigterm_leave_nothing(
+    script: subprocess.Popen[str], tmp_path: Path, number: Signals, told: str
+) -> None:
     family = family_of(script)
-    script.send_signal(SIGINT)
+    script.send_signal(number)
     _, errors = script.communicate(timeout=PATIENCE_S * 2)
     assert script.returncode != 0
-    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert errors.rstrip().endswith(told)
     until(lambda: not any(map(runs, family)), 1.0)  # what was killed may take a moment to be gone
     assert list(tmp_path.iterdir()) == []
 

@@ -118,7 +118,7 @@ def test_a_policy_and_one_that_raises(session: LiveSession, policies: str) -> No
     record = judged(session, f"python:{policies}:Raises", REPEAT)
     assert record.outcome is Outcome.FAIL
     assert record.reason == (
-        "the balancer ended during the run: exit status 3; last line: the gateway raised RuntimeError: out of ideas"
+        "the balancer failed during the run: exit status 3; last line: the gateway raised RuntimeError: out of ideas"
     )
 
 

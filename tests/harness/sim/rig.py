@@ -97,10 +97,17 @@ def stream(**changes: object) -> Stream:
     return Stream(**(settings | changes))  # type: ignore[arg-type]
 
 
-def scenario(*timeline: Step, load: Stream | None = None, backends: int = 1, **rest: object) -> Scenario:
+def scenario(
+    *timeline: Step,
+    load: Stream | None = None,
+    backends: int = 1,
+    carrier: str = "header:x-model-id",
+    **rest: object,
+) -> Scenario:
     """Some steps under the load of one stream."""
     streams = (load or stream(keys=Keys(1)),)
-    return Scenario("small", backends=backends, load=Load(streams), timeline=timeline, **rest)  # type: ignore[arg-type]
+    load_of_all = Load(streams, carrier)
+    return Scenario("small", backends=backends, load=load_of_all, timeline=timeline, **rest)  # type: ignore[arg-type]
 
 
 def run(gateway: Gateway, what: Scenario, seed: int = 1) -> History:

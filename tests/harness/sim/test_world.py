@@ -197,23 +197,43 @@ def test_events_are_never_nested() -> None:
 # --- how a run ends ---------------------------------------------------------------------------------------
 
 
-def dying_on(number: int) -> Callable[[Event, float], list[Action]]:
+def dying_on(number: int, error: BaseException) -> Callable[[Event, float], list[Action]]:
     """A gateway that answers requests until this one comes."""
 
     def react(event: Event, now_s: float) -> list[Action]:
         if isinstance(event, RequestArrived) and event.request.id == number:
-            raise ValueError("out of ideas")
+            raise error
         return refusing(event, now_s)
 
     return react
 
 
-def test_a_gateway_that_raises_has_died() -> None:
-    history = run(Listening(dying_on(7)), scenario())
-    assert history.died == "ValueError: out of ideas (on RequestArrived)"
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("out of ideas"), "ValueError: out of ideas"),
+        (SystemExit("enough\nof it"), "SystemExit: enough of it"),
+        (GeneratorExit(), "GeneratorExit"),
+    ],
+)
+def test_a_gateway_that_raises_has_died(error: BaseException, told: str) -> None:
+    react = dying_on(7, error)
+    history = run(Listening(react), scenario())
+    line = react.__code__.co_firstlineno + 2
+    assert history.died == f"{told} (test_world.py:{line}, on RequestArrived)"
     failures = history.requests["failure"].tolist()
     assert failures[:7] == [Failure.NONE] * 7
     assert failures[7:] == [Failure.OTHER] + [Failure.NOT_SENT] * 192
+
+
+def test_a_gateway_that_returns_no_list_has_died() -> None:
+    history = run(Listening(lambda event, now_s: None), scenario())  # type: ignore[arg-type, return-value]
+    assert history.died == "TypeError: 'NoneType' object is not iterable (on MembershipChanged)"
+
+
+def test_ctrl_c_is_not_the_gateways_death() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(Listening(dying_on(7, KeyboardInterrupt())), scenario())
 
 
 def test_a_gateway_that_never_answers_costs_every_client_its_patience() -> None:

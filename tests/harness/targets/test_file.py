@@ -82,6 +82,13 @@ def test_change_writes_the_file_and_runs_reload(tmp_path: Path) -> None:
     assert run == RunCommand((PYTHON, "-c", "pass", "reload", str(tmp_path / "acme.conf")))
 
 
+def test_a_check_is_run_if_there_is_one(tmp_path: Path) -> None:
+    target = target_of(tmp_path, RUN.replace("[run]", f'[run]\ncheck = ["{PYTHON}", "-t", "{{config}}"]'))
+    launch = target.launch(place_in(tmp_path))
+    assert launch.check == (PYTHON, "-t", str(tmp_path / "acme.conf"))
+    assert launch.start[0] == PYTHON
+
+
 def test_without_reload_membership_is_fixed(tmp_path: Path) -> None:
     text = "\n".join(line for line in RUN.splitlines() if not line.startswith("reload"))
     target = target_of(tmp_path, text)
@@ -127,11 +134,14 @@ def test_unknown_placeholder_gets_the_nearest(tmp_path: Path) -> None:
         target_of(tmp_path, RUN.replace("{workdir}", "{workdri}"))
     with pytest.raises(ClaimsError, match=r"unknown \{confg\}; did you mean config\?"):
         target_of(tmp_path, RUN.replace('"reload", "{config}"', '"reload", "{confg}"'))
+    with pytest.raises(ClaimsError, match=r"unknown \{config_file\}; "):
+        target_of(tmp_path, RUN.replace("[run]", '[run]\ncheck = ["acme", "{config_file}"]'))
 
 
 @pytest.mark.parametrize(
     ("template", "told"),
     [
+        ("{{ prot }}\n", r"^template /.*/templates/acme\.conf\.j2:1: 'prot' is undefined$"),
         ("one\ntwo {{ prot }}\n", r"/templates/acme\.conf\.j2:2: 'prot' is undefined$"),
         ("one\n\n{% for backend in backends %}\n", r"/templates/acme\.conf\.j2:3: "),
         ("{{ backends[0].id }}\n{{ backends[7].id }}", r"/templates/acme\.conf\.j2:2: "),
@@ -151,9 +161,10 @@ def test_missing_template_is_one_line(tmp_path: Path) -> None:
         target_of(tmp_path, RUN, None).launch(place_in(tmp_path))
 
 
-@pytest.mark.parametrize("command", ["start", "reload"])
+@pytest.mark.parametrize("command", ["check", "start", "reload"])
 def test_missing_command_is_found_before_the_run(tmp_path: Path, command: str) -> None:
-    text = RUN.replace(f'{command} = ["{PYTHON}"', f'{command} = ["acme-that-is-not-there"')
+    text = RUN.replace("[run]", f'[run]\ncheck = ["{PYTHON}"]')
+    text = text.replace(f'{command} = ["{PYTHON}"', f'{command} = ["acme-that-is-not-there"')
     with pytest.raises(TargetError, match="acme: no command 'acme-that-is-not-there'"):
         target_of(tmp_path, text).launch(place_in(tmp_path))
 

@@ -16,7 +16,7 @@ from harness.balancer.protocol import (
     RequestArrived,
     Send,
 )
-from harness.claims import Claims, Failover, Spread
+from harness.claims import Affinity, Claims, Failover, Spread
 from harness.model import ClaimsError, Kind, World
 from harness.target import Address, Call, Place
 from harness.targets.python import PythonTarget
@@ -58,6 +58,11 @@ class WronglyClaiming(LastPolicy):
     claims = ("failover",)  # type: ignore[assignment]
 
 
+class NeedsSize(LastPolicy):
+    def __init__(self, size: int) -> None:
+        raise AssertionError("never called")
+
+
 class NoBalancer:
     def pick(self, request: Request) -> str | None:
         return None
@@ -96,6 +101,25 @@ def test_settings_are_fixed_and_nothing_can_be_switched_off(here: str) -> None:
     assert target.spec(frozenset({"failover"})) == target.spec(frozenset())
 
 
+@pytest.mark.parametrize(("seed", "shown"), [("7", "7"), ("0", "0"), ("random", "0"), (None, "0")])
+def test_a_repeat_in_sim_pins_the_hashes(
+    here: str, monkeypatch: pytest.MonkeyPatch, seed: str | None, shown: str
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    target = PythonTarget(f"python:{here}:LastPolicy")
+    assert target.repeat_prefix(World.SIM) == (f"PYTHONHASHSEED={shown}",)
+    assert target.repeat_prefix(World.LIVE) == ()
+
+
+def test_the_shell_is_told_where_the_key_is_claimed(here: str, tmp_path: Path) -> None:
+    target = PythonTarget(f"python:{here}:LastPolicy")
+    target.claims = Claims((Affinity(key="cookie:sid"),))
+    launch = target.launch(Place(tmp_path, "127.0.0.1", 8000, 8001, ()))
+    assert json.loads(launch.files["balancer.json"])["key_carrier"] == "cookie:sid"
+
+
 def test_shell_is_told_class_and_backends(here: str, tmp_path: Path) -> None:
     target = PythonTarget(f"python:{here}:LastPolicy")
     place = Place(tmp_path, "127.0.0.1", 8000, 8001, (Address("gpu-1", "127.0.0.1", 9001, 3),))
@@ -104,6 +128,8 @@ def test_shell_is_told_class_and_backends(here: str, tmp_path: Path) -> None:
     assert told["spec"] == f"python:{here}:LastPolicy"
     assert (told["port"], told["admin_port"]) == (8000, 8001)
     assert told["backends"] == [{"id": "gpu-1", "host": "127.0.0.1", "port": 9001, "weight": 3}]
+    assert told["key_carrier"] == "header:x-model-id"
+    assert launch.environment == {"PYTHONHASHSEED": "0"}
     assert launch.start[-1] == str(tmp_path / "balancer.json")
     (call,) = target.change(place)
     assert isinstance(call, Call)
@@ -116,6 +142,7 @@ def test_shell_is_told_class_and_backends(here: str, tmp_path: Path) -> None:
     [
         ("ClaimlessPolicy", r"claims nothing: saw claims = \(\)"),
         ("WronglyClaiming", r"claims nothing: saw claims = \('failover',\)"),
+        ("NeedsSize", "cannot be made: TypeError: .*missing 1 required positional argument: 'size'"),
         ("NoBalancer", "lacks update_backends, report_result"),
         ("LastPolice", "no class LastPolice; did you mean LastPolicy"),
     ],

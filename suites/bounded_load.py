@@ -1,0 +1,270 @@
+"""Bounded load: one hot key fills its home up to the bound and no further, spills over, and comes home."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.claims import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
+from harness.history import UNSEEN, History, Mask, Numbers, Times
+from harness.model import Failure, Keys, Load, ModelServer, Phase, Scenario, Stream, UnsupportedError, World
+from harness.property import Findings, declare, held, undecided
+from suites.scenarios import ENOUGH, key_carrier, sliver
+
+MASKS = (Retry, Hedge)
+OTHERS = (Breaker, Ejection, HealthChecks, HealthShare)
+
+SERVICE_S = 0.05
+HOT_PER_S, CROWD_PER_S = 320.0, 80.0
+"""With SERVICE_S: 16 requests of the hot key in flight, and 4 of all others."""
+
+HOT_SHARE = HOT_PER_S / (HOT_PER_S + CROWD_PER_S)
+MARGIN = 0.75
+"""A bound above this share of what the hot key has in flight would hardly be reached."""
+
+RUSH_S = 1.5
+ALONE_REQUESTS, ALONE_PER_S = 10, 10.0
+REST_S = 0.3
+QUIET_S = 0.075
+"""A request met an idle fleet if none had been under way for so long before it, by what clients saw.
+
+Nearly the whole time between two of them, so that a balancer's books may be late by as much.
+"""
+
+BOOKKEEPING_S = 0.005
+"""A balancer may count a request as in flight for so long after its client had the answer."""
+
+CROWD_KEYS = 200
+
+
+def hot_key(claims: Claims) -> Scenario:
+    """A key alone in an idle fleet; then a rush of it (16 in flight) among others (4 in flight); then alone again.
+
+    Answers take 50 ms in the rush, 2.5 ms outside it. With four backends and a factor of 1.25 a backend may have 7 in
+    flight where the hot key's home would have 17.
+    """
+    backends = claims.fleet(4, at_least=3)
+    factor = claims[BoundedLoad].factor
+    if factor / backends > MARGIN * HOT_SHARE:
+        raise UnsupportedError(f"with a factor of {factor:g} over {backends} backends one may have nearly everything")
+    server = ModelServer()
+    tokens = round(SERVICE_S / server.decode_step_s)
+    rush_start_s = 0.1 + ALONE_REQUESTS / ALONE_PER_S
+    rush_end_s = rush_start_s + RUSH_S
+    again_start_s = rush_end_s + SERVICE_S + REST_S
+
+    def alone(name: str, start_s: float) -> Stream:
+        return Stream(name, start_s, ALONE_PER_S, ALONE_REQUESTS, Keys(1, "sweep"))
+
+    def rush(name: str, rate_per_s: float, keys: Keys) -> Stream:
+        requests = int(rate_per_s * RUSH_S)
+        return Stream(name, rush_start_s, rate_per_s, requests, keys, arrivals="poisson", output_tokens=tokens)
+
+    streams = (
+        alone("alone", 0.1),
+        rush("hot", HOT_PER_S, Keys(1, "sweep")),
+        rush("crowd", CROWD_PER_S, Keys(CROWD_KEYS, "uniform")),
+        alone("again", again_start_s),
+    )
+    return Scenario(
+        name="hot-key",
+        backends=backends,
+        load=Load(streams, key_carrier(claims)),
+        server=server,
+        phases=(Phase("rush", rush_start_s, rush_end_s), Phase("again", again_start_s, streams[-1].end_s)),
+        intervals_s=(QUIET_S,),
+    )
+
+
+# --- evidence -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request of the rush got to a backend, which had `in_flight` then with it; `bound`: as many as it may have."""
+
+    at_s: float
+    backend: int
+    in_flight: int
+    bound: int
+
+
+def bound_of(factor: float, total: int, backends: int) -> int:
+    """ceil(factor × total ÷ backends); a product that is whole but for its last bits is not rounded up."""
+    return math.ceil(factor * total / backends - 1e-9)
+
+
+def arrivals_under_pressure(history: History, claims: Claims) -> list[Arrival]:
+    """The arrivals at backends when the hot key alone had more under way than its home may have.
+
+    A backend counts what has arrived and not ended there; the balancer counted no less when it placed the last of
+    these, at some time between this request's leaving its client and its arrival. All in flight are those whose
+    clients waited at some time in between, and those only just answered, which is as many as the balancer can have
+    counted, or more. So neither the way nor a late look can make a backend seem above its bound that was not.
+    """
+    scenario, requests = history.scenario, history.requests
+    attempts = history.attempts[history.attempts["request"] >= 0]
+    sent = requests[np.isfinite(requests["sent_s"])]
+    asked_s = np.sort(sent["sent_s"])
+    told_s = np.sort(np.nan_to_num(sent["end_s"], nan=np.inf)) + BOOKKEEPING_S
+    hot_s = np.sort(requests["sent_s"][history.in_stream("hot")])
+    rush = history.in_stream("hot") | history.in_stream("crowd")
+    service_s = _service_s(scenario)
+    factor = claims[BoundedLoad].factor
+    found: list[Arrival] = []
+    for number in range(len(scenario.backend_ids)):
+        here = attempts[attempts["backend"] == number]
+        starts_s = np.sort(here["start_s"])
+        ends_s = np.sort(np.nan_to_num(here["end_s"], nan=np.inf))
+        for row in here[rush[here["request"]]]:
+            at_s, sent_s = float(row["start_s"]), float(requests["sent_s"][row["request"]])
+            total = _until(asked_s, at_s) - int(np.searchsorted(told_s, sent_s, side="left"))
+            bound = bound_of(factor, total, scenario.backends)
+            if _until(hot_s, at_s) - _until(hot_s, at_s - service_s) > bound:
+                found.append(Arrival(at_s, number, _until(starts_s, at_s) - _until(ends_s, at_s), bound))
+    return sorted(found, key=lambda arrival: arrival.at_s)
+
+
+def _service_s(scenario: Scenario) -> float:
+    """How long a backend works on a request of the hot key in the rush."""
+    hot, server = scenario.load.streams[scenario.load.index("hot")], scenario.server
+    return hot.prompt_tokens / server.prefill_tokens_per_s + hot.output_tokens * server.decode_step_s
+
+
+def _until(times_s: Times, at_s: float) -> int:
+    """How many of the sorted times are no later than `at_s`."""
+    return int(np.searchsorted(times_s, at_s, side="right"))
+
+
+def _in_quiet(history: History, stream: str) -> Mask:
+    """Which requests of a stream were sent when nothing else was under way, nor just had been."""
+    requests = history.requests
+    quiet_s = history.scenario.intervals_s[0]
+    chosen: Mask = history.in_stream(stream) & np.isfinite(requests["sent_s"])
+    for number in np.flatnonzero(chosen):
+        sent_s = requests["sent_s"][number]
+        open_still = ~(requests["end_s"] < sent_s - quiet_s) & (requests["sent_s"] <= sent_s)
+        open_still[number] = False
+        chosen[number] = not open_still.any()
+    return chosen
+
+
+def _turned_away(history: History) -> Numbers:
+    """Numbers of the requests in the rush that no backend saw and whose clients got no answer."""
+    requests = history.requests
+    rush = history.in_stream("hot") | history.in_stream("crowd")
+    ours = np.isin(requests["failure"], (Failure.NOT_SENT, Failure.STALE_CONNECTION))
+    return np.flatnonzero(rush & ~ours & ~history.answered() & (history.first_attempts() == UNSEEN))
+
+
+# --- properties ---------------------------------------------------------------------------------------------
+
+
+@declare(
+    "bounded-load.hot-key.capped",
+    needs=(BoundedLoad,),
+    without=MASKS,
+    off=OTHERS,
+    scenario=hot_key,
+    worlds=(World.SIM,),
+)
+def hot_key_capped(history: History, claims: Claims) -> Findings:
+    """However hot a key is, no backend gets a request that puts it above ceil(factor × all in flight ÷ backends).
+
+    The new request counts among all in flight. Judged at every arrival at which the hot key alone would have filled
+    its home beyond the bound; a finding for each second. Seen broken: apache/dubbo#4103 and zalando/skipper#1769 (plain
+    consistent hashing, for want of a bound); Envoy with hash_balance_factor 125 was measured at 1.8 times the mean.
+    """
+    arrivals = arrivals_under_pressure(history, claims)
+    for second in sorted({int(arrival.at_s) for arrival in arrivals}):
+        mine = [arrival for arrival in arrivals if int(arrival.at_s) == second]
+        worst = max(mine, key=lambda arrival: arrival.in_flight - arrival.bound)
+        above = sum(arrival.in_flight > arrival.bound for arrival in mine)
+        yield held(
+            not above,
+            at_s=mine[0].at_s,
+            until_s=mine[-1].at_s,
+            observed=worst.in_flight,
+            bound=worst.bound,
+            sample=len(mine),
+            note=f"{above} of {len(mine)} arrivals above the bound; gpu-{worst.backend} had {worst.in_flight} in"
+            f" flight at {worst.at_s:.3f} s, bound {worst.bound}",
+        )
+
+
+@declare(
+    "bounded-load.spill.not-rejected",
+    needs=(BoundedLoad,),
+    without=MASKS,
+    off=OTHERS,
+    scenario=hot_key,
+    worlds=(World.SIM,),
+)
+def spill_not_rejected(history: History, claims: Claims) -> Findings:
+    """A request whose home is full goes to another backend; it is not turned away while others have room.
+
+    With a factor of 1 or more there is always room somewhere. Turned away is what no backend saw and got no answer.
+    Seen broken: haproxy/haproxy#2893 (the cap was looked at after the server had been chosen), envoyproxy/envoy#11888
+    (a number of tries that need not meet a host with room).
+    """
+    arrivals = arrivals_under_pressure(history, claims)
+    if not arrivals:
+        return
+    rush = history.in_stream("hot") | history.in_stream("crowd")
+    asked, away = int(np.count_nonzero(rush)), len(_turned_away(history))
+    yield held(
+        not away,
+        at_s=arrivals[0].at_s,
+        until_s=arrivals[-1].at_s,
+        observed=away,
+        bound=0,
+        sample=asked,
+        note=f"{away} of {asked} requests turned away in the rush",
+    )
+
+
+@declare(
+    "bounded-load.spill.comes-home",
+    needs=(BoundedLoad,),
+    without=MASKS,
+    off=OTHERS,
+    scenario=hot_key,
+    worlds=(World.SIM,),
+)
+def spill_comes_home(history: History, claims: Claims) -> Findings:
+    """When the load is gone, requests of the hot key go to its home again, and not to where they spilled.
+
+    Its home is where it went before the rush. Judged are requests that were alone in the fleet: one at a time, as
+    a bounded hash moves keys whenever something is in flight. No public report is known; to remember each spill like
+    a session's new home would break it, and with every rush the keys' caches would wander.
+    """
+    first = history.first_backends()
+    before = first[_in_quiet(history, "alone") & (first != UNSEEN)]
+    after = first[_in_quiet(history, "again") & (first != UNSEEN)]
+    pressure = arrivals_under_pressure(history, claims)
+    if not (pressure and len(before) and len(after)):
+        return
+    if poor := sliver(history, "alone") or sliver(history, "again"):
+        yield undecided(poor)
+        return
+    for what, count in (("before", len(before)), ("after", len(after))):
+        if count < ENOUGH * ALONE_REQUESTS:
+            yield undecided(f"only {count} of {ALONE_REQUESTS} requests {what} the rush met an idle fleet")
+            return
+    home = int(before[0])
+    if (before != home).any():
+        yield undecided(f"the hot key went to {len(np.unique(before))} backends before the rush: it has no home")
+        return
+    astray = int(np.count_nonzero(after != home))
+    phase = history.scenario.phase("again")
+    yield held(
+        not astray,
+        at_s=phase.start_s,
+        until_s=phase.end_s,
+        observed=astray,
+        bound=0,
+        sample=len(after),
+        note=f"{astray} of {len(after)} requests after the rush did not go home to gpu-{home}",
+    )

@@ -1,0 +1,169 @@
+"""Scenarios of the hedging family, each shared by several properties. No property is declared here."""
+
+from __future__ import annotations
+
+from harness.claims import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge
+from harness.model import Keys, Kind, Load, Phase, Scenario, Stream, UnsupportedError
+from harness.timeline import FailingStatus, Hang, RequestFault, Slow
+from suites.scenarios import key_carrier
+
+OTHERS = (Breaker, Ejection, HealthChecks, HealthShare, BoundedLoad)
+"""Features that would take a slow or failing backend away before a hedge has to."""
+
+BREAKER_OTHERS = (Ejection, HealthChecks, HealthShare, BoundedLoad)
+"""The same where a breaker is what takes a backend away."""
+
+SHORT, LONG = "short", "long"
+"""The streams of those whose clients wait; the second begins the names of several."""
+
+MODELS = 8
+RATE_PER_S = 300.0
+UPDATES_PER_S = 40.0
+FLOOD_PER_S = 300.0
+
+SHORT_TOKENS, PATIENT_TOKENS = 16, 300
+LONG_TOKENS = (36, 48, 60, 72, 84, 96)
+"""Service takes 8.5 and 150.5 ms, and 18.5 to 48.5 ms in steps of six."""
+
+LONG_SHARE = 2.0
+"""Requests that are long, for each that is beyond the claimed quantile: so the delay is that of a long one, and the
+rank above or below it is often six milliseconds off."""
+
+GIVE_UP_S = 0.06
+"""How long an impatient client waits for what takes 150 ms."""
+
+STALL_S = 0.08
+STALLED_SHARE = 0.8
+"""Of the requests beyond the claimed quantile, how many a stall may hit: were it all, the delay would be a stall's."""
+
+SLOWNESS = 30.0
+"""A request that arrives in a stall takes 255 ms: a hedge that wins leaves a loser with far more than 100 ms
+to go. The longest takes 1.5 s."""
+
+ERRORS_S = 0.3
+"""How long the others fail: until all that are hedged in a stall have been."""
+
+LEAST_SPACING_S = 0.5
+
+SLOWDOWN, SLOWDOWN_S = 18.0, 0.45
+"""All requests take 150 ms and more for this long: each of those that come before such times are known calls for a
+hedge, and yet a backend has no more than twenty inside at a time."""
+
+EDGE_S = 0.05
+"""Between the end of one fault and the next, so that a live run keeps their order."""
+
+OVERLOAD_S = 0.7
+SETTLE_S = 0.2
+
+CANCELLED_WITHIN_S = 0.1
+"""From a winner's answer until the loser's backend sees its client go (published)."""
+
+GONE_WITHIN_S = 0.05
+"""From the moment at which a client leaves, or has its answer, until nothing is sent for it any more. The timer of an
+impatient client's request, if it went on, would hedge 90 ms later."""
+
+
+def warm_s(hedge: Hedge) -> float:
+    """Until the delay of every model is known."""
+    return hedge.minimum * MODELS / RATE_PER_S + SETTLE_S
+
+
+def keyed(end_s: float, hedge: Hedge) -> tuple[Stream, ...]:
+    """Short requests, and long ones of several lengths, for the same models, up to `end_s`."""
+    long_per_s = RATE_PER_S * LONG_SHARE * (1 - hedge.quantile)
+    each_per_s = long_per_s / len(LONG_TOKENS)
+    long = [_stream(f"{LONG}-{tokens}", each_per_s, end_s, tokens) for tokens in LONG_TOKENS]
+    return (_stream(SHORT, RATE_PER_S - long_per_s, end_s, SHORT_TOKENS), *long)
+
+
+def _stream(name: str, rate_per_s: float, end_s: float, tokens: int) -> Stream:
+    requests = int(rate_per_s * end_s)
+    keys = Keys(MODELS, "sweep")
+    return Stream(name, 0.0, rate_per_s, requests, keys, arrivals="poisson", output_tokens=tokens)
+
+
+def _patience(hedge: Hedge, stalls_s: float, spacing_s: float) -> tuple[Stream, Stream]:
+    """Clients that make a slow model's delay known, and then others that leave before it."""
+    first = hedge.minimum + 10
+    return (
+        Stream("patient", 0.0, first / (stalls_s - SETTLE_S), first, output_tokens=PATIENT_TOKENS),
+        Stream("impatient", stalls_s, 20 / spacing_s, 40, output_tokens=PATIENT_TOKENS, timeout_s=GIVE_UP_S),
+    )
+
+
+def stalls(claims: Claims) -> Scenario:
+    """Backends stall in turn; then half of them stall while the others fail, twice; then all are slow, then all hang.
+
+    A stall hits the requests that arrive in 80 ms. Every backend stalls equally often, so that it does not matter who
+    owns which model.
+    """
+    hedge = claims[Hedge]
+    backends = claims.fleet(4, at_least=2)
+    names = [f"gpu-{number}" for number in range(backends)]
+    spacing_s = max(LEAST_SPACING_S, STALL_S / (backends * STALLED_SHARE * (1 - hedge.quantile)))
+    stalls_s = warm_s(hedge)
+    errors_s = stalls_s + 2 * backends * spacing_s
+    slowdown_s = errors_s + 2 * LEAST_SPACING_S
+    overload_s = slowdown_s + SLOWDOWN_S
+    end_s = overload_s + OVERLOAD_S
+    timeline: list[RequestFault] = [
+        Slow(names[turn % backends], stalls_s + turn * spacing_s, SLOWNESS, for_s=STALL_S)
+        for turn in range(2 * backends)
+    ]
+    half = backends // 2
+    for turn, (slow, failing) in enumerate(((names[:half], names[half:]), (names[half:], names[:half]))):
+        at_s = errors_s + turn * LEAST_SPACING_S
+        timeline += [Slow(name, at_s, SLOWNESS, for_s=STALL_S) for name in slow]
+        timeline += [FailingStatus(name, at_s, 500, for_s=ERRORS_S) for name in failing]
+    timeline += [Slow(name, slowdown_s, SLOWDOWN, for_s=SLOWDOWN_S - EDGE_S) for name in names]
+    timeline += [Hang(name, overload_s, for_s=OVERLOAD_S) for name in names]
+    streams = [
+        *keyed(end_s, hedge),
+        *_patience(hedge, stalls_s, spacing_s),
+        Stream("flood", overload_s, FLOOD_PER_S, int(FLOOD_PER_S * OVERLOAD_S), Keys(MODELS, "sweep"), "poisson"),
+    ]
+    if claims.protocol == "http":
+        streams.append(Stream("updates", 0.0, UPDATES_PER_S, int(UPDATES_PER_S * end_s), kind=Kind.UPDATE))
+    return Scenario(
+        name="stalls",
+        backends=backends,
+        load=Load(tuple(streams), key_carrier(claims)),
+        timeline=tuple(timeline),
+        phases=(
+            Phase("stalls", stalls_s, errors_s),
+            Phase("errors", errors_s, slowdown_s),
+            Phase("slowdown", slowdown_s, overload_s),
+            Phase("overload", overload_s, end_s + SETTLE_S),
+        ),
+        intervals_s=(GONE_WITHIN_S, CANCELLED_WITHIN_S),
+    )
+
+
+PROBE_SLOWNESS = 15.0
+"""A short request takes 130 ms: longer than any delay here, and no reason for a breaker to open."""
+
+PROBING_S = 0.5
+"""How long the time after the open time is watched."""
+
+
+def half_open(claims: Claims) -> Scenario:
+    """All backends but one fail until their breakers open; from then on they answer, slowly, and so do their probes."""
+    hedge, breaker = claims[Hedge], claims[Breaker]
+    if breaker.failures is None:
+        raise UnsupportedError("the breaker does not trip on failures in a row")
+    backends = claims.fleet(4, at_least=2)
+    sick = [f"gpu-{number}" for number in range(1, backends)]
+    fail_s = warm_s(hedge)
+    fail_for_s = 2 * breaker.failures * MODELS / RATE_PER_S + SETTLE_S / 2  # enough for a backend with a single model
+    slow_s = fail_s + fail_for_s
+    end_s = slow_s + breaker.open_s * (1 + breaker.backoff.jitter) + PROBING_S
+    timeline = [FailingStatus(name, fail_s, 500, for_s=fail_for_s) for name in sick]
+    slow = [Slow(name, slow_s, PROBE_SLOWNESS, for_s=end_s - slow_s) for name in sick]
+    return Scenario(
+        name="half-open",
+        backends=backends,
+        load=Load(keyed(end_s, hedge), key_carrier(claims)),
+        timeline=(*timeline, *slow),
+        phases=(Phase("failing", fail_s, slow_s), Phase("probing", slow_s, end_s)),
+        intervals_s=(breaker.shortest_open_s,),
+    )

@@ -1,0 +1,182 @@
+"""Mutants that share traffic out by health, each wrong in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from harness.balancer.gateway import ReferenceGateway
+from harness.balancer.health_score import Components, HealthScore, HealthSettings
+from harness.balancer.policies import WeightedRandom
+from harness.balancer.protocol import Backend
+from harness.balancer.readiness import Readiness
+from harness.balancer.settings import CheckSettings, Settings
+from harness.balancer.windows import LatencyWindow
+from harness.claims import Feature, HealthChecks, HealthShare
+
+HEALTH = HealthSettings(window_s=2.0)
+CHECKS = CheckSettings()
+
+SHARE = HealthShare(
+    errors=HEALTH.errors,
+    latency=HEALTH.latency,
+    memory=HEALTH.memory,
+    connections=HEALTH.connections,
+    window_s=HEALTH.window_s,
+    minimum_calls=HEALTH.minimum_calls,
+)
+CHECKED = HealthChecks(CHECKS.interval_s, CHECKS.timeout_s, CHECKS.unhealthy, CHECKS.healthy)
+
+
+class Weighing(ReferenceGateway):
+    """No fault: the reference with nothing on but health scores and check-ups."""
+
+    claims: tuple[Feature, ...] = (SHARE, CHECKED)
+    score: type[HealthScore] = HealthScore
+
+    def __init__(self, random: Random) -> None:
+        settings = Settings(
+            update_policy=None, bounded_load=None, checks=CHECKS, breaker=None, health=HEALTH, hedge=None, retry=None
+        )
+        super().__init__(settings, random)
+        self._members._health = self.score(HEALTH)
+
+
+class _Gate(HealthScore):
+    def score(self, backend: str, now_s: float) -> float:
+        return 1.0 if super().score(backend, now_s) > 0.2 else 0.0
+
+
+class GateInsteadOfWeight(Weighing):
+    """Every backend with a score above 0.2 gets the same."""
+
+    score = _Gate
+
+
+class _ErrorsUnseen(HealthScore):
+    def settle(self, backend: str, ok: bool, latency_s: float, now_s: float) -> None:
+        if ok:
+            super().settle(backend, ok, latency_s, now_s)
+
+
+class IgnoresErrors(Weighing):
+    """Errors don't lower a score."""
+
+    score = _ErrorsUnseen
+
+
+class _HalfOrNothing(HealthScore):
+    def score(self, backend: str, now_s: float) -> float:
+        parts = self.components(backend, now_s)
+        return 0.0 if parts.errors < 0.5 else super().score(backend, now_s)
+
+
+class ShutsOutErrors(Weighing):
+    """A backend that fails more than half of its requests gets nothing until they have left the window."""
+
+    claims = (SHARE,)
+    score = _HalfOrNothing
+
+
+class _LastLatency(LatencyWindow):
+    __slots__ = ()
+
+    def quantile_s(self, quantile: float, now_s: float) -> float | None:
+        return self._entries[-1][1] if super().quantile_s(quantile, now_s) is not None else None
+
+
+class _LastLatencyScore(HealthScore):
+    def keep_only(self, backends: frozenset[str]) -> None:
+        super().keep_only(backends)
+        for vitals in self._vitals.values():
+            if not isinstance(vitals.latencies, _LastLatency):
+                vitals.latencies = _LastLatency(span_s=HEALTH.window_s, minimum_calls=HEALTH.minimum_calls)
+
+
+class LastLatencyAsP99(Weighing):
+    """What it calls p99 is the latency of the last answer."""
+
+    score = _LastLatencyScore
+
+
+class _ResidentIsUsed(HealthScore):
+    def report(
+        self, backend: str, memory_total_mb: float, memory_used_mb: float, memory_evictable_mb: float, now_s: float
+    ) -> None:
+        super().report(backend, memory_total_mb, memory_used_mb, 0.0, now_s)
+
+
+class ResidentCountsAsUsed(Weighing):
+    """Idle weights in memory count as load, so that a warm backend looks ill."""
+
+    score = _ResidentIsUsed
+
+
+class _MemoryUnseen(HealthScore):
+    def components(self, backend: str, now_s: float) -> Components:
+        return super().components(backend, now_s)._replace(memory=1.0)
+
+
+class IgnoresMemory(Weighing):
+    """Memory in use doesn't lower a score."""
+
+    score = _MemoryUnseen
+
+
+class _Worst(HealthScore):
+    def __init__(self, settings: HealthSettings) -> None:
+        super().__init__(settings)
+        self._worst: dict[str, float] = {}
+
+    def score(self, backend: str, now_s: float) -> float:
+        self._worst[backend] = min(self._worst.get(backend, 1.0), super().score(backend, now_s))
+        return self._worst[backend]
+
+
+class NeverRecovers(Weighing):
+    """A score never rises."""
+
+    claims = (SHARE,)
+    score = _Worst
+
+
+class NotReadyByFormula(Weighing):
+    """A backend that is not ready is weighed by its score like any other."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._members._readiness = _AlwaysReady(CHECKS.interval_s, CHECKS.timeout_s, CHECKS.unhealthy, CHECKS.healthy)
+
+
+class _AlwaysReady(Readiness):
+    def ready(self, backend: str) -> bool:
+        return True
+
+
+class NeverReadyAgain(Weighing):
+    """The first time that a backend isn't ready is the last check-up that counts."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._members._readiness = _OutForGood(CHECKS.interval_s, CHECKS.timeout_s, CHECKS.unhealthy, CHECKS.healthy)
+
+
+class _OutForGood(Readiness):
+    def result(self, check_id: int, ok: bool, report: Backend | None = None, *, answered: bool | None = None) -> bool:
+        name = self._checks.get(check_id, "")
+        return super().result(check_id, ok and self.ready(name), report, answered=answered)
+
+
+class _Best(WeightedRandom):
+    def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
+        return max(candidates, key=self._weight, default=None)
+
+
+class TakesTheBest(Weighing):
+    """Everything goes to the highest score, and to the first of the list where several have it."""
+
+    claims = (SHARE,)
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._members._policy = _Best(random, self._members._weight_now)

@@ -1,0 +1,201 @@
+"""Mutants of rings, membership and bounded loads, each with the one fault that its docstring names.
+
+Those of a ring claim nothing but affinity. Those of membership and of bounded loads claim bounded loads alone: the
+bound moves keys, so that affinity, if it were claimed, could not be judged.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from random import Random
+
+import xxhash
+
+from harness.balancer.gateway import ReferenceGateway
+from harness.balancer.members import Members
+from harness.balancer.protocol import Action, Backend, Event, MembershipChanged, Request
+from harness.balancer.ring import HashRing
+from harness.balancer.settings import Settings
+from harness.claims import Affinity, BoundedLoad
+from tests.mutants.policies import Conforming
+
+VIRTUAL_NODES = 150
+FEW_NODES, MANY_NODES = 40, 1200
+FACTOR = 1.25
+
+# --- rings ------------------------------------------------------------------------------------------------------
+
+
+class OnRing(Conforming):
+    """No fault: claims what its ring does, and no more."""
+
+    claims = (Affinity(virtual_nodes=VIRTUAL_NODES),)  # type: ignore[assignment]
+
+
+class SharesOutPoints(OnRing):
+    """A ring of fixed size: each host's points depend on how many hosts there are, so that every change moves others.
+
+    With few points, for which wide bands are due: only who moves is wrong, and not how many.
+    """
+
+    claims = (Affinity(virtual_nodes=FEW_NODES),)
+
+    def update_backends(self, backends: Sequence[Backend]) -> None:
+        self._ring = HashRing(4 * FEW_NODES // len(backends))
+        super().update_backends(backends)
+
+
+class FewPoints(OnRing):
+    """Says 150 points and lays out two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ring = HashRing(2)
+
+
+class NarrowHash(OnRing):
+    """Points in a table by 16 bits of hash: the last one in has the place, and takes it along when it leaves.
+
+    So many points that about 170 collide.
+    """
+
+    claims = (Affinity(virtual_nodes=MANY_NODES),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._owner_of: dict[int, str] = {}
+        self._members: list[str] = []
+        self._points: list[int] = []
+
+    def update_backends(self, backends: Sequence[Backend]) -> None:
+        super().update_backends(backends)
+        names = [backend.id for backend in backends]
+        for gone in [name for name in self._members if name not in names]:
+            for point in _narrow_points(gone):
+                self._owner_of.pop(point, None)
+        for name in [name for name in names if name not in self._members]:
+            self._owner_of.update(dict.fromkeys(_narrow_points(name), name))
+        self._members = names
+        self._points = sorted(self._owner_of)
+
+    def pick(self, request: Request) -> str | None:
+        place = bisect_left(self._points, _narrow(request.model))
+        return self._owner_of[self._points[place % len(self._points)]]
+
+
+def _narrow(text: str) -> int:
+    return xxhash.xxh64_intdigest(text.encode()) & 0xFFFF
+
+
+def _narrow_points(name: str) -> list[int]:
+    return [_narrow(f"{name}#{number}") for number in range(MANY_NODES)]
+
+
+# --- membership -------------------------------------------------------------------------------------------------
+
+
+class Bounding(ReferenceGateway):
+    """No fault: the reference with nothing on but bounded loads."""
+
+    claims: tuple[BoundedLoad, ...] = (BoundedLoad(factor=FACTOR),)
+    factor: float | None = FACTOR
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(self.all_settings(), random)
+
+    def all_settings(self) -> Settings:
+        """Everything off but the bound."""
+        return Settings(
+            bounded_load=self.factor, checks=None, breaker=None, health=None, hedge=None, retry=None, sessions=None
+        )
+
+
+class KeepsWhoLeft(Bounding):
+    """Adds those who join to its list and never takes anybody off it."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._ever: dict[str, Backend] = {}
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        if isinstance(event, MembershipChanged):
+            self._ever.update((backend.id, backend) for backend in event.backends)
+            event = MembershipChanged(tuple(self._ever.values()))
+        return super().handle(event, now_s)
+
+
+class OneChangeBehind(Bounding):
+    """Puts a change that adds somebody off until the next change comes."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._known: frozenset[str] = frozenset()
+        self._put_off = False
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        if isinstance(event, MembershipChanged):
+            names = frozenset(backend.id for backend in event.backends)
+            self._put_off = bool(self._known and names - self._known and not self._put_off)
+            if self._put_off:
+                return []
+            self._known = names
+        return super().handle(event, now_s)
+
+
+# --- bounded loads ----------------------------------------------------------------------------------------------
+
+
+class NoBound(Bounding):
+    """Plain consistent hashing: the hot key's home gets all of it."""
+
+    factor = None
+
+
+class BoundsTwice(Bounding):
+    """Takes the factor for one on top of 1."""
+
+    factor = 1.0 + FACTOR
+
+
+class RejectsAtItsCap(Bounding):
+    """Looks at the cap after it has chosen: who is full turns requests away, though others have room."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._members = _HomeOnly(self.all_settings(), random)
+
+
+class _HomeOnly(Members):
+    def _on_ring(self, key: str, tried: frozenset[str], now_s: float) -> str | None:
+        assert self._bound is not None
+        home = list(self._ring.nearest(key, 1))
+        total = sum(map(self._loads.in_flight, self._names)) + 1
+        return self._bound.choose(home, self._loads.in_flight, total, len(self._names))
+
+
+class StaysWhereItSpilled(Bounding):
+    """Remembers where a key spilled to as if that were its home."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._members = _Moves(self.all_settings(), random)
+
+
+class _Moves(Members):
+    def __init__(self, settings: Settings, random: Random) -> None:
+        super().__init__(settings, random)
+        self._moved: dict[str, str] = {}
+
+    def _on_ring(self, key: str, tried: frozenset[str], now_s: float) -> str | None:
+        assert self._bound is not None
+        order = list(self._ring.nearest(key, len(self._names)))
+        home = order[0]
+        moved = self._moved.get(key)
+        if moved in order:
+            order = [moved, *(name for name in order if name not in (moved, home)), home]
+        total = sum(map(self._loads.in_flight, self._names)) + 1
+        chosen = self._bound.choose(order, self._loads.in_flight, total, len(self._names))
+        if chosen is not None and chosen != home:
+            self._moved[key] = chosen
+        return chosen

@@ -142,7 +142,7 @@ def _in_quiet(history: History, stream: str) -> Mask:
     """Which requests of a stream were sent when nothing else was under way, nor just had been."""
     requests = history.requests
     quiet_s = history.scenario.intervals_s[0]
-    chosen: Mask = history.in_stream(stream) & np.isfinite(requests["sent_s"])
+    chosen = history.in_stream(stream)
     for number in np.flatnonzero(chosen):
         sent_s = requests["sent_s"][number]
         open_still = ~(requests["end_s"] < sent_s - quiet_s) & (requests["sent_s"] <= sent_s)

@@ -21,16 +21,16 @@ RATE_PER_S = 300.0
 UPDATES_PER_S = 40.0
 FLOOD_PER_S = 300.0
 
-SHORT_TOKENS, PATIENT_TOKENS = 16, 300
+SHORT_TOKENS, PATIENT_TOKENS, IMPATIENT_TOKENS = 16, 300, 400
 LONG_TOKENS = (36, 48, 60, 72, 84, 96)
-"""Service takes 8.5 and 150.5 ms, and 18.5 to 48.5 ms in steps of six."""
+"""Service takes 8.5, 150.5 and 200.5 ms, and 18.5 to 48.5 ms in steps of six."""
 
 LONG_SHARE = 2.0
 """Requests that are long, for each that is beyond the claimed quantile: so the delay is that of a long one, and the
 rank above or below it is often six milliseconds off."""
 
 GIVE_UP_S = 0.06
-"""How long an impatient client waits for what takes 150 ms."""
+"""How long an impatient client waits for what takes 200 ms, and is due for a hedge after 150."""
 
 STALL_S = 0.08
 STALLED_SHARE = 0.8
@@ -87,7 +87,7 @@ def _patience(hedge: Hedge, stalls_s: float, spacing_s: float) -> tuple[Stream, 
     first = hedge.minimum + 10
     return (
         Stream("patient", 0.0, first / (stalls_s - SETTLE_S), first, output_tokens=PATIENT_TOKENS),
-        Stream("impatient", stalls_s, 20 / spacing_s, 40, output_tokens=PATIENT_TOKENS, timeout_s=GIVE_UP_S),
+        Stream("impatient", stalls_s, 20 / spacing_s, 40, output_tokens=IMPATIENT_TOKENS, timeout_s=GIVE_UP_S),
     )
 
 

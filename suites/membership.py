@@ -12,7 +12,7 @@ from harness.model import World
 from harness.property import Findings, declare, held, undecided
 from harness.stats import ALPHA, remap_band
 from harness.timeline import Join, Leave
-from suites.remapping import changes_before, every_change, poor_sweep
+from suites.affinity_changes import changes_before, every_change, poor_sweep
 from suites.scenarios import CALM
 
 USED_REQUESTS = 10

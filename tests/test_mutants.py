@@ -85,12 +85,25 @@ BELOW_RATE = "breaker.trip.not-below-rate"
 CLIENT_ERRORS = "breaker.trip.not-by-client-errors"
 OPENS_WRONGLY = (FOR_ITS_TIME, OPEN_NOTHING, LATE_FAILURES, GROWS)
 
+BREAKER_OFF = "hedge.breaker.off"
+DELAY = "hedge.delay.not-before"
+ERROR_GOES_ON = "hedge.error.goes-on"
+FIRST_GOOD = "hedge.first-good.wins"
+HEDGE_ANOTHER = "hedge.backend.another"
+LOSER = "hedge.loser.cancelled"
+OVERHEAD = "hedge.overhead.within-share"
+OVERLOAD = "hedge.overload.off"
+SETTLED = "hedge.settled.never"
+TAIL = "hedge.tail.cut"
+UPDATE_NEVER = "hedge.update.never"
+
 CONFORMING = (
     "tests.mutants.policies:Conforming",
     "tests.mutants.breakers:Conforming",
     "tests.mutants.rings:Bounding",
     "tests.mutants.retries:RetryingOutages",
     "tests.mutants.health_shares:Weighing",
+    "tests.mutants.hedges:Hedging",
 )
 """What mutants are made of, without a fault."""
 
@@ -162,10 +175,26 @@ KILLS: dict[str, set[str]] = {
     },
     "tests.mutants.breakers:LookingConsumes": {FULL_SHARE, GROWS},
     "tests.mutants.breakers:RejectsSlowly": {FAILS_FAST},
+    "tests.mutants.hedges:SameBackendAgain": {HEDGE_ANOTHER},
+    "tests.mutants.hedges:NeverHedges": {TAIL},
+    "tests.mutants.hedges:HedgesAtTheMedian": {DELAY, TAIL},
+    "tests.mutants.hedges:KnowsTooFew": {DELAY},
+    "tests.mutants.hedges:CommonRank": {DELAY},
+    "tests.mutants.hedges:WinnersOwnTime": {DELAY},
+    "tests.mutants.hedges:WaitsForTheFirst": {FIRST_GOOD, TAIL},
+    "tests.mutants.hedges:FirstAnswerWins": {ERROR_GOES_ON},
+    "tests.mutants.hedges:LosersRunOn": {LOSER},
+    "tests.mutants.hedges:NoBudget": {OVERHEAD},
+    "tests.mutants.hedges:HedgesUpdates": {UPDATE_NEVER},
+    "tests.mutants.hedges:DeafToLeaving": {SETTLED},
+    "tests.mutants.hedges:HedgesAnswered": {SETTLED, LOSER, TAIL},
+    "tests.mutants.hedges:HedgesUnderOverload": {OVERLOAD},
+    "tests.mutants.hedges:HedgesProbes": {BREAKER_OFF},
 }
 """Mutant -> the properties that must fail on it. All others that its claims allow to judge must pass."""
 
 SPOILS: dict[str, set[str]] = {
+    "tests.mutants.hedges:NeverHedges": {HEDGE_ANOTHER, DELAY, ERROR_GOES_ON, FIRST_GOOD, LOSER, OVERHEAD},
     "tests.mutants.breakers:NoMinimum": {AT_RATE},
     "tests.mutants.breakers:SuccessDoesNotClear": {AT_RATE},
     "tests.mutants.breakers:OneForAll": {ABORT_FREES, ONE_HUNG, ONE_SLOW},

@@ -34,7 +34,7 @@ class EjectionSettings:
 
 
 def _breaker() -> BreakerSettings:
-    """Short times, so that a suite lasts seconds: an open time of 0.5 s, doubled up to 4 s, each within ± 20 %."""
+    """Short times, so that a suite lasts seconds: an open time of 0.5 s, doubled up to 1.5 s, each within ± 20 %."""
     return BreakerSettings(
         failures=5,
         error_rate=0.5,
@@ -45,7 +45,7 @@ def _breaker() -> BreakerSettings:
         probes=1,
         successes=2,
         multiplier=2.0,
-        max_open_s=4.0,
+        max_open_s=1.5,
         jitter=0.2,
     )
 

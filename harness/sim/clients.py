@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from harness.arrivals import Arrival
@@ -37,6 +38,25 @@ def as_live_sees_it(arrival: Arrival, connection: int, key_carrier: str, claims:
         body=wire.body,
         key_carrier=claims.key_carrier,
     )
+
+
+class Reader:
+    """Requests as the live shell would read them; what differs in number and connection alone is read once."""
+
+    def __init__(self, key_carrier: str, claims: Claims, seed: int) -> None:
+        self._key_carrier = key_carrier
+        self._claims = claims
+        self._seed = seed
+        self._read: dict[tuple[int, int, int], Request] = {}
+
+    def __call__(self, arrival: Arrival, connection: int) -> Request:
+        """The request of `arrival` on this connection. HarnessError if it has no form on the wire."""
+        alike = (arrival.stream, arrival.method, arrival.key)
+        known = self._read.get(alike)
+        if known is None:
+            known = as_live_sees_it(arrival, connection, self._key_carrier, self._claims, self._seed)
+            self._read[alike] = known
+        return replace(known, id=arrival.number, connection=connection)
 
 
 class Clients:

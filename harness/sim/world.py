@@ -39,7 +39,7 @@ from harness.load.wire import model_of
 from harness.model import Echo, HarnessError, Kind, Scenario
 from harness.sim.agenda import HOP_S, Agenda
 from harness.sim.backend import Answered, AttemptRow, SimBackend
-from harness.sim.clients import Clients, as_live_sees_it
+from harness.sim.clients import Clients, Reader
 from harness.sim.evidence import Evidence
 from harness.target import Target
 from harness.timeline import (
@@ -95,7 +95,7 @@ class Simulation:
         }
         self._arrivals = draw(scenario.load, seed)
         self._evidence = Evidence(scenario, seed, self._arrivals)
-        see = partial(as_live_sees_it, key_carrier=scenario.load.key_carrier, claims=target.claims, seed=seed)
+        see = Reader(scenario.load.key_carrier, target.claims, seed)
         self._clients = Clients(
             self._agenda, self._arrivals, self._evidence.requests, len(scenario.load.streams), see, self._tell
         )

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 SUITE = '''
 """A family with one property for each outcome."""
 
-from harness.claims import Affinity, Hedge
+from harness.claims import Affinity, Ejection
 from harness.model import Load, Scenario, Stream
 from harness.property import declare, held, undecided
 
@@ -44,7 +44,7 @@ def broken(history, claims):
         yield held(False, at_s=number / 10, observed=number, bound=0, note=f"occasion {number}")
 
 
-@declare("some.thing.masked", scenario=short, needs=(Hedge,))
+@declare("some.thing.masked", scenario=short, needs=(Ejection,))
 def masked(history, claims):
     """What is not claimed."""
     yield held(True, at_s=0.0, observed=0, bound=0)
@@ -208,7 +208,7 @@ def test_outcomes(suite: pytest.Pytester) -> None:
         "inconclusive: 1 of 1 findings undecided: too dark",
         "vacuous: the run never put the promise to the test",
         "error: the check crashed: ZeroDivisionError",
-        "unsupported: not claimed: hedge",
+        "unsupported: not claimed: ejection",
     ):
         assert first in text
     assert "Traceback" not in text

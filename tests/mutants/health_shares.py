@@ -62,6 +62,7 @@ class _ErrorsUnseen(HealthScore):
 class IgnoresErrors(Weighing):
     """Errors don't lower a score."""
 
+    claims = (SHARE,)
     score = _ErrorsUnseen
 
 

@@ -12,7 +12,7 @@ from harness.balancer.exchange import Attempt, Exchange
 from harness.balancer.gateway import ReferenceGateway
 from harness.balancer.hedging import Hedger, HedgeSettings
 from harness.balancer.members import Members
-from harness.balancer.protocol import Action, Cancel, ClientGone, Event, Request
+from harness.balancer.protocol import Action, Cancel, ClientGone, Event, Request, Send
 from harness.balancer.settings import Settings
 from harness.claims import Backoff, Breaker, Feature, Hedge
 from harness.model import Kind
@@ -170,6 +170,31 @@ class DeafToLeaving(Hedging):
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         return [] if isinstance(event, ClientGone) else super().handle(event, now_s)
+
+
+class HedgesAnswered(Hedging):
+    """Leaves a request's timer on when it is answered, and then sends a hedge for nobody."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._over: dict[int, Exchange] = {}
+
+    def _commit(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
+        if attempt.status < 400 and exchange.request.kind is Kind.INFERENCE and "hedge" in exchange.timers:
+            self._over[exchange.timers.pop("hedge")] = exchange
+        return super()._commit(exchange, attempt, now_s)
+
+    def _timer(self, timer_id: int, now_s: float) -> list[Action]:
+        exchange = self._over.pop(timer_id, None)
+        if exchange is None:
+            return super()._timer(timer_id, now_s)
+        backend = self._members.pick(exchange.request, exchange.tried, now_s)
+        if backend is None or self._hedger is None or not self._hedger.try_take():
+            return []
+        self._next_attempt += 1
+        sent = self._members.begin(backend, 0, now_s)
+        self._attempts[self._next_attempt] = Attempt(self._next_attempt, exchange.request.id, sent, committed=True)
+        return [Send(self._next_attempt, exchange.request.id, backend, 0.2)]
 
 
 class HedgesUnderOverload(Hedging):

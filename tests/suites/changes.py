@@ -8,7 +8,7 @@ from dataclasses import replace
 from harness.arrivals import Arrival
 from harness.claims import Affinity, Claims, Feature
 from harness.history import History
-from suites.remapping import every_change
+from suites.affinity_changes import every_change
 from tests.suites.histories import PlaceOf, history_of
 
 BEFORE, JOINED, WITHOUT, BACKGROUND = 0, 1, 2, 6

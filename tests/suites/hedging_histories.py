@@ -91,8 +91,8 @@ class Story:
     def history(self) -> History:
         """All of it."""
         requests = empty_requests(len(self.rows))
-        for number, row in enumerate(self.rows):
-            for name, value in row.items():
+        for number, fields in enumerate(self.rows):
+            for name, value in fields.items():
                 requests[number][name] = value
         requests["first_byte_s"] = np.where(requests["failure"] == Failure.NONE, requests["end_s"], NAN)
         attempts = np.zeros(len(self.legs), dtype=ATTEMPT)

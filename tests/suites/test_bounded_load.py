@@ -40,13 +40,15 @@ def claimed(factor: float = 1.25) -> Claims:
     return Claims((BoundedLoad(factor=factor),))
 
 
-def rushing(places: Sequence[int | None], took_s: float = 0.05, again: Sequence[int] = (HOME,) * 10) -> History:
+def rushing(
+    places: Sequence[int | None], took_s: float = 0.05, again: Sequence[int] = (HOME,) * 10, apart_s: float = APART_S
+) -> History:
     """A small run: the hot key goes to these places in turn, and after the rush to those of `again`."""
     whole = hot_key(claimed())
     alone, hot, crowd, after = whole.load.streams
     streams = (
         alone,
-        replace(hot, start_s=RUSH_S, rate_per_s=1 / APART_S, requests=len(places), arrivals="constant"),
+        replace(hot, start_s=RUSH_S, rate_per_s=1 / apart_s, requests=len(places), arrivals="constant"),
         replace(crowd, start_s=2.5, requests=1),
         after,
     )
@@ -141,13 +143,39 @@ def test_who_has_ended_does_not_count() -> None:
     assert arrivals_under_pressure(rushing([0, 1] * 20), claimed())[-1].in_flight == 20
 
 
-@pytest.mark.parametrize(("waits_s", "bound"), [(0.0, 4), (-BOOKKEEPING_S - 0.0001, 3)])
+@pytest.mark.parametrize(("waits_s", "bound"), [(0.0, 4), (0.0001 - BOOKKEEPING_S, 4), (-0.0001 - BOOKKEEPING_S, 3)])
 def test_a_client_that_was_just_answered_counts_among_all(waits_s: float, bound: int) -> None:
     """The last of twelve is sent at 2.011 s; three of the others have been answered just then, or earlier."""
     history = rushing(EVEN)
     mine = np.flatnonzero(history.requests["stream"] == HOT)
     history.requests["end_s"][mine[:3]] = history.requests["sent_s"][mine[-1]] + waits_s
     assert arrivals_under_pressure(history, claimed())[-1].bound == bound
+
+
+def test_who_was_answered_while_a_request_was_on_its_way_counts_among_all() -> None:
+    """The last of twelve takes 30 ms to its backend; three others have been answered 10 ms before it is there."""
+    history = rushing(EVEN)
+    mine = np.flatnonzero(history.requests["stream"] == HOT)
+    history.attempts["start_s"][history.attempts["request"] == mine[-1]] += 0.03
+    history.requests["end_s"][mine[:3]] = history.requests["sent_s"][mine[-1]] + 0.02
+    assert arrivals_under_pressure(history, claimed())[-1].bound == 4
+
+
+def test_requests_that_were_never_sent_are_not_among_those_that_ended() -> None:
+    history = rushing([*EVEN, None])
+    number = np.flatnonzero(history.requests["status"] == 502)
+    history.requests["sent_s"][number], history.requests["end_s"][number] = np.nan, 1.0
+    assert arrivals_under_pressure(history, claimed()) == arrivals_under_pressure(rushing(EVEN), claimed())
+
+
+def test_others_are_held_to_the_bound_as_well() -> None:
+    history = rushing(EVEN)
+    crowd = np.flatnonzero(history.requests["stream"] == CROWD)
+    history.requests["sent_s"][crowd], history.requests["end_s"][crowd] = 2.02, 2.07
+    theirs = np.isin(history.attempts["request"], crowd)
+    history.attempts["start_s"][theirs], history.attempts["end_s"][theirs] = 2.02, 2.07
+    last = arrivals_under_pressure(history, claimed())[-1]
+    assert (last.at_s, last.backend, last.in_flight, last.bound) == (2.02, 0, 4, 5)
 
 
 def test_requests_on_their_way_count_among_all() -> None:
@@ -202,8 +230,10 @@ def test_without_pressure_no_finding(item: Property) -> None:
 
 @pytest.mark.parametrize("item", ALL, ids=lambda item: str(item.name))
 def test_twice_as_long_is_judged_alike(item: Property) -> None:
-    """The judge doubles every time of a scenario on a noisy machine."""
-    history = rushing(EVEN)
+    """The judge doubles every time of a scenario on a noisy machine. Some are just under pressure, one is not alone."""
+    history = rushing(EVEN, apart_s=0.04)
+    first_s = history.requests["sent_s"][history.requests["stream"] == AGAIN][0]
+    history.requests["end_s"][history.requests["stream"] == CROWD] = first_s - 0.07
     longer: Scenario = stretched(history.scenario, 2.0)
     requests, attempts = history.requests.copy(), history.attempts.copy()
     for rows in (requests, attempts):
@@ -253,6 +283,13 @@ def test_an_error_of_a_backend_is_no_rejection() -> None:
     history = rushing(EVEN)
     history.requests["status"][np.flatnonzero(history.requests["stream"] == HOT)[5]] = 500
     assert only(spill_not_rejected, history, claimed()).ok
+
+
+def test_an_answer_whose_attempt_nobody_knows_is_no_rejection() -> None:
+    history = rushing(EVEN)
+    answered = np.flatnonzero(history.requests["stream"] == HOT)[5]
+    unknown = replace(history, attempts=history.attempts[history.attempts["request"] != answered])
+    assert only(spill_not_rejected, unknown, claimed()).ok
 
 
 def test_errors_outside_the_rush_are_not_counted() -> None:

@@ -78,6 +78,14 @@ def test_one_that_slips_through(later_s: float, ok: bool) -> None:
     assert isinstance(found, Held) and found.ok is ok and found.observed == (0 if ok else 1)
 
 
+def test_no_traffic_for_it_no_finding() -> None:
+    history, sick = one_sick()
+    requests = history.requests.copy()
+    sent_s = requests["sent_s"]
+    requests["key"][(sent_s > sick.trips[0]) & (sent_s < sick.trips[0] + 0.4)] = 1
+    assert open_gets_nothing(replace(history, requests=requests), CLAIMS) == []
+
+
 def test_no_failure_no_finding() -> None:
     healthy = played(ONE, behind(3))
     for check in (open_gets_nothing, ignores_late_failures, failed_probe_reopens, backoff_grows):
@@ -200,6 +208,13 @@ def test_one_failed_probe_is_enough() -> None:
     assert outcome(open_gets_nothing, slipped, CLAIMS) is Outcome.PASS
 
 
+def test_a_probe_that_failed_just_before_the_end_says_nothing() -> None:
+    history, sick = one_sick()
+    requests = history.requests.copy()
+    requests["sent_s"][requests["sent_s"] > sick.trips[1] + 0.39] = math.nan
+    assert failed_probe_reopens(replace(history, requests=requests), CLAIMS) == []
+
+
 def lingering(backend: int, took_s: float, ending: Ending, pause_s: float, crowd: int = 1) -> History:
     """A backend fails and trips; then its probes take long, `crowd` of them at once, `pause_s` after each other."""
     fails_s = LINGER.phase("before").end_s
@@ -268,6 +283,10 @@ def test_an_abort_frees_the_slot() -> None:
     assert outcome(abort_frees_slot, history, CLAIMS) is Outcome.PASS
 
 
+def test_without_an_abort_no_slot_to_free() -> None:
+    assert abort_frees_slot(lingering(1, 0.15, Ending.ANSWERED, pause_s=0.01), CLAIMS) == []
+
+
 def test_a_slot_that_is_never_freed() -> None:
     history = lingering(1, 0.3, Ending.CLIENT_GONE, pause_s=99.0)
     (found,) = abort_frees_slot(history, CLAIMS)
@@ -318,6 +337,13 @@ def test_open_times_without_jitter() -> None:
     spread = failing_fleet((0.45, 1.0), (0.5, 1.0), (0.5, 0.9), (0.5, 1.0))
     (found,) = backoff_jittered(spread, CLAIMS)
     assert isinstance(found, Held) and found.ok and float(str(found.observed)) > 0.0633
+
+
+def test_open_times_at_the_cap_say_nothing_of_the_jitter() -> None:
+    """The second may be 1.2 s by its jitter; a cap of 1.1 s cuts that off."""
+    capped = claiming(replace(BREAKER, backoff=Backoff(2.0, 1.1, 0.2)))
+    (found,) = backoff_jittered(fleet(0.45), capped)
+    assert isinstance(found, Held) and found.sample == 4
 
 
 # --- recovery and isolation --------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -22,11 +23,12 @@ from harness.sim.world import play
 from harness.targets.reference import ReferenceTarget
 from harness.verdict import Outcome
 from suites.cache import AT_MOST, FITTING, MODELS_PER_BACKEND, affinity_hit_rate, more_models_than_fit_one
+from suites.scenarios import CALM
 
 SEEDS = 10_000
 SIMULATED = 30
 CLAIMS = ReferenceTarget().claims
-SCENARIO = more_models_than_fit_one(CLAIMS)
+SCENARIO = replace(more_models_than_fit_one(CLAIMS), off=frozenset(cls.table for cls in CALM))
 MODELS = MODELS_PER_BACKEND * SCENARIO.backends
 
 

@@ -215,6 +215,41 @@ def test_a_first_stretch_that_came_late_moves_the_start() -> None:
     assert rate(latency_by_its_weight, shifted(with_tail(), effective_s=0.3)).at_s == pytest.approx(start_s + 0.3)
 
 
+def test_the_window_before_the_stretch_counts() -> None:
+    """gpu-1 is left out as soon as the stretch begins, for slow answers that were before it."""
+    history = with_tail()
+    attempts = history.attempts
+    later = np.flatnonzero((attempts["start_s"] >= 1.2) & (attempts["backend"] == SICK))
+    attempts["backend"][later] = 0
+    attempts["end_s"][later] = attempts["start_s"][later] + 0.02
+    history.requests["end_s"][attempts["request"][later]] = attempts["end_s"][later]
+    found = rate(latency_by_its_weight, history)
+    assert found.conform == (0.263, 0.264)
+    assert not any(found.hits)
+
+
+def test_answers_after_the_stretch_and_errors_have_no_part_in_a_p99() -> None:
+    history = with_tail()
+    attempts, end_s = history.attempts, history.scenario.end_s
+    other = np.flatnonzero(attempts["backend"] == 0)
+    attempts["status"][other[::20]] = 503
+    attempts["end_s"][other[::20]] += 0.5
+    assert rate(latency_by_its_weight, history).conform == (0.263, 0.264)
+    late = other[attempts["start_s"][other] > end_s - 0.5]
+    attempts["end_s"][late] = end_s + 1.0
+    assert rate(latency_by_its_weight, history).conform == (0.263, 0.264)
+
+
+def test_a_backend_with_few_answers_has_lost_nothing() -> None:
+    claims = Claims((replace(SHARE, baseline_p99_s=0.04),))
+    history = with_tail(slow_s=0.8, claims=claims)
+    attempts = history.attempts
+    other = np.flatnonzero(attempts["backend"] == 2)
+    attempts["backend"][other[19:]] = 0
+    attempts["end_s"][other[:19]] += 1.0
+    assert rate(latency_by_its_weight, history, claims).conform == (0.263, 0.264)
+
+
 def test_without_a_tail_no_finding() -> None:
     assert latency_by_its_weight(replace(with_tail(), steps=()), CLAIMS) == []
 

@@ -92,6 +92,20 @@ def test_without_a_check_up_in_time_the_claimed_times_count() -> None:
     assert memory_by_its_weight(held(told_after_s=1.55), CLAIMS) == []
 
 
+def test_only_its_own_check_ups_tell_of_a_backend() -> None:
+    history = held()
+    other = np.array([(0, 200, FIRST_HOLD_S + 0.1)], dtype=CHECK_UP)
+    found = rate(memory_by_its_weight, replace(history, check_ups=np.append(other, history.check_ups)))
+    assert found.at_s == rate(memory_by_its_weight, history).at_s
+
+
+def test_only_updates_count() -> None:
+    history = held()
+    before = rate(memory_by_its_weight, history).hits
+    history.requests["sent_s"][numbers(history, HOLD)] += 0.5
+    assert rate(memory_by_its_weight, history).hits == before
+
+
 def test_a_hold_counts_once_its_model_is_loaded() -> None:
     """The check-up at .3 s came before that, so the report is due 1.5 s after the load: too late for this hold."""
     early = rate(memory_by_its_weight, changed(held(), HOLD, "queue_wait_s", 0.2))

@@ -13,7 +13,7 @@ from harness.property import Held, undecided
 from harness.stats import ALPHA, remap_band
 from harness.verdict import Outcome
 from suites.membership import join_gets_share, leave_gets_nothing
-from tests.suites.changes import JOINED, NEWCOMER, WITHOUT, but, changing, claimed, conforming, late
+from tests.suites.changes import BACKGROUND, BEFORE, JOINED, NEWCOMER, WITHOUT, but, changing, claimed, conforming, late
 from tests.suites.histories import outcome
 
 NOBODY = Claims()
@@ -73,6 +73,12 @@ def test_one_that_was_hardly_used_proves_nothing(requests: int, findings: int) -
     assert len(leaves(history)) == findings
     to_one = but(set(range(7)), lambda key: True, lambda key: 0)
     assert len(leaves(changing(to_one, NOBODY))) == 1
+
+
+def test_only_what_it_got_before_it_left_counts_as_use() -> None:
+    """Nothing for gpu-0 in the first two sweeps; from its return on it has its share."""
+    history = changing(but({BEFORE, JOINED, BACKGROUND}, lambda key: key % 4 == 0, lambda key: 1), NOBODY)
+    assert [item.note[:5] for item in leaves(history)] == ["gpu-4", "gpu-1", "gpu-2", "gpu-3"]
 
 
 def test_a_leave_that_nothing_followed() -> None:

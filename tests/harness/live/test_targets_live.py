@@ -119,6 +119,7 @@ def test_a_policy_and_one_that_raises(session: LiveSession, policies: str) -> No
     assert record.outcome is Outcome.FAIL
     assert record.reason == (
         "the balancer failed during the run: exit status 3; last line: the gateway raised RuntimeError: out of ideas"
+        f" ({policies}.py:21, on RequestArrived)"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,7 +13,7 @@ from harness.balancer.protocol import Backend, NowFunction, Request
 from harness.claims import Affinity, Claims
 from harness.model import Keys, Kind, World
 from harness.property import catalogue
-from harness.sim.baselines import BASELINES, RoundRobin, baseline_target
+from harness.sim.baselines import BASELINES, Ring, RoundRobin, baseline_target
 from harness.sim.world import play
 from harness.target import Place
 from tests.harness.sim.rig import scenario, stream
@@ -34,6 +35,17 @@ def test_round_robin_takes_turns_whatever_the_key() -> None:
     assert [policy.pick(REQUEST) for _ in range(2)] == ["b", "c"]
     policy.update_backends(named("a", "b"))
     assert {policy.pick(REQUEST), policy.pick(REQUEST)} == {"a", "b"}
+
+
+def test_a_ring_keeps_a_model_where_it_is_and_takes_turns_without_one() -> None:
+    policy = Ring()
+    update = replace(REQUEST, kind=Kind.UPDATE, model="")
+    assert policy.pick(REQUEST) is None and policy.pick(update) is None
+    policy.update_backends(named("a", "b", "c"))
+    owner = policy.pick(REQUEST)
+    assert [policy.pick(REQUEST) for _ in range(3)] == [owner] * 3
+    assert [policy.pick(update) for _ in range(4)] == ["a", "b", "c", "a"]
+    assert {policy.pick(replace(REQUEST, model=f"m-{number}")) for number in range(50)} == {"a", "b", "c"}
 
 
 def test_a_baseline_plays_the_same_arrivals() -> None:
@@ -58,7 +70,7 @@ def test_a_baseline_lives_in_the_simulator_only() -> None:
 
 
 def test_unknown_baselines_are_named() -> None:
-    with pytest.raises(KeyError, match=r"no baseline 'best'; there are \['round_robin'\]"):
+    with pytest.raises(KeyError, match=r"no baseline 'best'; there are \['ring', 'round_robin'\]"):
         baseline_target("best", Claims())
 
 

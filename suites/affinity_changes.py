@@ -248,7 +248,7 @@ def each_leaves_moves_each_key_once(history: History, claims: Claims) -> Finding
 # --- balance ------------------------------------------------------------------------------------------------
 
 
-@declare("affinity.balance.within-band", needs=(Affinity,), off=CALM, scenario=leave_and_return, worlds=(World.SIM,))
+@declare("affinity.balance.within-band", needs=(Affinity,), off=CALM, scenario=leave_and_return)
 def balance_within_band(history: History, claims: Claims) -> Findings:
     """Keys are shared out over the backends as evenly as the claimed algorithm makes them.
 

@@ -12,7 +12,7 @@ from harness.property import Held, Property, undecided
 from harness.stats import ALPHA, remap_band
 from harness.timeline import Join, Leave
 from harness.verdict import Outcome
-from suites.remapping import (
+from suites.affinity_changes import (
     KEYS,
     balance_within_band,
     each_leaves_moves_each_key_once,
@@ -67,7 +67,7 @@ def test_how_long_it_lasts() -> None:
     starts_s = [stream.start_s for stream in slow.load.streams]
     assert starts_s[1] - starts_s[0] == pytest.approx(0.5 + 0.3 + 4.0)
     assert slow.intervals_s == (2.0, 3.0)
-    quick = every_change(claimed("ring", HealthChecks(interval_s=0.35, healthy=2)))
+    quick = every_change(claimed("ring", HealthChecks(interval_s=0.2, healthy=2)))
     assert quick.load.streams[1].start_s == pytest.approx(1.6)
 
 

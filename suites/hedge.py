@@ -1,6 +1,6 @@
 """Hedging: a slow inference is joined by a second attempt elsewhere; the first good answer wins, a loser is cancelled.
 
-What it may cost, and when it is off, is judged in suites.hedging_cost.
+What it may cost, and when it is off, is judged in suites.hedge_cost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from harness.claims import Claims, Hedge, Retry
 from harness.history import UNSEEN, History
 from harness.model import Ending, Failure, Kind, World
 from harness.property import Findings, declare, held, within
-from suites.hedging_evidence import (
+from suites.hedge_evidence import (
     answers,
     failed,
     given_up,
@@ -22,7 +22,7 @@ from suites.hedging_evidence import (
     shortest_delay_s,
     winners,
 )
-from suites.hedging_scenarios import CANCELLED_WITHIN_S, GONE_WITHIN_S, OTHERS, stalls
+from suites.hedge_scenarios import CANCELLED_WITHIN_S, GONE_WITHIN_S, OTHERS, stalls
 
 SIM = (World.SIM,)
 

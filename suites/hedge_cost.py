@@ -8,8 +8,8 @@ from harness.claims import Breaker, Claims, Hedge, Retry
 from harness.history import UNSEEN, History, Mask, Times
 from harness.model import Kind, World
 from harness.property import Findings, declare, held
-from suites.hedging_evidence import hedges, in_flight, inference_hedges, outlasted, probes, winners
-from suites.hedging_scenarios import BREAKER_OTHERS, LONG, OTHERS, SHORT, half_open, stalls
+from suites.hedge_evidence import hedges, in_flight, inference_hedges, outlasted, probes, winners
+from suites.hedge_scenarios import BREAKER_OTHERS, LONG, OTHERS, SHORT, half_open, stalls
 
 SIM = (World.SIM,)
 

@@ -13,10 +13,10 @@ from harness.model import Kind, UnsupportedError
 from harness.timeline import FailingStatus, Hang, Slow
 from harness.verdict import Outcome
 from suites import hedging_cost
-from suites.hedging_cost import breaker_off, overhead_within_share, overload_off, tail_cut, update_never
-from suites.hedging_evidence import in_flight, outlasted, probes
-from suites.hedging_scenarios import half_open, stalls
-from tests.suites.hedging_histories import CLAIMS, Leg, Story, left
+from suites.hedge_cost import breaker_off, overhead_within_share, overload_off, tail_cut, update_never
+from suites.hedge_evidence import in_flight, outlasted, probes
+from suites.hedge_scenarios import half_open, stalls
+from tests.suites.hedge_histories import CLAIMS, Leg, Story, left
 from tests.suites.histories import on_time, only, outcome
 
 BREAKER = Breaker(failures=2, open_s=1.0)

@@ -12,7 +12,7 @@ from harness.history import History
 from harness.model import Ending, Failure
 from harness.property import Finding, Held, Within
 from harness.verdict import Outcome
-from suites.hedging import (
+from suites.hedge import (
     backend_another,
     delay_not_before,
     error_goes_on,
@@ -20,8 +20,8 @@ from suites.hedging import (
     loser_cancelled,
     settled_never,
 )
-from suites.hedging_evidence import delay_s, rank
-from tests.suites.hedging_histories import CLAIMS, NAN, Leg, Story, left
+from suites.hedge_evidence import delay_s, rank
+from tests.suites.hedge_histories import CLAIMS, NAN, Leg, Story, left
 from tests.suites.histories import only, outcome
 
 

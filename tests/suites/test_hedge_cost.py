@@ -12,7 +12,7 @@ from harness.history import History
 from harness.model import Kind, UnsupportedError
 from harness.timeline import FailingStatus, Hang, Slow
 from harness.verdict import Outcome
-from suites import hedging_cost
+from suites import hedge_cost
 from suites.hedge_cost import breaker_off, overhead_within_share, overload_off, tail_cut, update_never
 from suites.hedge_evidence import in_flight, outlasted, probes
 from suites.hedge_scenarios import half_open, stalls
@@ -150,14 +150,14 @@ def crowded(hedged: bool, inside: int) -> History:
 @pytest.mark.parametrize(("hedged", "ok"), [(False, True), (True, False)])
 def test_nothing_is_hedged_under_overload(hedged: bool, ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four for each of three backends, for once: the twelfth is the first that meets an overloaded fleet."""
-    monkeypatch.setattr(hedging_cost, "OVERLOADED", 4)
+    monkeypatch.setattr(hedge_cost, "OVERLOADED", 4)
     found = only(overload_off, crowded(hedged, inside=12), CLAIMS)
     assert (found.ok, found.observed, found.bound, found.sample) == (ok, int(hedged), 0, 2)
     assert found.at_s == pytest.approx(20.011) and found.until_s == 30.0
 
 
 def test_below_overload_nothing_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hedging_cost, "OVERLOADED", 4)
+    monkeypatch.setattr(hedge_cost, "OVERLOADED", 4)
     assert overload_off(crowded(hedged=True, inside=10), CLAIMS) == []
 
 

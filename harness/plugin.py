@@ -229,7 +229,7 @@ class Bench:
             terminalreporter.section("Steelyard")
             rows = sorted(self.rows, key=lambda row: (row["world"] == "live", row["property"]))
             terminalreporter.write(
-                as_text([record_of(row) for row in rows], width=writer.fullwidth, colours=writer.hasmarkup)
+                as_text(list(map(record_of, rows)), writer.fullwidth, writer.hasmarkup, self.config.option.verbose > 0)
             )
         for line in self.lines:
             terminalreporter.write_line(line)

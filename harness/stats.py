@@ -16,6 +16,9 @@ import numpy.typing as npt
 ALPHA = 1e-4
 BETA = 5e-4
 
+COARSE_RING = 10
+"""Points per backend of the coarsest ring that still counts as consistent hashing where no algorithm is claimed."""
+
 Array = npt.NDArray[np.float64]
 
 
@@ -65,8 +68,10 @@ def remap_band(keys: int, backends: int, algorithm: str, virtual_nodes: int, alp
     """Band for the number of `keys` that move when one of `backends` leaves a consistent hash.
 
     A ring with V virtual nodes a backend: BetaBinomial(keys, V, V (n-1)), over random node names (Dirichlet shares
-    of a ring). Rendezvous, jump and Maglev tables: Binomial(keys, 1/n). "any" is given the ring's wider band.
+    of a ring). Rendezvous, jump and Maglev tables: Binomial(keys, 1/n). "any" is given the band of a coarse ring.
     """
+    if algorithm == "any":
+        virtual_nodes = min(virtual_nodes, COARSE_RING)
     if algorithm in ("ring", "any"):
         return band(beta_binomial_pmf(keys, virtual_nodes, virtual_nodes * (backends - 1)), alpha)
     return band(binomial_pmf(keys, 1.0 / backends), alpha)

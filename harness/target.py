@@ -15,7 +15,6 @@ from random import Random
 
 from harness.balancer.protocol import Gateway, NowFunction
 from harness.claims import Claims
-from harness.frozen import stretched
 from harness.model import World
 
 
@@ -135,8 +134,3 @@ class Target(ABC):
     def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
         """The balancer itself without I/O, for the simulator and the live shell; only of targets that have one."""
         raise NotImplementedError(f"{self.name} runs only as a process of its own")
-
-
-def scaled_claims(claims: Claims, factor: float) -> Claims:
-    """`claims` with every duration in them `factor` times as long."""
-    return stretched(claims, factor)

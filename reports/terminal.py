@@ -25,8 +25,8 @@ STYLES = {
 }
 
 
-def as_text(records: Sequence[Record], width: int, colours: bool) -> str:
-    """What `render` prints on a terminal of `width` columns."""
+def as_text(records: Sequence[Record], width: int, colours: bool, notes: bool = False) -> str:
+    """What `render` prints on a terminal of `width` columns; with `notes`, what each judged property has to say."""
     kept = io.StringIO()
     console = Console(
         file=kept,
@@ -37,7 +37,16 @@ def as_text(records: Sequence[Record], width: int, colours: bool) -> str:
         highlight=False,
     )
     render(records, console)
+    if notes:
+        _print_notes(records, console)
     return kept.getvalue()
+
+
+def _print_notes(records: Sequence[Record], console: Console) -> None:
+    """Every note of the findings, each once: the counts behind a figure, latencies by backend and the like."""
+    for record in records:
+        for note in dict.fromkeys(row.note for row in record.findings if row.note):
+            console.print(Text(f"{record.property}[{record.world.value}]: {note}"))
 
 
 def render(records: Sequence[Record], console: Console) -> None:

@@ -8,7 +8,7 @@ from harness.claims import Affinity, Claims
 from harness.history import SEVERAL, UNSEEN, History, Numbers, StepSeen
 from harness.property import Findings, Held, declare, held, undecided
 from harness.stats import ALPHA, remap_band
-from suites.scenarios import CALM, leave_and_return, sliver, steady, undisturbed
+from suites.scenarios import CALM, KEY_MOVERS, leave_and_return, sliver, steady, undisturbed
 
 LATE_S = 0.05
 """A returner whose first request comes this much into a sweep came back late; sooner than that, its keys strayed."""
@@ -17,7 +17,7 @@ MOVED_AT_MOST = {"ring": 0.0, "rendezvous": 0.0, "jump": 0.0, "maglev": 0.05, "a
 """Share of the survivors' keys that may move. A Maglev table re-spaces a few slots (.0003 to .005 on average)."""
 
 
-@declare("affinity.repeat.same-backend", needs=(Affinity,), off=CALM, scenario=steady)
+@declare("affinity.repeat.same-backend", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=steady)
 def repeat_same_backend(history: History, claims: Claims) -> Findings:
     """Requests with the same key go to the same backend for as long as the fleet stays the same.
 
@@ -79,7 +79,9 @@ def _late(history: History, stream: str, step: StepSeen, before: Numbers, after:
     return ""
 
 
-@declare("affinity.leave.only-departed-keys-move", needs=(Affinity,), off=CALM, scenario=leave_and_return)
+@declare(
+    "affinity.leave.only-departed-keys-move", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=leave_and_return
+)
 def only_departed_keys_move(history: History, claims: Claims) -> Findings:
     """When a backend leaves, only its own keys move; the keys of the survivors stay where they are.
 
@@ -94,7 +96,7 @@ def only_departed_keys_move(history: History, claims: Claims) -> Findings:
         return
     before, after, both = compared
     survivors = both[before[both] != step.backend]
-    if not len(survivors):
+    if not len(survivors) or len(survivors) == len(both):  # nothing to keep, or nothing that had to go
         return
     moved = int(np.count_nonzero(before[survivors] != after[survivors]))
     allowed = int(MOVED_AT_MOST[claims[Affinity].algorithm] * len(survivors))
@@ -102,7 +104,7 @@ def only_departed_keys_move(history: History, claims: Claims) -> Findings:
     yield _fact(history, claims, moved, allowed, len(survivors), note)
 
 
-@declare("affinity.leave.share", needs=(Affinity,), off=CALM, scenario=leave_and_return)
+@declare("affinity.leave.share", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=leave_and_return)
 def leave_share(history: History, claims: Claims) -> Findings:
     """When one of n backends leaves, about 1/n of the keys move.
 
@@ -132,7 +134,7 @@ def leave_share(history: History, claims: Claims) -> Findings:
     )
 
 
-@declare("affinity.return.restores", needs=(Affinity,), off=CALM, scenario=leave_and_return)
+@declare("affinity.return.restores", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=leave_and_return)
 def return_restores(history: History, claims: Claims) -> Findings:
     """When the backend that left returns, every key is back where it was before.
 
@@ -144,7 +146,12 @@ def return_restores(history: History, claims: Claims) -> Findings:
         yield undecided(compared)
         return
     before, after, both = compared
-    if not len(both):
+    leaver = history.scenario.backend_ids.index(_leaver(history))
+    if not len(both) or not (before == leaver).any():
+        return
+    away = history.owners("after")
+    if (away == leaver).any() or not (away >= 0).any():
+        yield undecided(f"{_leaver(history)} was not seen to be away, so its return proves nothing")
         return
     differ = int(np.count_nonzero(before[both] != after[both]))
     yield _fact(history, claims, differ, 0, len(both), f"{differ} of {len(both)} keys are not where they were before")

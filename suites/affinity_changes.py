@@ -13,6 +13,7 @@ from harness.timeline import Join, Leave, Membership
 from suites.affinity import MOVED_AT_MOST
 from suites.scenarios import (
     CALM,
+    KEY_MOVERS,
     SWEEP_RATE_PER_S,
     disturbing_intervals_s,
     key_carrier,
@@ -129,7 +130,14 @@ def _newcomer(history: History) -> int:
 # --- a backend joins ----------------------------------------------------------------------------------------
 
 
-@declare("affinity.join.only-to-the-newcomer", needs=(Affinity,), off=CALM, scenario=every_change, worlds=(World.SIM,))
+@declare(
+    "affinity.join.only-to-the-newcomer",
+    needs=(Affinity,),
+    without=KEY_MOVERS,
+    off=CALM,
+    scenario=every_change,
+    worlds=(World.SIM,),
+)
 def join_only_to_the_newcomer(history: History, claims: Claims) -> Findings:
     """When a backend joins, every key that moves moves to it; between the others none does.
 
@@ -164,7 +172,9 @@ def join_only_to_the_newcomer(history: History, claims: Claims) -> Findings:
     )
 
 
-@declare("affinity.join.share", needs=(Affinity,), off=CALM, scenario=every_change, worlds=(World.SIM,))
+@declare(
+    "affinity.join.share", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=every_change, worlds=(World.SIM,)
+)
 def join_share(history: History, claims: Claims) -> Findings:
     """When a backend joins n others, about 1/(n+1) of the keys move.
 
@@ -200,7 +210,12 @@ def join_share(history: History, claims: Claims) -> Findings:
 
 
 @declare(
-    "affinity.each-leaves.moves-each-key-once", needs=(Affinity,), off=CALM, scenario=every_change, worlds=(World.SIM,)
+    "affinity.each-leaves.moves-each-key-once",
+    needs=(Affinity,),
+    without=KEY_MOVERS,
+    off=CALM,
+    scenario=every_change,
+    worlds=(World.SIM,),
 )
 def each_leaves_moves_each_key_once(history: History, claims: Claims) -> Findings:
     """When each backend leaves in turn and returns, every key moves exactly once: while its own backend is away.
@@ -248,7 +263,7 @@ def each_leaves_moves_each_key_once(history: History, claims: Claims) -> Finding
 # --- balance ------------------------------------------------------------------------------------------------
 
 
-@declare("affinity.balance.within-band", needs=(Affinity,), off=CALM, scenario=leave_and_return)
+@declare("affinity.balance.within-band", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=leave_and_return)
 def balance_within_band(history: History, claims: Claims) -> Findings:
     """Keys are shared out over the backends as evenly as the claimed algorithm makes them.
 

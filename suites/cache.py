@@ -7,7 +7,7 @@ from harness.history import History
 from harness.model import Keys, Load, ModelServer, Scenario, Stream, UnsupportedError
 from harness.property import Findings, declare, held, undecided
 from harness.stats import ALPHA
-from suites.scenarios import CALM, ENOUGH, key_carrier
+from suites.scenarios import CALM, ENOUGH, KEY_MOVERS, key_carrier
 
 MODELS_PER_BACKEND = 6
 FITTING = 12
@@ -39,6 +39,7 @@ def more_models_than_fit_one(claims: Claims) -> Scenario:
 @declare(
     "cache.affinity.hit-rate",
     needs=(Affinity,),
+    without=KEY_MOVERS,
     off=CALM,
     scenario=more_models_than_fit_one,
     baselines=("round_robin",),

@@ -32,7 +32,8 @@ def answer_belongs_to_request(history: History, claims: Claims) -> Findings:
     note = f"{alien} of {total} answers belong to another request, {total - own - alien} to none"
     whole = own == total and not alien
     yield held(whole, 0.0, max(total - own, alien), 0, exact=True, sample=total, note=note)
-    strangers = int(np.count_nonzero(history.attempts["request"] < 0))
+    # Without any tag it is a call of the balancer's own, such as a probe by a completion.
+    strangers = int(np.count_nonzero((history.attempts["request"] < 0) & (history.attempts["carriers"] > 0)))
     orphans = strangers + _unbacked(history)
     note = f"{orphans} entries without their counterpart between {total} answers and {len(history.attempts)} attempts"
     yield held(orphans == 0, 0.0, orphans, 0, exact=True, sample=total, note=note)

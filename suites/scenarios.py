@@ -22,6 +22,9 @@ from harness.timeline import Join, Leave
 CALM = (BoundedLoad, Breaker, Ejection, HealthChecks, HealthShare, Hedge, Retry)
 """Features that could move a key or add an attempt for reasons of their own; off where no fault calls for them."""
 
+KEY_MOVERS = (BoundedLoad, HealthShare)
+"""Features that move keys as they should: where one of them stays on, nothing can be said of the mapping alone."""
+
 DEFAULT_CARRIER = "header:x-model-id"
 
 

@@ -9,7 +9,7 @@ from harness.history import History
 from harness.model import Connections, Kind, Load, ModelServer, Scenario, Stream, UnsupportedError
 from harness.property import Findings, declare, held, sampled, undecided
 from harness.stats import ALPHA, ShareTest
-from suites.scenarios import CALM, sliver
+from suites.scenarios import CALM, disturbing_intervals_s, sliver, undisturbed
 
 RATE_PER_S = 400.0
 TURNS = 100
@@ -41,7 +41,13 @@ def one_connection(claims: Claims) -> Scenario:
         connections=Connections.ONE,
     )
     server = ModelServer(update_s=0.0005)
-    return Scenario(name="one-connection", backends=backends, load=Load((updates,)), server=server)
+    return Scenario(
+        name="one-connection",
+        backends=backends,
+        load=Load((updates,)),
+        server=server,
+        intervals_s=disturbing_intervals_s(claims),
+    )
 
 
 @declare(
@@ -71,7 +77,8 @@ def one_connection_even(history: History, claims: Claims) -> Findings:
         off_by = float(np.abs(counts - len(first) / backends).max())
         note = f"requests by backend: {', '.join(str(count) for count in counts)}"
         allowed = claims[Spread].workers
-        yield held(off_by <= allowed, 0.0, off_by, allowed, exact=True, sample=len(first), note=note)
+        exact = undisturbed(history, claims)
+        yield held(off_by <= allowed, 0.0, off_by, allowed, exact, end_s, len(first), note=note)
         return
     conform, violate = _zone(backends)
     for number in range(backends):

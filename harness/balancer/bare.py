@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.balancer.gateway import ERROR_STATUS
+from harness.balancer.exchange import ERROR_STATUS
 from harness.balancer.protocol import (
     Action,
     AttemptEnded,

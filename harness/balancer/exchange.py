@@ -8,21 +8,33 @@ from harness.balancer.breaker import Settled
 from harness.balancer.members import Sent
 from harness.balancer.protocol import Request
 
+ERROR_STATUS = {"refused": 502, "reset": 502, "timeout": 504, "aborted": 499}
+"""Status of the balancer's own answer where an attempt brought none."""
+
+RETRY_AFTER_S = 1.0
+"""What the balancer's own 503 tells its client to wait."""
+
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt; `status` 0 until its head is here. `hedge`: it joined one that was slow."""
+    """One attempt; `status` 0 until its head is here. `hedge`: it joined one that was slow.
+
+    `cut_short`: the request's deadline gave it less than the time of an attempt.
+    """
 
     id: int
     request_id: int
     sent: Sent
     hedge: bool = False
+    cut_short: bool = False
     status: int = 0
     retry_after_s: float | None = None
     committed: bool = False
 
     def settled(self, error: str | None) -> Settled:
         """What the attempt says of its backend. An error status counts even if the attempt was cancelled for it."""
+        if error == "timeout" and self.cut_short and self.status < 500:
+            return Settled.NEUTRAL  # our own deadline, not the backend's slowness
         if self.status >= 500 or error in ("refused", "reset", "timeout"):
             return Settled.FAILED
         if error is not None:

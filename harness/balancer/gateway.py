@@ -2,15 +2,17 @@
 
 Inference goes to the owner of its model on the hash ring (bounded loads), updates by policy. What is not ready, ejected
 or behind an open breaker is passed over. A failed attempt may be retried, a slow one hedged; the first good answer
-wins. Each mechanism can be switched off. All tables are empty when nothing is in flight.
+wins. Each mechanism can be switched off. When nothing is in flight no table remembers a request; a drain's timer may
+still be set, and finds nothing.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from random import Random
 
 from harness.balancer import retry
-from harness.balancer.exchange import Attempt, Exchange
+from harness.balancer.exchange import ERROR_STATUS, RETRY_AFTER_S, Attempt, Exchange
 from harness.balancer.hedging import Hedger
 from harness.balancer.limits import Admission, Queued, Refused
 from harness.balancer.members import Members
@@ -38,11 +40,7 @@ from harness.balancer.protocol import (
     TimerFired,
 )
 from harness.balancer.settings import Settings
-
-ERROR_STATUS = {"refused": 502, "reset": 502, "timeout": 504, "aborted": 499}
-"""Status of the balancer's own answer where an attempt brought none."""
-
-RETRY_AFTER_S = 1.0
+from harness.model import Kind
 
 
 class ReferenceGateway:
@@ -64,6 +62,9 @@ class ReferenceGateway:
         self._exchanges: dict[int, Exchange] = {}
         self._attempts: dict[int, Attempt] = {}
         self._timers: dict[int, tuple[str, int]] = {}
+        self._ready: deque[int] = deque()
+        self._lingering: dict[int, int] = {}
+        self._admission_timer = 0
         self._next_attempt = 0
         self._next_timer = 0
         self._stopping = False
@@ -73,11 +74,15 @@ class ReferenceGateway:
     def idle(self) -> bool:
         """Whether nothing is in flight and no table remembers a request."""
         waiting = self._budget is not None and self._budget.waiting
-        return not (self._exchanges or self._attempts or waiting) and self._members.idle
+        return not (self._exchanges or self._attempts or self._lingering or waiting) and self._members.idle
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """See harness.balancer.protocol.Gateway."""
         actions = self._handled(event, now_s)
+        while self._ready:  # one by one: what begins may end at once and make room for the next
+            request_id = self._ready.popleft()
+            if request_id in self._exchanges:
+                actions += self._begin(request_id, now_s)
         if self._stopping and not self._exited and not self._exchanges and not self._attempts:
             self._exited = True
             actions.append(Exit())
@@ -125,12 +130,18 @@ class ReferenceGateway:
             case "hedge" if exchange is not None:
                 return self._hedge_due(exchange, now_s)
             case "drain":
-                late = self._members.expired(now_s)
-                return [Cancel(item.id) for item in self._attempts.values() if item.sent.backend in late]
+                return self._drains_due(now_s)
             case "admission" if self._admission is not None:
+                self._admission_timer = 0
                 return self._admitted(self._admission.due(now_s), now_s)
             case _:
                 return []
+
+    def _drains_due(self, now_s: float) -> list[Action]:
+        late = self._members.expired(now_s)
+        actions: list[Action] = [Cancel(item.id) for item in self._attempts.values() if item.sent.backend in late]
+        next_s = self._members.next_drain_s()
+        return actions if next_s is None else [*actions, self._set_timer("drain", 0, next_s)]
 
     def _set_timer(self, purpose: str, request_id: int, at_s: float) -> SetTimer:
         self._next_timer -= 1
@@ -145,6 +156,8 @@ class ReferenceGateway:
     # --- a request comes and goes -------------------------------------------------------------------------
 
     def _arrived(self, request: Request, now_s: float) -> list[Action]:
+        if self._stopping:
+            return [Reply(request.id, 503, "shutting down", RETRY_AFTER_S)]
         self._exchanges[request.id] = Exchange(request, now_s)
         if self._admission is None:
             return self._begin(request.id, now_s)
@@ -154,7 +167,7 @@ class ReferenceGateway:
             del self._exchanges[request.id]
             return [*actions, Reply(request.id, answer.status, "over the limit", answer.retry_after_s)]
         if isinstance(answer, Queued):
-            return actions + self._displaced(answer) + self._admission_timer(now_s)
+            return actions + self._displaced(answer) + self._await_admission(now_s)
         return actions + self._begin(request.id, now_s)
 
     def _displaced(self, answer: Queued) -> list[Action]:
@@ -162,16 +175,23 @@ class ReferenceGateway:
         if answer.shed is None or answer.refused is None:
             return []
         del self._exchanges[answer.shed]
-        told = "displaced by a more urgent request"
-        return [Reply(answer.shed, answer.refused.status, told, answer.refused.retry_after_s)]
+        return [Reply(answer.shed, answer.refused.status, "displaced by urgency", answer.refused.retry_after_s)]
 
-    def _admission_timer(self, now_s: float) -> list[Action]:
+    def _await_admission(self, now_s: float) -> list[Action]:
+        """Move the one timer of the queue to when time alone admits the next request."""
         due_s = None if self._admission is None else self._admission.next_s(now_s)
-        return [] if due_s is None else [self._set_timer("admission", 0, due_s)]
+        if due_s is None:
+            return []
+        if self._admission_timer:
+            return [SetTimer(self._admission_timer, due_s)]
+        action = self._set_timer("admission", 0, due_s)
+        self._admission_timer = action.timer_id
+        return [action]
 
     def _admitted(self, request_ids: list[int], now_s: float) -> list[Action]:
-        actions = [action for request_id in request_ids for action in self._begin(request_id, now_s)]
-        return actions + self._admission_timer(now_s)
+        """These may go; they begin once what is being handled is done."""
+        self._ready.extend(request_ids)
+        return self._await_admission(now_s)
 
     def _begin(self, request_id: int, now_s: float) -> list[Action]:
         exchange = self._exchanges[request_id]
@@ -182,7 +202,7 @@ class ReferenceGateway:
             self._hedger.fresh(now_s)
         actions = self._attempt(exchange, now_s)
         delay_s = None if self._hedger is None else self._hedger.delay_s(exchange.request.model)
-        if delay_s is not None and exchange.attempts:
+        if delay_s is not None and exchange.attempts and exchange.request.kind is Kind.INFERENCE:
             actions.append(self._wait(exchange, "hedge", now_s + delay_s))
         return actions
 
@@ -202,9 +222,19 @@ class ReferenceGateway:
             exchange.retry_waits = False
             self._budget.give_back(now_s)
         if self._admission is not None:
-            over = self._admission.ended if exchange.begun else self._admission.gone
-            actions += self._admitted(over(exchange.request.id, now_s), now_s)
+            actions += self._make_room(self._admission, exchange, now_s)
         return actions
+
+    def _make_room(self, admission: Admission, exchange: Exchange, now_s: float) -> list[Action]:
+        """Give a request's place to the next, as soon as no backend is at work on it any more."""
+        request_id = exchange.request.id
+        if not exchange.begun:
+            return self._admitted(admission.gone(request_id, now_s), now_s)
+        running = sum(attempt.request_id == request_id for attempt in self._attempts.values())
+        if running:
+            self._lingering[request_id] = running
+            return []
+        return self._admitted(admission.ended(request_id, now_s), now_s)
 
     def _drop_timers(self, exchange: Exchange) -> list[Action]:
         timers = list(exchange.timers.values())
@@ -226,9 +256,15 @@ class ReferenceGateway:
         limit_s = self._settings.attempt_timeout_s
         if self._settings.retry is not None:
             limit_s = min(limit_s, retry.remaining_s(self._settings.retry, now_s - exchange.arrived_s))
+        if limit_s <= 0:
+            return self._reply(exchange, ERROR_STATUS["timeout"], "no time left for an attempt", now_s)
         self._next_attempt += 1
         attempt = Attempt(
-            self._next_attempt, request.id, self._members.begin(backend, request.prompt_tokens, now_s), hedge
+            self._next_attempt,
+            request.id,
+            self._members.begin(backend, request.prompt_tokens, now_s),
+            hedge=hedge,
+            cut_short=limit_s < self._settings.attempt_timeout_s,
         )
         self._attempts[attempt.id] = exchange.attempts[attempt.id] = attempt
         exchange.tried |= {backend}
@@ -261,7 +297,7 @@ class ReferenceGateway:
     def _commit(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
         """This attempt's answer is the answer; the others are cancelled."""
         attempt.committed = exchange.answered = True
-        if self._hedger is not None and attempt.status < 400:
+        if self._hedger is not None and attempt.status < 400 and exchange.request.kind is Kind.INFERENCE:
             # The whole request's time, not the winning leg's: the latter would make more and more hedges.
             self._hedger.record(exchange.request.model, now_s - exchange.arrived_s)
         losers = [other for other in exchange.attempts if other != attempt.id]
@@ -276,6 +312,7 @@ class ReferenceGateway:
             return []
         drained = self._members.end(attempt.sent, attempt.settled(error), now_s)
         actions: list[Action] = [BackendDrained(attempt.sent.backend)] if drained else []
+        actions += self._lingering_ended(attempt.request_id, now_s)
         exchange = self._exchanges.get(attempt.request_id)
         if exchange is None or exchange.attempts.pop(attempt_id, None) is None:
             return actions
@@ -287,6 +324,16 @@ class ReferenceGateway:
             return actions + self._retry_later(exchange, attempt, now_s)
         told = error or "aborted"
         return actions + self._reply(exchange, ERROR_STATUS[told], f"attempt at {attempt.sent.backend}: {told}", now_s)
+
+    def _lingering_ended(self, request_id: int, now_s: float) -> list[Action]:
+        """An attempt ended; if its client had left before, its place may be free now."""
+        if self._admission is None or request_id not in self._lingering:
+            return []
+        self._lingering[request_id] -= 1
+        if self._lingering[request_id]:
+            return []
+        del self._lingering[request_id]
+        return self._admitted(self._admission.ended(request_id, now_s), now_s)
 
     # --- retries and hedges -------------------------------------------------------------------------------
 
@@ -323,8 +370,12 @@ class ReferenceGateway:
         exchange.timers.pop("retry", None)
         exchange.retry_waits = False
         assert self._budget is not None
-        self._budget.sent(now_s)
-        return self._attempt(exchange, now_s)
+        actions = self._attempt(exchange, now_s)
+        if exchange.attempts:
+            self._budget.sent(now_s)
+        else:
+            self._budget.give_back(now_s)
+        return actions
 
     def _hedge_due(self, exchange: Exchange, now_s: float) -> list[Action]:
         """The request is slow: join its attempt by another elsewhere, if that is allowed and paid for."""

@@ -43,7 +43,7 @@ class Sent:
 
 
 class Members:
-    """Backends, by id. Looking (`eligible`, `pick`) consumes nothing; `begin` and `end` come in pairs."""
+    """Backends, by id. `eligible` consumes nothing, `pick` at most a turn; `begin` and `end` come in pairs."""
 
     def __init__(self, settings: Settings, generator: Random) -> None:
         self._settings = settings
@@ -185,7 +185,7 @@ class Members:
         if self._bound is None:
             owner = self._ring.owner(key, lambda name: name not in tried and self.eligible(name, now_s))
         else:
-            open_to_it = [name for name in self._names if self.eligible(name, now_s)]
+            open_to_it = [name for name in self._names if self._levels.level(name) and self.eligible(name, now_s)]
             total = sum(map(self._loads.in_flight, open_to_it)) + 1
             order = self._in_order(key, tried, now_s)
             owner = self._bound.choose(order, self._loads.in_flight, total, len(open_to_it))

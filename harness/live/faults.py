@@ -89,11 +89,11 @@ class FaultWay:
 
     def open(self, name: str, listen: tuple[str, int], upstream: tuple[str, int]) -> None:
         """Put a proxy for backend `name` at `listen`."""
-        self._addresses[name] = listen
         self._do(
             f"open a proxy for {name} at {listen[0]}:{listen[1]}",
             lambda: self._proxy.create(name, f"{listen[0]}:{listen[1]}", f"{upstream[0]}:{upstream[1]}"),
         )
+        self._addresses[name] = listen  # only now is it ours to remove
 
     def connections(self) -> list[Connection]:
         """The connections it saw; empty for a real Toxiproxy, which does not tell."""

@@ -50,6 +50,7 @@ class _Due:
     """Something to do at a time of the run: begin or heal a fault, or change membership."""
 
     at_s: float
+    position: int
     step: Step
     heal: bool = False
 
@@ -250,7 +251,7 @@ class _Run:
         """Carry out one entry of the timeline and note when it was asked for and took effect."""
         asked_s = time.monotonic() - self._start_s
         step = due.step
-        key = id(step)
+        key = due.position
         if isinstance(step, Leave | Join):
             self._changes.append(step)
             balancer.change(self._place())
@@ -301,10 +302,10 @@ class _Run:
 def _schedule(scenario: Scenario) -> list[_Due]:
     """All steps and heals of a scenario in order of time."""
     due: list[_Due] = []
-    for step in scenario.timeline:
-        due.append(_Due(step.at_s, step))
+    for position, step in enumerate(scenario.timeline):
+        due.append(_Due(step.at_s, position, step))
         if is_fault(step) and step.for_s is not None:
-            due.append(_Due(step.at_s + step.for_s, step, heal=True))
+            due.append(_Due(step.at_s + step.for_s, position, step, heal=True))
     return sorted(due, key=lambda item: item.at_s)
 
 

@@ -377,5 +377,5 @@ def _report(backend_id: str, text: bytes) -> Backend | None:
             pending_tokens=int(said["pending_tokens"]),
             loaded_models=tuple(said["models"]),
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

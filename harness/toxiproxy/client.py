@@ -94,9 +94,9 @@ class FaultProxy:
         self._session = _Session(timeout_s)
 
     def version(self) -> str:
-        """The release of Toxiproxy that it is, or whose protocol it speaks: `2.12.0`."""
+        """The release that it is, or whose protocol it speaks: `2.12.0`; `git` for one built from source."""
         text: str = self._call("GET /version", lambda: toxiproxy.api.APIConsumer.get("/version").text)
-        found = re.search(r"\d+\.\d+\.\d+", text)  # releases differ in the form
+        found = re.search(r"\d+\.\d+\.\d+|\bgit\b", text)  # releases differ in the form
         if found is None:
             raise self._error("GET /version", f"answered {text.strip()!r}", "a version number", "check the port")
         return found[0]

@@ -177,7 +177,7 @@ def test_a_change_never_seen_is_undecided(item: Property) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "low", "high"),
-    [("ring", 169, 342), ("any", 169, 342), ("rendezvous", 198, 304), ("maglev", 198, 304)],
+    [("ring", 169, 342), ("any", 53, 556), ("rendezvous", 198, 304), ("maglev", 198, 304)],
 )
 def test_share_of_moved_keys(algorithm: str, low: int, high: int) -> None:
     for owned, survivors, ok in [(low - 1, 0, False), (low, 0, True), (250, high - 250, True)]:
@@ -194,7 +194,8 @@ def test_share_of_moved_keys(algorithm: str, low: int, high: int) -> None:
 @pytest.mark.parametrize(("strays", "ok"), [(0, True), (1, False), (400, False)])
 def test_return_brings_every_key_back(strays: int, ok: bool) -> None:
     def place_of(arrival: Arrival) -> int:
-        return (arrival.key + (arrival.stream == RESTORED and arrival.key < strays)) % 4
+        home = (arrival.key + (arrival.stream == RESTORED and arrival.key < strays)) % 4
+        return home or (arrival.stream == AFTER) * 1
 
     found = only(return_restores, leaving(place_of), claimed())
     assert (found.ok, found.observed, found.bound, found.sample, found.exact) == (ok, strays, 0, 1000, True)
@@ -210,6 +211,17 @@ def test_a_return_that_takes_effect_late_is_undecided() -> None:
     (found,) = return_restores(leaving(place_of), claimed())
     assert isinstance(found, Undecided)
     assert "after its return had been answered" in found.why
+
+
+def test_one_that_never_left_proves_nothing_by_returning() -> None:
+    assert return_restores(leaving(fourth), claimed()) == [
+        undecided("gpu-0 was not seen to be away, so its return proves nothing")
+    ]
+
+
+@pytest.mark.parametrize("item", [only_departed_keys_move, return_restores], ids=lambda item: str(item.name))
+def test_one_without_keys_proves_nothing_by_leaving(item: Property) -> None:
+    assert item(leaving(lambda arrival: 1), claimed()) == []
 
 
 def test_one_that_returned_and_gets_nothing_is_undecided() -> None:

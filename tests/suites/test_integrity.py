@@ -76,7 +76,7 @@ def test_an_answer_that_another_backend_gave_is_an_orphan() -> None:
 def test_attempts_of_no_request_are_orphans() -> None:
     whole = sound()
     strangers = whole.attempts[:3].copy()
-    strangers["request"] = -1
+    strangers["request"], strangers["carriers"] = -1, 1
     doubled = replace(whole, attempts=np.concatenate([whole.attempts, strangers]))
     assert figures(doubled) == [(True, 0, 1000), (False, 3, 1000)]
 
@@ -104,7 +104,8 @@ def test_few_answers_prove_nothing() -> None:
 
 def test_foreign_attempts_back_no_answer() -> None:
     history = sound()
-    history.attempts["request"][10] = -1  # one entry without its counterpart on either side
+    history.attempts["request"][10], history.attempts["carriers"][10] = -1, 1
+    # one entry without its counterpart on either side
     assert figures(history) == [(True, 0, 1000), (False, 2, 1000)]
 
 
@@ -126,3 +127,10 @@ def test_answers_without_any_number_are_undecided() -> None:
 
 def test_no_answer_no_finding() -> None:
     assert answer_belongs_to_request(lost(sound(), range(1000)), CLAIMS) == []
+
+
+def test_calls_of_the_balancers_own_are_no_orphans() -> None:
+    history = sound()
+    probe = history.attempts[:1].copy()
+    probe["request"], probe["carriers"] = -1, 0
+    assert figures(replace(history, attempts=np.concatenate([history.attempts, probe])))[1] == (True, 0, 1000)

@@ -216,6 +216,10 @@ def test_every_form_of_version_is_understood(scripted: Callable[[Answers], Fault
     assert scripted({("GET", "/version"): (200, text)}).version() == "2.5.0"
 
 
+def test_a_server_built_from_source_has_no_number(scripted: Callable[[Answers], FaultProxy]) -> None:
+    assert scripted({("GET", "/version"): (200, '{"version": "git"}\n')}).version() == "git"
+
+
 def test_a_version_of_something_else_fails(scripted: Callable[[Answers], FaultProxy]) -> None:
     assert "check the port" in fails(scripted({("GET", "/version"): (200, "hello")}).version)
 

@@ -1,0 +1,123 @@
+"""How things end in the reference balancer: queues, drains, deadlines, budgets and the shutdown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.balancer.breaker import BreakerSettings
+from harness.balancer.limits import AdmissionSettings, BucketSettings
+from harness.balancer.protocol import (
+    Action,
+    Backend,
+    Cancel,
+    ClientGone,
+    Exit,
+    MembershipChanged,
+    Reply,
+    Request,
+    RequestArrived,
+    Send,
+    SetTimer,
+    ShutdownAsked,
+    TimerFired,
+)
+from harness.balancer.retry import RetrySettings
+from harness.balancer.settings import Settings
+from harness.model import Kind
+from tests.harness.balancer.test_gateway import CALM, Bench
+
+
+def limited(concurrency: int = 1, queue: int = 2000) -> Settings:
+    return replace(CALM, limits=AdmissionSettings(concurrency=concurrency, queue=queue))
+
+
+def arrive(bench: Bench, number: int) -> list[Action]:
+    request = Request(number, 1, Kind.INFERENCE, "POST", "m")
+    return bench.gateway.handle(RequestArrived(request), bench.now_s)
+
+
+def test_a_long_queue_is_answered_when_its_backends_are_gone() -> None:
+    bench = Bench(limited(), "a")
+    (send,) = arrive(bench, 1)
+    assert isinstance(send, Send)
+    for number in range(2, 1500):
+        assert arrive(bench, number) == []
+    bench.members()
+    replies = bench.end(send, "reset")
+    assert len([action for action in replies if isinstance(action, Reply)]) == 1499
+    assert bench.gateway.idle
+
+
+def test_a_place_is_free_only_when_no_backend_works_on_it() -> None:
+    bench = Bench(limited(), "a")
+    (send,) = arrive(bench, 1)
+    assert isinstance(send, Send)
+    assert arrive(bench, 2) == []
+    assert bench.gateway.handle(ClientGone(1), 0.0) == [Cancel(send.attempt_id)]
+    (following,) = bench.end(send, "aborted")
+    assert isinstance(following, Send) and following.request_id == 2
+
+
+def test_the_queue_has_one_timer() -> None:
+    settings = replace(CALM, limits=AdmissionSettings(requests=BucketSettings(10.0, kind="leaky"), queue=100))
+    bench = Bench(settings, "a")
+    timers = {
+        action.timer_id for number in range(20) for action in arrive(bench, number) if isinstance(action, SetTimer)
+    }
+    assert len(timers) == 1
+
+
+def test_every_drain_has_its_deadline() -> None:
+    bench = Bench(replace(CALM, drain_deadline_s=30.0), "a", "b")
+    sends = [bench.send("", Kind.UPDATE) for _ in range(2)]
+    assert {send.backend_id for send in sends} == {"a", "b"}
+    cut: list[int] = []
+    due: list[tuple[float, int]] = []
+    for at_s, members in ((0.0, ("b",)), (10.0, ())):
+        bench.now_s = at_s
+        due += [(action.at_s, action.timer_id) for action in bench.members(*members) if isinstance(action, SetTimer)]
+    while due:
+        due.sort()
+        at_s, timer_id = due.pop(0)
+        for action in bench.gateway.handle(TimerFired(timer_id), at_s):
+            if isinstance(action, SetTimer):
+                due.append((action.at_s, action.timer_id))
+            elif isinstance(action, Cancel):
+                cut.append(action.attempt_id)
+    assert sorted(cut) == [send.attempt_id for send in sends]
+
+
+def test_after_a_shutdown_nothing_new_is_taken() -> None:
+    bench = Bench(CALM, "a")
+    send = bench.send()
+    assert bench.gateway.handle(ShutdownAsked(), 0.0) == []
+    assert bench.ask() == Reply(2, 503, "shutting down", retry_after_s=1.0)
+    bench.head(send)
+    assert bench.end(send) == [Exit()]
+
+
+def test_our_own_deadline_is_not_the_backends_fault() -> None:
+    settings = replace(CALM, breaker=BreakerSettings(failures=1), retry=RetrySettings(attempts=1, deadline_s=0.5))
+    bench = Bench(settings, "a")
+    send = bench.send()
+    assert send.timeout_s == 0.5
+    bench.end(send, "timeout")
+    assert isinstance(bench.ask(), Send)
+
+
+def test_a_retry_that_finds_no_backend_costs_no_budget() -> None:
+    settings = replace(CALM, retry=RetrySettings(budget_share=0.0, budget_floor=1))
+    bench = Bench(settings, "a")
+    (timer,) = [action for action in bench.end(bench.send(), "reset") if isinstance(action, SetTimer)]
+    bench.members()
+    assert bench.gateway.handle(TimerFired(timer.timer_id), 0.1) == [Reply(1, 503, "no backend is ready", 1.0)]
+    bench.members("a")
+    assert any(isinstance(action, SetTimer) for action in bench.end(bench.send(), "reset"))
+    assert not bench.gateway.idle
+
+
+def test_no_room_is_counted_for_members_of_weight_0() -> None:
+    bench = Bench(replace(CALM, bounded_load=1.25))
+    members = (Backend("a", "a"), Backend("b", "b", weight=0.0), Backend("c", "c", weight=0.0))
+    bench.gateway.handle(MembershipChanged(members), 0.0)
+    assert [bench.send().backend_id for _ in range(5)] == ["a"] * 5

@@ -12,7 +12,7 @@ from harness.balancer.exchange import Attempt, Exchange
 from harness.balancer.gateway import ReferenceGateway
 from harness.balancer.hedging import Hedger, HedgeSettings
 from harness.balancer.members import Members
-from harness.balancer.protocol import Action, Cancel, ClientGone, Event, Request, Send
+from harness.balancer.protocol import Action, Cancel, ClientGone, Event, Request, RequestArrived, Send
 from harness.balancer.settings import Settings
 from harness.claims import Backoff, Breaker, Feature, Hedge
 from harness.model import Kind
@@ -158,11 +158,10 @@ class NoBudget(Hedging):
 class HedgesUpdates(Hedging):
     """Takes an update for an inference."""
 
-    class _Blind(Hedger):
-        def allowed(self, *, kind: Kind, **rest: Any) -> bool:
-            return super().allowed(kind=Kind.INFERENCE, **rest)
-
-    hedger = _Blind
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        if isinstance(event, RequestArrived):
+            event = RequestArrived(replace(event.request, kind=Kind.INFERENCE))
+        return super().handle(event, now_s)
 
 
 class DeafToLeaving(Hedging):

@@ -55,6 +55,7 @@ def _markdown(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"- **Promise:** {row['summary']}"
             yield f"- **Needs:** {_named(row['needs']) or 'nothing'}"
             yield f"- **Off:** {_off(row) or 'nothing'}"
+            yield f"- **Worlds:** {_named(row['worlds'])}"
             rest = row["description"].partition("\n\n")[2]
             if rest:
                 yield ""

@@ -109,8 +109,9 @@ def leave_share(history: History, claims: Claims) -> Findings:
     """When one of n backends leaves, about 1/n of the keys move.
 
     The band is that of the claimed algorithm at a false-alarm rate of 1e-4: beta-binomial for a ring with V virtual
-    nodes, binomial for the others (shares of a ring are Dirichlet). Modulo hashing moves (n-1)/n; with 1,000 keys it is
-    told from any ring of 10 or more points with certainty beyond 1 - 1e-6.
+    nodes, binomial for the others (shares of a ring are Dirichlet). Modulo hashing moves (n-1)/n; with 1,000 keys over
+    four backends it misses even the band of a ring of 10 points, with certainty beyond 1 - 1e-6. Over three it lies
+    inside that coarse band, and only the keys of the survivors give it away.
     """
     compared = _before_and(history, "after", history.step("Leave", _leaver(history)))
     if isinstance(compared, str):

@@ -11,7 +11,6 @@ from collections import deque
 from harness.toxiproxy.connection_log import Ending
 from harness.toxiproxy.stage import Chunk, Stage
 
-PIECE_S = 0.1  # bandwidth cuts what takes longer than this
 LATENESS_CARRIED_S = 0.1
 
 

@@ -146,6 +146,8 @@ class Hedge(Feature):
     """A slow inference is joined by a second attempt on another backend; at most `share` of the requests.
 
     The delay is the `quantile` of the model's recent latencies, known after `minimum` of them; `window` are kept.
+    A quiet spell saves up `burst` hedges at most. Nothing is hedged with more than `load_threshold` requests inside for
+    each backend, on average. None: neither is claimed, and overload is what any balancer must take for one.
     """
 
     table: ClassVar[str] = "hedge"
@@ -153,9 +155,14 @@ class Hedge(Feature):
     share: float = 0.05
     window: int = 200
     minimum: int = 40
+    burst: int | None = None
+    load_threshold: float | None = None
 
     def __post_init__(self) -> None:
         _positive(self, "quantile", "share", "window", "minimum")
+        for name in ("burst", "load_threshold"):
+            if getattr(self, name) is not None:
+                _positive(self, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +170,9 @@ class HealthShare(Feature):
     """Updates are shared out in proportion to a health score, where no policy of Spread is on.
 
     Score = errors × (1 − error rate) + latency × min(1, baseline p99 ÷ p99) + memory × (free + evictable) ÷ total +
-    connections × (1 up to 100, then linear to 0 at 600), over `window_s`; with fewer than `minimum_calls` calls, or
-    without a report, a part counts as whole. `baseline_p99_s` None: the fleet's median.
+    connections × (1 up to `free_connections` active ones, then falling to 0 over the next `connection_span`), over
+    `window_s`; with fewer than `minimum_calls` calls, or without a report, a part counts as whole. `baseline_p99_s`
+    None: the fleet's median.
     """
 
     table: ClassVar[str] = "health_share"
@@ -175,9 +183,11 @@ class HealthShare(Feature):
     window_s: float = 10.0
     minimum_calls: int = 20
     baseline_p99_s: float | None = None
+    free_connections: int = 100
+    connection_span: int = 500
 
     def __post_init__(self) -> None:
-        _positive(self, "window_s", "minimum_calls")
+        _positive(self, "window_s", "minimum_calls", "connection_span")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from harness.claims import Affinity, Claims, HealthChecks
 from harness.history import History, Numbers
-from harness.model import Keys, Load, Scenario, Stream, UnsupportedError, World
+from harness.model import Keys, Load, Scenario, Stream, UnsupportedError
 from harness.property import Findings, declare, held, undecided
 from harness.stats import ALPHA, remap_band
 from harness.timeline import Join, Leave, Membership
@@ -136,7 +136,6 @@ def _newcomer(history: History) -> int:
     without=KEY_MOVERS,
     off=CALM,
     scenario=every_change,
-    worlds=(World.SIM,),
 )
 def join_only_to_the_newcomer(history: History, claims: Claims) -> Findings:
     """When a backend joins, every key that moves moves to it; between the others none does.
@@ -172,9 +171,7 @@ def join_only_to_the_newcomer(history: History, claims: Claims) -> Findings:
     )
 
 
-@declare(
-    "affinity.join.share", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=every_change, worlds=(World.SIM,)
-)
+@declare("affinity.join.share", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=every_change)
 def join_share(history: History, claims: Claims) -> Findings:
     """When a backend joins n others, about 1/(n+1) of the keys move.
 
@@ -215,7 +212,6 @@ def join_share(history: History, claims: Claims) -> Findings:
     without=KEY_MOVERS,
     off=CALM,
     scenario=every_change,
-    worlds=(World.SIM,),
 )
 def each_leaves_moves_each_key_once(history: History, claims: Claims) -> Findings:
     """When each backend leaves in turn and returns, every key moves exactly once: while its own backend is away.

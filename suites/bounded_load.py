@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.claims import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
 from harness.history import UNSEEN, History, Mask, Numbers, Times
-from harness.model import Failure, Keys, Load, ModelServer, Phase, Scenario, Stream, UnsupportedError, World
+from harness.model import Failure, Keys, Load, ModelServer, Phase, Scenario, Stream, UnsupportedError
 from harness.property import Findings, declare, held, undecided
 from suites.scenarios import ENOUGH, key_carrier, sliver
 
@@ -168,7 +168,6 @@ def _turned_away(history: History) -> Numbers:
     without=MASKS,
     off=OTHERS,
     scenario=hot_key,
-    worlds=(World.SIM,),
 )
 def hot_key_capped(history: History, claims: Claims) -> Findings:
     """However hot a key is, no backend gets a request that puts it above ceil(factor × all in flight ÷ backends).
@@ -200,7 +199,6 @@ def hot_key_capped(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=OTHERS,
     scenario=hot_key,
-    worlds=(World.SIM,),
 )
 def spill_not_rejected(history: History, claims: Claims) -> Findings:
     """A request whose home is full goes to another backend; it is not turned away while others have room.
@@ -231,7 +229,6 @@ def spill_not_rejected(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=OTHERS,
     scenario=hot_key,
-    worlds=(World.SIM,),
 )
 def spill_comes_home(history: History, claims: Claims) -> Findings:
     """When the load is gone, requests of the hot key go to its home again, and not to where they spilled.

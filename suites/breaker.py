@@ -6,7 +6,7 @@ import numpy as np
 
 from harness.claims import Affinity, Breaker, Claims
 from harness.history import UNSEEN, History
-from harness.model import UnsupportedError, World
+from harness.model import UnsupportedError
 from harness.property import Findings, Within, declare, held, sampled, within
 from harness.stats import ALPHA
 from suites.breaker_evidence import (
@@ -51,9 +51,7 @@ def _wait(history: History, claims: Claims, backend: str, item: OpenTime) -> Wit
     return within(ended_s - began_s, band[0], latest_s - began_s, began_s, until_s=ended_s, note=note)
 
 
-@declare(
-    "breaker.open.gets-nothing", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=one_fails, worlds=(World.SIM,)
-)
+@declare("breaker.open.gets-nothing", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=one_fails)
 def open_gets_nothing(history: History, claims: Claims) -> Findings:
     """An open breaker lets nothing through before the shortest open time that is claimed is over.
 
@@ -76,7 +74,7 @@ def open_gets_nothing(history: History, claims: Claims) -> Findings:
     yield held(not intruders, trip.told_s, len(intruders), 0, until_s=until_s, sample=meant, note=note)
 
 
-@declare("breaker.open.fails-fast", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=all_fail, worlds=(World.SIM,))
+@declare("breaker.open.fails-fast", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=all_fail)
 def open_fails_fast(history: History, claims: Claims) -> Findings:
     """When every breaker is open, a request is rejected within milliseconds and reaches no backend.
 
@@ -95,9 +93,7 @@ def open_fails_fast(history: History, claims: Claims) -> Findings:
     yield within(usual_s, 0.0, FAST_S, at_s, until_s=until_s, sample=len(took_s), note=note)
 
 
-@declare(
-    "breaker.open.for-its-time", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=all_fail, worlds=(World.SIM,)
-)
+@declare("breaker.open.for-its-time", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=all_fail)
 def open_for_its_time(history: History, claims: Claims) -> Findings:
     """A breaker stays open for its claimed time, within its jitter, and then probes with the next request.
 
@@ -121,7 +117,6 @@ def open_for_its_time(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=OTHERS,
     scenario=one_fails,
-    worlds=(World.SIM,),
 )
 def ignores_late_failures(history: History, claims: Claims) -> Findings:
     """Failures that come in while a breaker is open do not lengthen its open time.
@@ -149,7 +144,6 @@ def ignores_late_failures(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=OTHERS,
     scenario=one_fails,
-    worlds=(World.SIM,),
 )
 def failed_probe_reopens(history: History, claims: Claims) -> Findings:
     """One failed probe opens a breaker again: it is not judged by the rules that trip a closed one.
@@ -193,7 +187,6 @@ def _one_at_a_time(history: History, claims: Claims, backend: str) -> Findings:
     without=MASKS,
     off=OTHERS,
     scenario=probes_linger,
-    worlds=(World.SIM,),
 )
 def one_slow_probe(history: History, claims: Claims) -> Findings:
     """While a slow probe is out, a half-open breaker lets no more requests through than it claims probes.
@@ -210,7 +203,6 @@ def one_slow_probe(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=OTHERS,
     scenario=probes_linger,
-    worlds=(World.SIM,),
 )
 def one_hung_probe(history: History, claims: Claims) -> Findings:
     """While a probe hangs, a half-open breaker lets no more requests through than it claims probes.
@@ -227,7 +219,6 @@ def one_hung_probe(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=OTHERS,
     scenario=probes_linger,
-    worlds=(World.SIM,),
 )
 def abort_frees_slot(history: History, claims: Claims) -> Findings:
     """A probe that its client gave up frees its slot: the backend is probed again.
@@ -254,7 +245,7 @@ def abort_frees_slot(history: History, claims: Claims) -> Findings:
         yield within(ended_s - probe.told_s, 0.0, latest_s - probe.told_s, probe.told_s, until_s=ended_s, note=note)
 
 
-@declare("breaker.backoff.grows", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=one_fails, worlds=(World.SIM,))
+@declare("breaker.backoff.grows", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=one_fails)
 def backoff_grows(history: History, claims: Claims) -> Findings:
     """Each failed probe makes the open time longer by the claimed factor, within its jitter and up to its cap.
 
@@ -275,9 +266,7 @@ def backoff_grows(history: History, claims: Claims) -> Findings:
             yield finding
 
 
-@declare(
-    "breaker.backoff.jittered", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=all_fail, worlds=(World.SIM,)
-)
+@declare("breaker.backoff.jittered", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=all_fail)
 def backoff_jittered(history: History, claims: Claims) -> Findings:
     """Open times are spread over their jitter, so that breakers that tripped together do not probe together.
 
@@ -305,9 +294,7 @@ def backoff_jittered(history: History, claims: Claims) -> Findings:
     yield held(max(off) > least, start_s, max(off), least, until_s=end_s, sample=len(off), alpha=ALPHA, note=note)
 
 
-@declare(
-    "breaker.recovery.full-share", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=one_fails, worlds=(World.SIM,)
-)
+@declare("breaker.recovery.full-share", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=one_fails)
 def recovers_to_full_share(history: History, claims: Claims) -> Findings:
     """A backend that is well again gets all of its traffic back, after the claimed number of good probes.
 
@@ -344,7 +331,6 @@ def recovers_to_full_share(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=OTHERS,
     scenario=one_fails,
-    worlds=(World.SIM,),
 )
 def others_are_answered(history: History, claims: Claims) -> Findings:
     """Only the backend that fails suffers: requests that are meant for the others are all answered.

@@ -80,7 +80,8 @@ def wait_s(rate: float) -> float:
     return max(STEP_S, REQUESTS_FOR_ONE / rate)
 
 
-def _traffic(rate: float, end_s: float, output_tokens: int = TOKENS, timeout_s: float = 10.0) -> Stream:
+def traffic(rate: float, end_s: float, output_tokens: int = TOKENS, timeout_s: float = 10.0) -> Stream:
+    """The requests of all clients, their keys in turn, up to `end_s`."""
     return Stream(
         name="traffic",
         start_s=0.0,
@@ -113,7 +114,7 @@ def one_fails(claims: Claims) -> Scenario:
     return Scenario(
         name="one-fails",
         backends=backends,
-        load=Load((_traffic(rate, end_s, output_tokens=LONG_TOKENS),), key_carrier(claims)),
+        load=Load((traffic(rate, end_s, output_tokens=LONG_TOKENS),), key_carrier(claims)),
         timeline=(
             Hang(SICK, before_s, for_s=hang_for_s),
             FailingStatus(SICK, fail_s, 500, for_s=healed_s - fail_s),
@@ -137,7 +138,7 @@ def all_fail(claims: Claims) -> Scenario:
     return Scenario(
         name="all-fail",
         backends=backends,
-        load=Load((_traffic(rate, end_s),), key_carrier(claims)),
+        load=Load((traffic(rate, end_s),), key_carrier(claims)),
         timeline=tuple(FailingStatus(f"gpu-{number}", before_s, 500) for number in range(backends)),
         phases=(Phase("before", 0.0, before_s), Phase("failing", before_s, end_s)),
         intervals_s=(breaker.shortest_open_s,),
@@ -176,7 +177,7 @@ def probes_linger(claims: Claims) -> Scenario:
     return Scenario(
         name="probes-linger",
         backends=backends,
-        load=Load((_traffic(rate, end_s, timeout_s=2 * probe_s),), key_carrier(claims)),
+        load=Load((traffic(rate, end_s, timeout_s=2 * probe_s),), key_carrier(claims)),
         timeline=steps,
         phases=(Phase("before", 0.0, before_s), Phase("lingering", linger_s, end_s)),
         intervals_s=(breaker.shortest_open_s, probe_s),
@@ -200,7 +201,7 @@ def one_slow(claims: Claims) -> Scenario:
     return Scenario(
         name="one-slow",
         backends=backends,
-        load=Load((_traffic(rate, end_s),), key_carrier(claims)),
+        load=Load((traffic(rate, end_s),), key_carrier(claims)),
         timeline=(
             Slow(SICK, enough_s, SEVERE_SHARE * bound_s / SERVICE_S),
             Slow(OTHER, enough_s, MILD_SHARE * bound_s / SERVICE_S),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.claims import Affinity, Breaker, Claims
 from harness.history import History
-from harness.model import UnsupportedError, World
+from harness.model import UnsupportedError
 from harness.property import Findings, Within, declare, held, undecided, within
 from suites.breaker_evidence import (
     BOOKKEEPING_S,
@@ -30,7 +30,7 @@ def _late_s(calls: list[Call], told_s: float) -> float:
     return max(0.0, max(call.sent_s for call in calls) - told_s)
 
 
-@declare("breaker.trip.at-count", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=all_fail, worlds=(World.SIM,))
+@declare("breaker.trip.at-count", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=all_fail)
 def trips_at_count(history: History, claims: Claims) -> Findings:
     """A breaker trips with exactly the claimed number of failures in a row.
 
@@ -78,7 +78,7 @@ def _by_count_perhaps(run: int, breaker: Breaker) -> bool:
     return breaker.failures is not None and run >= breaker.failures - 1
 
 
-@declare("breaker.trip.at-rate", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=share_fails, worlds=(World.SIM,))
+@declare("breaker.trip.at-rate", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=share_fails)
 def trips_at_rate(history: History, claims: Claims) -> Findings:
     """A breaker trips when the claimed share of the calls in its window has failed, though never many in a row.
 
@@ -107,7 +107,6 @@ def trips_at_rate(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=OTHERS,
     scenario=share_fails,
-    worlds=(World.SIM,),
 )
 def stays_closed_below_rate(history: History, claims: Claims) -> Findings:
     """A breaker stays closed while fewer calls than the claimed share fail, or fewer calls than its minimum ended.
@@ -131,7 +130,7 @@ def stays_closed_below_rate(history: History, claims: Claims) -> Findings:
         yield held(may or not silence, calls[-1].start_s, observed, bound, sample=len(shares), note=note)
 
 
-@declare("breaker.trip.at-latency", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=one_slow, worlds=(World.SIM,))
+@declare("breaker.trip.at-latency", needs=(Breaker,), without=MASKS, off=OTHERS, scenario=one_slow)
 def trips_at_latency(history: History, claims: Claims) -> Findings:
     """A breaker trips when the p99 of its window exceeds the claimed bound, though every answer is good.
 
@@ -155,7 +154,6 @@ def trips_at_latency(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=OTHERS,
     scenario=one_slow,
-    worlds=(World.SIM,),
 )
 def stays_closed_below_latency(history: History, claims: Claims) -> Findings:
     """A breaker stays closed while a backend is slower than before but within the claimed bound.
@@ -182,7 +180,6 @@ def stays_closed_below_latency(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=OTHERS,
     scenario=one_slow,
-    worlds=(World.SIM,),
 )
 def stays_closed_on_client_errors(history: History, claims: Claims) -> Findings:
     """A client's own errors (4xx) do not trip a breaker.

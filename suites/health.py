@@ -1,4 +1,4 @@
-"""Health: when a backend dies, its traffic goes elsewhere, soon."""
+"""Health: the traffic of a backend that dies goes elsewhere, soon; one that hangs delays no check-ups of others."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ import numpy as np
 from harness.claims import Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.history import History
 from harness.model import Keys, Load, Method, Phase, Scenario, Stream
-from harness.property import Findings, declare, within
-from harness.timeline import Kill
+from harness.property import Findings, declare, undecided, within
+from harness.timeline import Blackhole, Kill
 from suites.scenarios import can_get, key_carrier
 
 VICTIM = "gpu-1"
-BEFORE_S = 2.0
-AFTER_S = 3.0
+BEFORE_S = 1.25
+AFTER_S = 1.5
 RATE_PER_S = 120.0
+KEYS = 200
+"""So many that a victim without half of its fair share of them is a matter of three deviations."""
+
 SEEN_SHARE = 0.5
 """The victim must have had at least half of its fair share before it dies, else its death proves nothing."""
 
 
 def one_dies(claims: Claims) -> Scenario:
-    """One of three backends is killed and stays dead; 120 requests/s, GET and POST in turn where both pass."""
+    """One of three backends is killed and stays dead; 120 requests/s, GET and POST in turn where both pass.
+
+    180 of them are sent later than the claimed time: a balancer that goes on as before would lose a third of these.
+    """
     backends = claims.fleet(3, at_least=3)
     within_s = claims[Failover].within_s
     methods = (Method.POST, Method.GET) if can_get(claims) else (Method.POST,)
@@ -30,7 +36,7 @@ def one_dies(claims: Claims) -> Scenario:
         start_s=0.0,
         rate_per_s=RATE_PER_S,
         requests=int(RATE_PER_S * end_s),
-        keys=Keys(60, "uniform"),
+        keys=Keys(KEYS, "uniform"),
         methods=methods,
         timeout_s=2.0,
     )
@@ -99,3 +105,67 @@ def _latencies(history: History) -> str:
             median, high = np.percentile(latencies_ms, [50, 99])
             parts.append(f"gpu-{number} {median:.1f}/{high:.1f}")
     return f"latency p50/p99 ms: {', '.join(parts)}"
+
+
+# --- check-ups ----------------------------------------------------------------------------------------------
+
+SILENT = "gpu-0"
+LATE_SHARE = 0.25
+"""A check-up that is late by more of its time limit than this was kept waiting by another's: alone it would be on time,
+and behind one that hangs it is late by all of it."""
+
+TRICKLE_PER_S = 20.0
+PATIENCE_S = 0.5
+
+
+def one_is_silent(claims: Claims) -> Scenario:
+    """One of three backends accepts connections and says nothing, for so long that a check-up runs out of time there.
+
+    So long also that whoever checks one after the other leaves the others without a check-up for half of that time.
+    """
+    checks = claims[HealthChecks]
+    backends = claims.fleet(3)
+    silent_s = max(0.5, checks.interval_s)
+    end_s = silent_s + 2 * checks.interval_s + checks.timeout_s
+    trickle = Stream(
+        name="trickle",
+        start_s=0.0,
+        rate_per_s=TRICKLE_PER_S,
+        requests=int(TRICKLE_PER_S * end_s),
+        keys=Keys(60, "sweep"),
+        timeout_s=PATIENCE_S,
+    )
+    return Scenario(
+        name="one-is-silent",
+        backends=backends,
+        load=Load((trickle,), key_carrier(claims)),
+        timeline=(Blackhole(SILENT, silent_s),),
+        phases=(Phase("silent", silent_s, end_s),),
+        intervals_s=(checks.interval_s, checks.timeout_s),
+    )
+
+
+@declare("health.check-ups.independent", needs=(HealthChecks,), scenario=one_is_silent, attempts=False)
+def check_ups_independent(history: History, claims: Claims) -> Findings:
+    """A backend that hangs delays the check-ups of no other: they go on at the claimed interval.
+
+    The longest time without a check-up is judged at each of the others, while one runs out of its time limit at the
+    silent one. A loop that checks one backend after the other is late by that limit, for every backend that hangs: a
+    single hung server blinds the balancer to all others. Seen broken: a widely repeated sketch of a health checker.
+    """
+    silence = history.step("Blackhole", SILENT)
+    if silence is None:
+        return
+    checks, end_s = claims[HealthChecks], history.scenario.phase("silent").end_s
+    high_s = checks.interval_s + LATE_SHARE * checks.timeout_s
+    for number in range(history.scenario.backends):
+        if number == silence.backend:
+            continue
+        own_s = np.sort(history.check_ups["at_s"][history.check_ups["backend"] == number])
+        if not len(own_s):
+            yield undecided(f"no check-up of gpu-{number} was seen at all", silence.effective_s)
+            continue
+        during_s = own_s[(own_s > silence.effective_s) & (own_s < end_s)]
+        gap_s = float(np.diff([silence.effective_s, *during_s, end_s]).max())
+        note = f"gpu-{number}: {len(during_s)} check-ups, {gap_s * 1000:.0f} ms at most without one"
+        yield within(gap_s, 0.0, high_s, silence.effective_s, until_s=end_s, sample=len(during_s), note=note)

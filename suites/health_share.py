@@ -1,7 +1,6 @@
 """Health-weighted shares: a backend gets traffic in proportion to its health, neither all nor nothing.
 
-The connections component is judged by no property: it weighs .1 and begins at 100 connections, so that 19,000 requests
-with some 600 in flight would be needed to tell it from none.
+The component of the connections is judged in suites.health_share_crowd.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from harness.claims import (
     Spread,
 )
 from harness.history import History
-from harness.model import World
 from harness.property import Findings, declare, sampled, undecided, within
 from harness.stats import ALPHA
 from suites.health_share_evidence import holdings, judge_share, picks, tail_share, told_s, warmed
@@ -70,7 +68,6 @@ FEW = 50
     without=MASKS,
     off=(BoundedLoad,),
     scenario=one_not_ready,
-    worlds=(World.SIM,),
 )
 def healthy_even(history: History, claims: Claims) -> Findings:
     """While all backends are healthy, each gets an even share.
@@ -99,7 +96,6 @@ def healthy_even(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=(BoundedLoad,),
     scenario=one_fails,
-    worlds=(World.SIM,),
 )
 def errors_by_their_weight(history: History, claims: Claims) -> Findings:
     """A backend that fails every request and passes its check-ups loses the weight of the errors and no more.
@@ -126,7 +122,6 @@ def errors_by_their_weight(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=(BoundedLoad,),
     scenario=one_fails,
-    worlds=(World.SIM,),
 )
 def recovery_even(history: History, claims: Claims) -> Findings:
     """One claimed window after a backend was healed its share is even again.
@@ -156,7 +151,6 @@ def recovery_even(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=(BoundedLoad,),
     scenario=one_has_a_tail,
-    worlds=(World.SIM,),
 )
 def latency_by_its_weight(history: History, claims: Claims) -> Findings:
     """A backend with a slow tail gets less, by what its p99 over the claimed window has lost against the baseline.
@@ -195,7 +189,6 @@ def latency_by_its_weight(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=(BoundedLoad,),
     scenario=one_not_ready,
-    worlds=(World.SIM,),
 )
 def not_ready_nothing(history: History, claims: Claims) -> Findings:
     """A backend that is not ready gets nothing, whatever its score, once enough check-ups must have failed.
@@ -233,7 +226,6 @@ def not_ready_nothing(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=(BoundedLoad,),
     scenario=one_not_ready,
-    worlds=(World.SIM,),
 )
 def not_ready_returns(history: History, claims: Claims) -> Findings:
     """A backend that is ready again has an even share once enough check-ups must have passed.
@@ -263,7 +255,6 @@ def not_ready_returns(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=(BoundedLoad,),
     scenario=one_holds_a_model,
-    worlds=(World.SIM,),
 )
 def memory_by_its_weight(history: History, claims: Claims) -> Findings:
     """A backend whose memory is in use gets less, by the weight of the memory and the part of it that is taken.
@@ -300,7 +291,6 @@ def memory_by_its_weight(history: History, claims: Claims) -> Findings:
     without=MASKS,
     off=(BoundedLoad,),
     scenario=one_holds_a_model,
-    worlds=(World.SIM,),
 )
 def warm_even(history: History, claims: Claims) -> Findings:
     """A backend whose memory is full of an idle model gets the same share as a cold one.

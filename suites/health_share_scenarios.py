@@ -21,6 +21,8 @@ TRICKLE_PER_S = 100.0
 """Rate of what only keeps windows filled and shows who is sent anything, at least."""
 
 TRICKLE = "trickle"
+CALLS_TO_SPARE = 1.5
+"""So many times the calls that a window must have."""
 
 START_S = 0.4
 """The load begins when a fault that is to be there from the first request on has long been set."""
@@ -76,7 +78,7 @@ def cap_of(zones: tuple[Zone, tuple[float | None, float | None]], alpha: float =
 # --- what all scenarios ask of the claims -------------------------------------------------------------------
 
 
-def _need_telling(claims: Claims, components: tuple[str, ...]) -> None:
+def need_telling(claims: Claims, components: tuple[str, ...]) -> None:
     """UnsupportedError unless updates can pass, each component weighs enough, and something is left beside all."""
     if claims.protocol != "http":
         raise UnsupportedError(f"protocol {claims.protocol} has no updates")
@@ -88,27 +90,29 @@ def _need_telling(claims: Claims, components: tuple[str, ...]) -> None:
         raise UnsupportedError(f"without {' and '.join(components)} a score is {left:.2g}, too little to be seen")
 
 
-def _updates(name: str, start_s: float, requests: int, rate_per_s: float = RATE_PER_S) -> Stream:
+def updates(name: str, start_s: float, requests: int, rate_per_s: float = RATE_PER_S) -> Stream:
+    """Updates at a steady rate, each over a connection of its own."""
     return Stream(name, start_s, rate_per_s, requests, kind=Kind.UPDATE, connections=Connections.FRESH)
 
 
 def _burst(name: str, start_s: float, cap: int) -> Stream:
     """Updates that make `cap` of them together with a trickle, or a few more."""
-    return _updates(name, start_s, math.ceil(cap * RATE_PER_S / (RATE_PER_S + TRICKLE_PER_S)) + 2)
+    return updates(name, start_s, math.ceil(cap * RATE_PER_S / (RATE_PER_S + TRICKLE_PER_S)) + 2)
 
 
 def _trickle(claims: Claims, share: float, start_s: float, end_s: float) -> Stream:
     """Updates that give a backend with this share of them half as many calls again as its window must have.
 
+    So two thirds of a window after they began it has enough of them.
     UnsupportedError where that takes more than what is judged.
     """
     health = claims[HealthShare]
-    rate_per_s = max(TRICKLE_PER_S, 1.5 * health.minimum_calls / (share * health.window_s))
+    rate_per_s = max(TRICKLE_PER_S, CALLS_TO_SPARE * health.minimum_calls / (share * health.window_s))
     if rate_per_s > RATE_PER_S:
         raise UnsupportedError(
             f"{health.minimum_calls} calls in a window of {health.window_s:g} s need {rate_per_s:.0f} requests/s"
         )
-    return _updates(TRICKLE, start_s, int((end_s - start_s) * rate_per_s), rate_per_s)
+    return updates(TRICKLE, start_s, int((end_s - start_s) * rate_per_s), rate_per_s)
 
 
 # --- one fails ----------------------------------------------------------------------------------------------
@@ -128,16 +132,16 @@ def one_fails(claims: Claims) -> Scenario:
     Phases "failing" and "healed" are judged, each one window after the change, when what was before has left it; until
     then there is a trickle.
     """
-    _need_telling(claims, ("errors",))
+    need_telling(claims, ("errors",))
     backends = claims.fleet(4, at_least=3)
     score = failing_score(claims)
     window_s = claims[HealthShare].window_s
     failing, healed = cap_of(weighed_zone(score, backends)), cap_of(recovered_zone(score, backends))
-    while_failing = _burst(FAILING, START_S + window_s + HANDOVER_S, failing)
+    fault_s = START_S / 4
+    while_failing = _burst(FAILING, fault_s + window_s + 2 * HANDOVER_S, failing)
     heal_s = while_failing.end_s + HANDOVER_S
     once_healed = _burst(HEALED, heal_s + window_s + 2 * HANDOVER_S, healed)
     end_s = once_healed.end_s
-    fault_s = START_S / 4
     streams = (_trickle(claims, share_of(score, backends), START_S, end_s), while_failing, once_healed)
     return Scenario(
         name="one-fails",
@@ -176,11 +180,11 @@ def one_not_ready(claims: Claims) -> Scenario:
     It serves what it is sent all the same, so that its requests alone show nothing. Phases "healthy" and "ready-again"
     are judged for shares, and between them a trickle for silence.
     """
-    _need_telling(claims, ())
+    need_telling(claims, ())
     backends = claims.fleet(4, at_least=3)
     healthy = cap_of(even_zone(backends), ALPHA / backends)
     out_s = START_S + healthy / RATE_PER_S + HANDOVER_S
-    streams = [_updates(HEALTHY, START_S, healthy)]
+    streams = [updates(HEALTHY, START_S, healthy)]
     timeline: tuple[NotReady, ...] = ()
     phases = [Phase(HEALTHY, START_S, out_s)]
     intervals = [claims[HealthShare].window_s]
@@ -189,7 +193,7 @@ def one_not_ready(claims: Claims) -> Scenario:
         again_s = back_s + return_s(claims) + HANDOVER_S
         again = cap_of(returned_zone(backends))
         end_s = again_s + again / RATE_PER_S
-        streams += [_trickle(claims, 1 / backends, out_s, again_s), _updates(READY_AGAIN, again_s, again)]
+        streams += [_trickle(claims, 1 / backends, out_s, again_s), updates(READY_AGAIN, again_s, again)]
         timeline = (NotReady(SICK, out_s, for_s=back_s - out_s),)
         phases += [Phase(NOT_READY, out_s, back_s), Phase(READY_AGAIN, again_s, end_s)]
         intervals += [claims[HealthChecks].interval_s, claims[HealthChecks].timeout_s]
@@ -232,7 +236,7 @@ def one_has_a_tail(claims: Claims) -> Scenario:
 
     Its p99 is that of the slow answers throughout, while its last answer is nearly always as quick as anybody's.
     """
-    _need_telling(claims, ("latency",))
+    need_telling(claims, ("latency",))
     backends = claims.fleet(3, at_least=3)
     health = claims[HealthShare]
     _trickle(claims, share_of(1 - health.latency, backends), 0.0, 0.0)  # raises if a window is too short for a p99
@@ -255,7 +259,7 @@ def one_has_a_tail(claims: Claims) -> Scenario:
     return Scenario(
         name="one-has-a-tail",
         backends=backends,
-        load=Load((_updates(TAIL, START_S, int((end_s - START_S) * RATE_PER_S)),)),
+        load=Load((updates(TAIL, START_S, int((end_s - START_S) * RATE_PER_S)),)),
         server=ModelServer(update_s=service_s),
         timeline=timeline,
         phases=(Phase(TAIL, judged_s, end_s),),
@@ -273,10 +277,10 @@ LOAD_S = 0.05
 DECODE_STEP_S = 0.005
 TOUCH, WARM, HOLD, FULL = "touch", "warm", "hold", "full"
 
-HOLD_S = 1.6
-"""A request holds the model for so long: below any usual limit for an attempt."""
+HOLD_S = 1.85
+"""A request holds the model for so long: below any usual limit for an attempt. Two such holds are enough then."""
 
-HOLD_EVERY_S = 1.75
+HOLD_EVERY_S = 2.0
 HELD_AT_LEAST_S = 0.3
 """What must be left of a hold once the balancer has a report of it."""
 
@@ -317,7 +321,7 @@ def one_holds_a_model(claims: Claims) -> Scenario:
     their scores: of 1 and .81 no test could tell the shares with fewer than 5,000 requests, of .6 and .41 it can with
     1,600. No latency plays a part then.
     """
-    _need_telling(claims, ("errors", "memory"))
+    need_telling(claims, ("errors", "memory"))
     checks, health = claims[HealthChecks], claims[HealthShare]
     if health.window_s < 2 * checks.interval_s:
         raise UnsupportedError(f"a report counts for {health.window_s:g} s, not from one check-up to the next but one")
@@ -327,10 +331,11 @@ def one_holds_a_model(claims: Claims) -> Scenario:
     backends = claims.fleet(2)
     warm, full = cap_of(warm_zone(claims, backends)), cap_of(full_zone(claims, backends))
     touch_s = START_S / 2
-    while_warm = _burst(WARM, START_S + max(health.window_s, reported_s(claims)) + HANDOVER_S, warm)
+    failing_s = health.window_s / CALLS_TO_SPARE  # all fail from the first on, and by then they are enough
+    while_warm = _burst(WARM, START_S + max(failing_s, reported_s(claims)) + HANDOVER_S, warm)
     full_s = while_warm.end_s + HANDOVER_S
     holds = math.ceil(full / (RATE_PER_S + TRICKLE_PER_S) / held_s)
-    end_s = full_s + holds * HOLD_EVERY_S
+    end_s = full_s + (holds - 1) * HOLD_EVERY_S + HOLD_S
     one, tokens = Keys(1, "sweep"), int(HOLD_S / DECODE_STEP_S)
     streams = [
         Stream(TOUCH, touch_s, 1.0, 1, one),

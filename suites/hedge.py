@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.claims import Claims, Hedge, Retry
 from harness.history import UNSEEN, History
-from harness.model import Ending, Failure, Kind, World
+from harness.model import Ending, Failure, Kind
 from harness.property import Findings, declare, held, within
 from suites.hedge_evidence import (
     answers,
@@ -24,13 +24,11 @@ from suites.hedge_evidence import (
 )
 from suites.hedge_scenarios import CANCELLED_WITHIN_S, GONE_WITHIN_S, OTHERS, stalls
 
-SIM = (World.SIM,)
-
 APART_S = 0.01
 """Of two good answers that come closer together than this, either may be the first for the balancer."""
 
 
-@declare("hedge.delay.not-before", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls, worlds=SIM)
+@declare("hedge.delay.not-before", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def delay_not_before(history: History, claims: Claims) -> Findings:
     """No request is hedged before it has lasted as long as the claimed quantile of its model's recent requests took.
 
@@ -61,7 +59,7 @@ def delay_not_before(history: History, claims: Claims) -> Findings:
         yield within(start_s - sent_s, shortest_s, float("inf"), sent_s, until_s=start_s, note=note)
 
 
-@declare("hedge.backend.another", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls, worlds=SIM)
+@declare("hedge.backend.another", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def backend_another(history: History, claims: Claims) -> Findings:
     """A hedge goes to another backend than the attempt that it joins.
 
@@ -79,7 +77,7 @@ def backend_another(history: History, claims: Claims) -> Findings:
     yield held(not same, at_s, len(same), 0, exact=True, sample=len(legs), note=note)
 
 
-@declare("hedge.first-good.wins", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls, worlds=SIM)
+@declare("hedge.first-good.wins", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def first_good_wins(history: History, claims: Claims) -> Findings:
     """Of the attempts of a hedged request the first that brings a good answer is the one whose answer the client gets.
 
@@ -106,7 +104,7 @@ def first_good_wins(history: History, claims: Claims) -> Findings:
         yield held(got == backend, at_s, got, backend, note=note)
 
 
-@declare("hedge.error.goes-on", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls, worlds=SIM)
+@declare("hedge.error.goes-on", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def error_goes_on(history: History, claims: Claims) -> Findings:
     """An error of one attempt does not end the race while the other may still bring a good answer.
 
@@ -135,7 +133,7 @@ def error_goes_on(history: History, claims: Claims) -> Findings:
         yield held(bool(answered[request]), at_s, status, (200, 299), note=note)
 
 
-@declare("hedge.loser.cancelled", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls, worlds=SIM)
+@declare("hedge.loser.cancelled", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def loser_cancelled(history: History, claims: Claims) -> Findings:
     """The attempt that lost is cancelled: its backend sees its client go within 100 ms of the winner's answer.
 
@@ -164,7 +162,7 @@ def loser_cancelled(history: History, claims: Claims) -> Findings:
             yield within(end_s - at_s, 0.0, CANCELLED_WITHIN_S, at_s, until_s=end_s, note=note)
 
 
-@declare("hedge.settled.never", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls, worlds=SIM)
+@declare("hedge.settled.never", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def settled_never(history: History, claims: Claims) -> Findings:
     """Nothing is sent for a request whose answer has begun, nor for one whose client has left.
 

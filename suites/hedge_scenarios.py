@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from harness.claims import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge
 from harness.model import Keys, Kind, Load, Phase, Scenario, Stream, UnsupportedError
 from harness.timeline import FailingStatus, Hang, RequestFault, Slow
@@ -19,7 +21,7 @@ SHORT, LONG = "short", "long"
 MODELS = 8
 RATE_PER_S = 300.0
 UPDATES_PER_S = 40.0
-FLOOD_PER_S = 300.0
+MOST_FLOOD_PER_S = 340.0
 
 SHORT_TOKENS, PATIENT_TOKENS, IMPATIENT_TOKENS = 16, 300, 400
 LONG_TOKENS = (36, 48, 60, 72, 84, 96)
@@ -49,11 +51,25 @@ SLOWDOWN, SLOWDOWN_S = 18.0, 0.45
 """All requests take 150 ms and more for this long: each of those that come before such times are known calls for a
 hedge, and yet a backend has no more than twenty inside at a time."""
 
+AFTERWARDS_S = 0.4
+"""All is as quick again as it was, and delays are still those of the slow time: timers of requests that have long been
+answered would go off in plenty."""
+
 EDGE_S = 0.05
 """Between the end of one fault and the next, so that a live run keeps their order."""
 
 OVERLOAD_S = 0.7
 SETTLE_S = 0.2
+
+OVERLOADED = 64.0
+"""Requests inside for each backend, on average, from which on no balancer can take its fleet for idle: in a scenario
+that normally has one or two inside each. Judged where no threshold is claimed."""
+
+BEYOND = 1.25
+"""A claimed threshold is passed for certain with so many times as many inside, some of them on their way."""
+
+FULL_WITHIN = 0.55
+"""Share of the overload's time after which so many are inside."""
 
 CANCELLED_WITHIN_S = 0.1
 """From a winner's answer until the loser's backend sees its client go (published)."""
@@ -77,9 +93,22 @@ def keyed(end_s: float, hedge: Hedge) -> tuple[Stream, ...]:
 
 
 def _stream(name: str, rate_per_s: float, end_s: float, tokens: int) -> Stream:
-    requests = int(rate_per_s * end_s)
+    """Requests up to `end_s`: one deviation fewer than on average, or some slow stream would last a second longer."""
+    requests = int(rate_per_s * end_s - math.sqrt(rate_per_s * end_s))
     keys = Keys(MODELS, "sweep")
     return Stream(name, 0.0, rate_per_s, requests, keys, arrivals="poisson", output_tokens=tokens)
+
+
+def overloaded(hedge: Hedge) -> float:
+    """Requests inside for each backend, on average, from which on a fleet is overloaded."""
+    return OVERLOADED if hedge.load_threshold is None else BEYOND * hedge.load_threshold
+
+
+def _flood(hedge: Hedge, backends: int, start_s: float) -> Stream:
+    """What it takes besides the usual load to overload a fleet that answers nothing, or as much as a run carries."""
+    wanted_per_s = overloaded(hedge) * backends / (FULL_WITHIN * OVERLOAD_S) - RATE_PER_S
+    rate_per_s = min(max(wanted_per_s, 1 / OVERLOAD_S), MOST_FLOOD_PER_S)
+    return Stream("flood", start_s, rate_per_s, round(rate_per_s * OVERLOAD_S), Keys(MODELS, "sweep"), "poisson")
 
 
 def _patience(hedge: Hedge, stalls_s: float, spacing_s: float) -> tuple[Stream, Stream]:
@@ -92,7 +121,7 @@ def _patience(hedge: Hedge, stalls_s: float, spacing_s: float) -> tuple[Stream, 
 
 
 def stalls(claims: Claims) -> Scenario:
-    """Backends stall in turn; then half of them stall while the others fail, twice; then all are slow, then all hang.
+    """Backends stall in turn; then half of them stall while the others fail, twice; then all are slow for once.
 
     A stall hits the requests that arrive in 80 ms. Every backend stalls equally often, so that it does not matter who
     owns which model.
@@ -104,8 +133,7 @@ def stalls(claims: Claims) -> Scenario:
     stalls_s = warm_s(hedge)
     errors_s = stalls_s + 2 * backends * spacing_s
     slowdown_s = errors_s + 2 * LEAST_SPACING_S
-    overload_s = slowdown_s + SLOWDOWN_S
-    end_s = overload_s + OVERLOAD_S
+    end_s = slowdown_s + SLOWDOWN_S + AFTERWARDS_S
     timeline: list[RequestFault] = [
         Slow(names[turn % backends], stalls_s + turn * spacing_s, SLOWNESS, for_s=STALL_S)
         for turn in range(2 * backends)
@@ -116,11 +144,9 @@ def stalls(claims: Claims) -> Scenario:
         timeline += [Slow(name, at_s, SLOWNESS, for_s=STALL_S) for name in slow]
         timeline += [FailingStatus(name, at_s, 500, for_s=ERRORS_S) for name in failing]
     timeline += [Slow(name, slowdown_s, SLOWDOWN, for_s=SLOWDOWN_S - EDGE_S) for name in names]
-    timeline += [Hang(name, overload_s, for_s=OVERLOAD_S) for name in names]
     streams = [
         *keyed(end_s, hedge),
         *_patience(hedge, stalls_s, spacing_s),
-        Stream("flood", overload_s, FLOOD_PER_S, int(FLOOD_PER_S * OVERLOAD_S), Keys(MODELS, "sweep"), "poisson"),
     ]
     if claims.protocol == "http":
         streams.append(Stream("updates", 0.0, UPDATES_PER_S, int(UPDATES_PER_S * end_s), kind=Kind.UPDATE))
@@ -132,10 +158,32 @@ def stalls(claims: Claims) -> Scenario:
         phases=(
             Phase("stalls", stalls_s, errors_s),
             Phase("errors", errors_s, slowdown_s),
-            Phase("slowdown", slowdown_s, overload_s),
-            Phase("overload", overload_s, end_s + SETTLE_S),
+            Phase("slowdown", slowdown_s, slowdown_s + SLOWDOWN_S),
+            Phase("afterwards", slowdown_s + SLOWDOWN_S, end_s + SETTLE_S),
         ),
         intervals_s=(GONE_WITHIN_S, CANCELLED_WITHIN_S),
+    )
+
+
+def overload(claims: Claims) -> Scenario:
+    """Once the delays are known all backends hang, and requests come in faster than ever.
+
+    What hangs is let go, hundreds of requests at once, in a second of the run in which nothing is judged any more.
+    A hedge that is decided below a claimed threshold and seen above it took longer than the fleet takes to fill up
+    from the one to the other: a fifth of the interval.
+    """
+    hedge = claims[Hedge]
+    backends = claims.fleet(4, at_least=2)
+    overload_s = warm_s(hedge)
+    end_s = overload_s + OVERLOAD_S
+    let_go_s = math.floor(end_s) + 1 + EDGE_S
+    return Scenario(
+        name="overload",
+        backends=backends,
+        load=Load((*keyed(end_s, hedge), _flood(hedge, backends, overload_s)), key_carrier(claims)),
+        timeline=tuple(Hang(f"gpu-{number}", overload_s, for_s=let_go_s - overload_s) for number in range(backends)),
+        phases=(Phase("overload", overload_s, let_go_s),),
+        intervals_s=(FULL_WITHIN * OVERLOAD_S,),
     )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from harness.claims import Affinity, Claims
 from harness.history import UNSEEN, History, StepSeen
-from harness.model import World
 from harness.property import Findings, declare, held, undecided
 from harness.stats import ALPHA, remap_band
 from harness.timeline import Join, Leave
@@ -32,7 +31,7 @@ def _stays(history: History) -> Iterator[tuple[StepSeen, float]]:
             yield step, min(later, default=float("inf"))
 
 
-@declare("membership.leave.gets-nothing", off=CALM, scenario=every_change, worlds=(World.SIM,))
+@declare("membership.leave.gets-nothing", off=CALM, scenario=every_change)
 def leave_gets_nothing(history: History, claims: Claims) -> Findings:
     """A backend that has left gets none of the requests that were sent after its leave had been carried out.
 
@@ -61,7 +60,7 @@ def leave_gets_nothing(history: History, claims: Claims) -> Findings:
         )
 
 
-@declare("membership.join.gets-share", off=CALM, scenario=every_change, worlds=(World.SIM,))
+@declare("membership.join.gets-share", off=CALM, scenario=every_change)
 def join_gets_share(history: History, claims: Claims) -> Findings:
     """A backend that joins, or returns, has its share of the requests within a second, or as its claimed checks allow.
 

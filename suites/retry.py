@@ -17,7 +17,7 @@ from harness.claims import (
     Retry,
 )
 from harness.history import UNSEEN, History
-from harness.model import Ending, Failure, Keys, Kind, Load, Method, Phase, Scenario, Stream, UnsupportedError, World
+from harness.model import Ending, Failure, Keys, Kind, Load, Method, Phase, Scenario, Stream, UnsupportedError
 from harness.property import Findings, declare, held, within
 from harness.timeline import CutOff, FailingStatus, Hang, RequestFault
 from suites.retry_evidence import counts, dropped, followers, inference, refused, started_in, turns, updates
@@ -119,7 +119,7 @@ def _in_phase(history: History, name: str) -> tuple[float, float] | None:
     return None
 
 
-@declare("retry.attempts.at-most", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures, worlds=(World.SIM,))
+@declare("retry.attempts.at-most", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
 def attempts_at_most(history: History, claims: Claims) -> Findings:
     """A request gets no more attempts than claimed, whatever fails, GET or POST, over old connections or new ones.
 
@@ -141,9 +141,7 @@ def attempts_at_most(history: History, claims: Claims) -> Findings:
             yield held(most <= limit, at_s=0.0, observed=most, bound=limit, exact=True, sample=len(rows), note=note)
 
 
-@declare(
-    "retry.status.only-claimed", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures, worlds=(World.SIM,)
-)
+@declare("retry.status.only-claimed", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
 def status_only_claimed(history: History, claims: Claims) -> Findings:
     """An answer with a status that is not claimed to be tried again reaches its client as it is, after one attempt.
 
@@ -165,7 +163,7 @@ def status_only_claimed(history: History, claims: Claims) -> Findings:
         yield held(wrong == 0, at_s=at_s, observed=wrong, bound=0, exact=True, sample=len(rows), note=note)
 
 
-@declare("retry.backend.another", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures, worlds=(World.SIM,))
+@declare("retry.backend.another", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
 def backend_another(history: History, claims: Claims) -> Findings:
     """A retry goes to another backend than the one that just failed, while there is another.
 
@@ -188,9 +186,7 @@ def backend_another(history: History, claims: Claims) -> Findings:
         yield held(back == 0, span[0], back, 0, until_s=span[1], sample=len(rows), note=note)
 
 
-@declare(
-    "retry.update.at-most-once", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures, worlds=(World.SIM,)
-)
+@declare("retry.update.at-most-once", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
 def update_at_most_once(history: History, claims: Claims) -> Findings:
     """An update reaches a backend at most once, however its attempt ended.
 
@@ -215,7 +211,7 @@ def update_at_most_once(history: History, claims: Claims) -> Findings:
         yield held(again == 0, 0.0, again, 0, exact=True, sample=len(rows), note=note)
 
 
-@declare("retry.first-byte.never", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures, worlds=(World.SIM,))
+@declare("retry.first-byte.never", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
 def first_byte_never(history: History, claims: Claims) -> Findings:
     """Once an answer has begun its request is never tried again; where it breaks off its client sees that, once.
 
@@ -238,9 +234,7 @@ def first_byte_never(history: History, claims: Claims) -> Findings:
     yield held(whole == 0, at_s, whole, 0, exact=True, sample=len(rows), note=note)
 
 
-@declare(
-    "retry.retry-after.honoured", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures, worlds=(World.SIM,)
-)
+@declare("retry.retry-after.honoured", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
 def retry_after_honoured(history: History, claims: Claims) -> Findings:
     """A retry waits as long as the backend asked for in Retry-After, or is not made at all.
 

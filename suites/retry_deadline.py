@@ -6,7 +6,7 @@ import numpy as np
 
 from harness.claims import Claims, Hedge, Retry
 from harness.history import UNSEEN, History
-from harness.model import Failure, Keys, Kind, Load, Phase, Scenario, Stream, UnsupportedError, World
+from harness.model import Failure, Keys, Kind, Load, Phase, Scenario, Stream, UnsupportedError
 from harness.property import Findings, declare, held, within
 from harness.timeline import Hang
 from suites.retry import OTHERS
@@ -61,9 +61,7 @@ def time_runs_out(claims: Claims) -> Scenario:
     )
 
 
-@declare(
-    "retry.deadline.holds", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=time_runs_out, worlds=(World.SIM,)
-)
+@declare("retry.deadline.holds", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=time_runs_out)
 def deadline_holds(history: History, claims: Claims) -> Findings:
     """One deadline spans all attempts of a request: it is answered by then, and no attempt begins after it.
 
@@ -100,7 +98,6 @@ def deadline_holds(history: History, claims: Claims) -> Findings:
     without=(Hedge,),
     off=OTHERS,
     scenario=time_runs_out,
-    worlds=(World.SIM,),
 )
 def timeout_only_claimed(history: History, claims: Claims) -> Findings:
     """What ran into a time limit is not tried again unless that is claimed, and an update never is.

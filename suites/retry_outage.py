@@ -112,7 +112,6 @@ def _span(history: History) -> tuple[float, float]:
     without=(Hedge,),
     off=OTHERS,
     scenario=quarter_outage,
-    worlds=(World.SIM,),
 )
 def budget_every_window(history: History, claims: Claims) -> Findings:
     """In every window of time there are no more retries than the claimed share of its fresh requests plus the floor.
@@ -191,7 +190,6 @@ def _fresh(history: History, from_s: Times, to_s: Times) -> Numbers:
     off=OTHERS,
     scenario=quarter_outage,
     baselines=("round_robin",),
-    worlds=(World.SIM,),
 )
 def outage_answers(history: History, claims: Claims) -> Findings:
     """In an outage no fewer requests are answered than without any retry.
@@ -219,9 +217,7 @@ def _answered_in_outage(history: History) -> int:
     return int(np.count_nonzero(history.answered() & (due_s >= began_s) & (due_s < over_s)))
 
 
-@declare(
-    "retry.outage.recovers", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=quarter_outage, worlds=(World.SIM,)
-)
+@declare("retry.outage.recovers", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=quarter_outage)
 def outage_recovers(history: History, claims: Claims) -> Findings:
     """Four seconds after an outage there are at most 1.05 attempts for each fresh request again, and it stays so.
 
@@ -266,6 +262,7 @@ def _recovery(history: History, claims: Claims) -> Findings:
     off=OTHERS,
     scenario=full_outage,
     baselines=("round_robin",),
+    # 1,100 attempts a second for sixteen seconds are more than two cores carry calmly; live has the quarter of it.
     worlds=(World.SIM,),
 )
 def outage_full_size(history: History, claims: Claims) -> Findings:

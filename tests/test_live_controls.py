@@ -1,4 +1,7 @@
-"""Planted faults are caught over real sockets too: two mutants, and a real nginx whose hash is not consistent."""
+"""Planted faults are caught over real sockets too: a mutant for each core family, and an nginx without consistent hash.
+
+Every property kills its mutant in the simulator; here one of each family does, with others beside it that must hold.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,26 @@ CASES = [
     ),
     (PythonTarget("python:tests.mutants.policies:NeverEjects"), ("health.failover.within-bound",), ()),
     (
+        PythonTarget("python:tests.mutants.breakers:TwoProbes"),
+        ("breaker.half-open.one-slow-probe",),
+        ("breaker.half-open.abort-frees-slot",),
+    ),
+    (
+        PythonTarget("python:tests.mutants.retries:SameBackendAgain"),
+        ("retry.backend.another",),
+        ("retry.attempts.at-most",),
+    ),
+    (
+        PythonTarget("python:tests.mutants.health_shares:GateInsteadOfWeight"),
+        ("health-share.latency.by-its-weight",),
+        (),
+    ),
+    (
+        PythonTarget("python:tests.mutants.hedges:SameBackendAgain"),
+        ("hedge.backend.another",),
+        ("hedge.update.never", "hedge.overhead.within-share"),
+    ),
+    (
         NginxTarget(consistent=False),
         ("affinity.leave.only-departed-keys-move", "affinity.leave.share"),
         (),
@@ -39,7 +62,18 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("target", "fail", "hold"), CASES, ids=["modulo", "never-ejects", "nginx-not-consistent"])
+IDS = [
+    "modulo",
+    "never-ejects",
+    "two-probes",
+    "retries-where-it-failed",
+    "gate-for-weight",
+    "hedges-where-it-is-slow",
+    "nginx-not-consistent",
+]
+
+
+@pytest.mark.parametrize(("target", "fail", "hold"), CASES, ids=IDS)
 def test_fault_is_caught_live(
     target: Target, fail: tuple[str, ...], hold: tuple[str, ...], session: LiveSession
 ) -> None:

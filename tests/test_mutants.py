@@ -18,6 +18,7 @@ from harness.target import Target
 from harness.targets.python import PythonTarget
 from harness.targets.reference import ReferenceTarget
 from harness.verdict import Outcome
+from tests.mutants.sketch import SKETCH, Fault
 
 SEED = 1
 WORLDS = {World.SIM: play}
@@ -28,6 +29,7 @@ ONLY_DEPARTED = "affinity.leave.only-departed-keys-move"
 SHARE = "affinity.leave.share"
 RETURN = "affinity.return.restores"
 HIT_RATE = "cache.affinity.hit-rate"
+INDEPENDENT = "health.check-ups.independent"
 FAILOVER = "health.failover.within-bound"
 OWN_ANSWER = "integrity.answer-belongs-to-request"
 EVEN = "spread.one-connection.even"
@@ -56,6 +58,7 @@ ONLY_CLAIMED = "retry.status.only-claimed"
 TIMEOUT = "retry.timeout.only-claimed"
 UPDATE_ONCE = "retry.update.at-most-once"
 
+CONNECTIONS_WEIGH = "health-share.connections.by-their-weight"
 ERRORS_WEIGH = "health-share.errors.by-their-weight"
 HEALTHY_EVEN = "health-share.healthy.even"
 LATENCY_WEIGHS = "health-share.latency.by-its-weight"
@@ -77,6 +80,7 @@ FOR_ITS_TIME = "breaker.open.for-its-time"
 OPEN_NOTHING = "breaker.open.gets-nothing"
 LATE_FAILURES = "breaker.open.ignores-late-failures"
 FULL_SHARE = "breaker.recovery.full-share"
+STARTS_CLEAN = "breaker.return.starts-clean"
 AT_COUNT = "breaker.trip.at-count"
 AT_LATENCY = "breaker.trip.at-latency"
 AT_RATE = "breaker.trip.at-rate"
@@ -104,6 +108,7 @@ CONFORMING = (
     "tests.mutants.retries:RetryingOutages",
     "tests.mutants.health_shares:Weighing",
     "tests.mutants.hedges:Hedging",
+    "tests.mutants.check_ups:Checking",
 )
 """What mutants are made of, without a fault."""
 
@@ -135,16 +140,28 @@ KILLS: dict[str, set[str]] = {
     "tests.mutants.retries:ForgetsThoseThatWait": {BUDGET, OUTAGE_FULL_SIZE},
     "tests.mutants.retries:PutsEverythingOff": {BUDGET, RECOVERS, OUTAGE_FULL_SIZE},
     "tests.mutants.retries:GivesUpFreshRequests": {OUTAGE_ANSWERS, OUTAGE_FULL_SIZE},
-    "tests.mutants.health_shares:GateInsteadOfWeight": {ERRORS_WEIGH, LATENCY_WEIGHS, MEMORY_WEIGHS},
+    "tests.mutants.health_shares:GateInsteadOfWeight": {
+        CONNECTIONS_WEIGH,
+        ERRORS_WEIGH,
+        LATENCY_WEIGHS,
+        MEMORY_WEIGHS,
+    },
     "tests.mutants.health_shares:IgnoresErrors": {ERRORS_WEIGH},
     "tests.mutants.health_shares:ShutsOutErrors": {ERRORS_WEIGH},
     "tests.mutants.health_shares:LastLatencyAsP99": {LATENCY_WEIGHS},
     "tests.mutants.health_shares:ResidentCountsAsUsed": {WARM_EVEN},
+    "tests.mutants.health_shares:IgnoresConnections": {CONNECTIONS_WEIGH},
     "tests.mutants.health_shares:IgnoresMemory": {MEMORY_WEIGHS},
     "tests.mutants.health_shares:NeverRecovers": {HEALTH_RECOVERS},
     "tests.mutants.health_shares:NotReadyByFormula": {NOT_READY_NOTHING},
     "tests.mutants.health_shares:NeverReadyAgain": {NOT_READY_RETURNS},
-    "tests.mutants.health_shares:TakesTheBest": {HEALTHY_EVEN, ERRORS_WEIGH, LATENCY_WEIGHS, HEALTH_RECOVERS},
+    "tests.mutants.health_shares:TakesTheBest": {
+        CONNECTIONS_WEIGH,
+        HEALTHY_EVEN,
+        ERRORS_WEIGH,
+        LATENCY_WEIGHS,
+        HEALTH_RECOVERS,
+    },
     "tests.mutants.breakers:NeverTripsOnCount": {AT_COUNT, PROBE_REOPENS, *OPENS_WRONGLY},
     "tests.mutants.breakers:OneTooEarly": {AT_COUNT},
     "tests.mutants.breakers:OneTooLate": {AT_COUNT, *OPENS_WRONGLY},
@@ -174,6 +191,8 @@ KILLS: dict[str, set[str]] = {
         *OPENS_WRONGLY,
     },
     "tests.mutants.breakers:LookingConsumes": {FULL_SHARE, GROWS},
+    "tests.mutants.breakers:RemembersWhoLeft": {STARTS_CLEAN},
+    "tests.mutants.check_ups:OneAfterTheOther": {INDEPENDENT},
     "tests.mutants.breakers:RejectsSlowly": {FAILS_FAST},
     "tests.mutants.hedges:SameBackendAgain": {HEDGE_ANOTHER},
     "tests.mutants.hedges:NeverHedges": {TAIL},
@@ -185,6 +204,7 @@ KILLS: dict[str, set[str]] = {
     "tests.mutants.hedges:FirstAnswerWins": {ERROR_GOES_ON},
     "tests.mutants.hedges:LosersRunOn": {LOSER},
     "tests.mutants.hedges:NoBudget": {OVERHEAD},
+    "tests.mutants.hedges:SavesUpForEver": {OVERHEAD},
     "tests.mutants.hedges:HedgesUpdates": {UPDATE_NEVER},
     "tests.mutants.hedges:DeafToLeaving": {SETTLED},
     "tests.mutants.hedges:HedgesAnswered": {SETTLED, LOSER, TAIL},
@@ -195,12 +215,22 @@ KILLS: dict[str, set[str]] = {
 
 SPOILS: dict[str, set[str]] = {
     "tests.mutants.hedges:NeverHedges": {HEDGE_ANOTHER, DELAY, ERROR_GOES_ON, FIRST_GOOD, LOSER, OVERHEAD},
+    "tests.mutants.breakers:NeverTripsOnCount": {STARTS_CLEAN},
+    "tests.mutants.breakers:OneTooLate": {STARTS_CLEAN},
     "tests.mutants.breakers:NoMinimum": {AT_RATE},
     "tests.mutants.breakers:SuccessDoesNotClear": {AT_RATE},
-    "tests.mutants.breakers:OneForAll": {ABORT_FREES, ONE_HUNG, ONE_SLOW},
+    "tests.mutants.breakers:OneForAll": {ABORT_FREES, ONE_HUNG, ONE_SLOW, STARTS_CLEAN},
     "tests.mutants.breakers:LookingConsumes": {ABORT_FREES, ONE_HUNG, ONE_SLOW},
 }
 """Mutant -> the properties that its fault keeps from being put to the test: they must be vacuous, which is no pass."""
+
+UNTOLD: dict[str, set[str]] = {
+    "tests.mutants.hedges:SameBackendAgain": {ERROR_GOES_ON},
+    "tests.mutants.health_shares:IgnoresErrors": {CONNECTIONS_WEIGH},
+    "tests.mutants.health_shares:ShutsOutErrors": {CONNECTIONS_WEIGH},
+}
+"""Mutant -> the properties whose outcome its fault leaves to chance: it puts a share between the right and the wrong
+one (.474 between .455 and .5), or leaves hardly anything to judge."""
 
 
 def target_of(mutant: str) -> Target:
@@ -223,6 +253,7 @@ def wrongly_judged(mutant: str, world: World = World.SIM) -> dict[str, Outcome]:
     due = dict.fromkeys(PROPERTIES, Outcome.PASS)
     due |= dict.fromkeys(fatal, Outcome.FAIL) | dict.fromkeys(SPOILS.get(mutant, set()), Outcome.VACUOUS)
     judged = {name: outcome for name, outcome in found.items() if outcome is not Outcome.UNSUPPORTED or name in fatal}
+    judged = {name: outcome for name, outcome in judged.items() if name not in UNTOLD.get(mutant, set())}
     return {name: outcome for name, outcome in judged.items() if outcome is not due[name]}
 
 
@@ -247,7 +278,12 @@ def test_every_property_is_killed_by_a_mutant() -> None:
     assert set(PROPERTIES) == set().union(*KILLS.values())
 
 
+@pytest.mark.parametrize("fault", SKETCH, ids=lambda fault: fault.number)
+def test_each_fault_of_the_sketch_is_a_mutant_that_a_property_kills(fault: Fault) -> None:
+    assert fault.property in KILLS[fault.mutant]
+
+
 def test_all_properties_are_judged_in_seconds() -> None:
     start_s = time.perf_counter()
     outcomes(ReferenceTarget(), seed=99)
-    assert time.perf_counter() - start_s < 10.0
+    assert time.perf_counter() - start_s < 15.0

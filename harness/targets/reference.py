@@ -53,7 +53,7 @@ def _features(settings: Settings) -> list[Feature]:
     """What is switched on, claimed with its numbers."""
     features: list[Feature] = [
         Affinity(key="header:x-model-id", algorithm="ring", virtual_nodes=settings.virtual_nodes),
-        Failover(within_s=5.0),
+        Failover(within_s=2.5),
     ]
     if settings.update_policy is not None:
         features.append(Spread(policy=settings.update_policy))
@@ -87,10 +87,21 @@ def _features(settings: Settings) -> list[Feature]:
                 window_s=health.window_s,
                 minimum_calls=health.minimum_calls,
                 baseline_p99_s=health.baseline_p99_s,
+                free_connections=health.free_connections,
+                connection_span=health.connection_span,
             )
         )
     if (hedge := settings.hedge) is not None:
-        features.append(Hedge(hedge.quantile, hedge.share, hedge.window, hedge.minimum))
+        features.append(
+            Hedge(
+                quantile=hedge.quantile,
+                share=hedge.share,
+                window=hedge.window,
+                minimum=hedge.minimum,
+                burst=hedge.burst,
+                load_threshold=hedge.load_threshold,
+            )
+        )
     if (retry := settings.retry) is not None:
         features.append(
             Retry(

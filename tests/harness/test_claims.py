@@ -107,6 +107,9 @@ def test_every_feature_has_defaults(tmp_path: Path, name: str) -> None:
         ("[claims.breaker]\nfailures = 0", "failures must be above 0, not 0"),
         ("[claims.breaker]\nopen_s = -1", "open_s must be above 0, not -1"),
         ("[claims.breaker]\nopen_s = nan", "open_s must be above 0, not nan"),
+        ("[claims.hedge]\nburst = 0", "burst must be above 0, not 0"),
+        ("[claims.hedge]\nload_threshold = -1.0", "load_threshold must be above 0, not -1.0"),
+        ("[claims.health_share]\nconnection_span = 0", "connection_span must be above 0, not 0"),
         ("[claims.breaker]\nopen_s = 2026-01-01", "[claims.breaker] open_s: saw '2026-01-01': "),
         ("[claims.breaker]\nbackoff = 2", "[claims.breaker] backoff: saw 2: "),
         (

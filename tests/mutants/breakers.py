@@ -254,6 +254,24 @@ class _OneForAll(Members):
         return super().set_backends(backends, now_s)
 
 
+class _RemembersWhoLeft(_Members):
+    def __init__(self, settings: Settings, generator: Random, make: type[CircuitBreaker]) -> None:
+        super().__init__(settings, generator, make)
+        self._ever: dict[str, CircuitBreaker] = {}
+
+    def set_backends(self, backends: tuple[Backend, ...], now_s: float) -> tuple[list[Action], list[str]]:
+        self._ever |= self._breakers
+        self._breakers = {backend.id: self._ever[backend.id] for backend in backends if backend.id in self._ever}
+        return super().set_backends(backends, now_s)
+
+
+class RemembersWhoLeft(Conforming):
+    """The breaker of a backend that left is kept, and waits for it as it was."""
+
+    def _made(self, settings: Settings, random: Random) -> Members:
+        return _RemembersWhoLeft(settings, random, self.breaker)
+
+
 class OneForAll(Conforming):
     """One breaker for all backends: one that fails takes the others down."""
 

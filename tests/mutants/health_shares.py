@@ -124,6 +124,17 @@ class IgnoresMemory(Weighing):
     score = _MemoryUnseen
 
 
+class _ConnectionsUnseen(HealthScore):
+    def components(self, backend: str, now_s: float) -> Components:
+        return super().components(backend, now_s)._replace(connections=1.0)
+
+
+class IgnoresConnections(Weighing):
+    """Active connections don't lower a score."""
+
+    score = _ConnectionsUnseen
+
+
 class _Worst(HealthScore):
     def __init__(self, settings: HealthSettings) -> None:
         super().__init__(settings)

@@ -18,7 +18,7 @@ from harness.claims import Backoff, Breaker, Feature, Hedge
 from harness.model import Kind
 
 GOOD = HedgeSettings(window=200, minimum=40, load_threshold=32.0)
-CLAIMED = Hedge(GOOD.quantile, GOOD.share, GOOD.window, GOOD.minimum)
+CLAIMED = Hedge(GOOD.quantile, GOOD.share, GOOD.window, GOOD.minimum, GOOD.burst, GOOD.load_threshold)
 
 
 TRIPS = BreakerSettings(failures=5, error_rate=None, slow_p99_s=None, open_s=0.5, probes=1, successes=2)
@@ -153,6 +153,12 @@ class NoBudget(Hedging):
     """Hedges whatever is slow."""
 
     hedge = replace(GOOD, share=1.0)
+
+
+class SavesUpForEver(Hedging):
+    """A bucket without a bound: what quiet hours did not spend is spent at once when everything is slow."""
+
+    hedge = replace(GOOD, burst=10**6)
 
 
 class HedgesUpdates(Hedging):

@@ -1,4 +1,4 @@
-"""Health on hand-written histories: what is lost just before and just after the claimed time."""
+"""Health on hand-written histories: what is lost around the claimed time, and how long nobody is checked."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from harness.arrivals import Arrival
 from harness.claims import Breaker, Claims, Ejection, Failover, HealthChecks
-from harness.history import History
+from harness.history import CHECK_UP, History
 from harness.model import Method
 from harness.property import Finding, Within
-from harness.timeline import Kill
+from harness.timeline import Blackhole, Kill
 from harness.verdict import Outcome
-from suites.health import BEFORE_S, failover_within_bound, one_dies
+from suites.health import AFTER_S, BEFORE_S, check_ups_independent, failover_within_bound, one_dies, one_is_silent
 from tests.suites.histories import history_of, lost, outcome
 
 WITHIN_S = 1.5
@@ -62,8 +62,8 @@ def test_nothing_lost() -> None:
         "POST": (0.0, 0.0, WITHIN_S),
         "GET": (0.0, 0.0, WITHIN_S),
     }
-    assert {item.sample for item in found.values()} <= {179, 180}
-    assert {(item.at_s, item.until_s) for item in found.values()} == {(BOUND_S, 6.5)}
+    assert {item.sample for item in found.values()} <= {89, 90}
+    assert {(item.at_s, item.until_s) for item in found.values()} == {(BOUND_S, BOUND_S + AFTER_S)}
     assert "0 lost since the death" in found["POST"].note
     assert "latency p50/p99 ms: gpu-0 10.0/10.0, gpu-1 10.0/10.0, gpu-2 10.0/10.0" in found["POST"].note
 
@@ -118,14 +118,64 @@ def test_without_a_death_no_finding() -> None:
 
 def test_noise_leaves_the_end_undecided() -> None:
     """The shortest interval is the claimed time; a fifth of it is 300 ms."""
-    noisy = replace(dying(), slack_s=np.full(7, 0.31))
+    noisy = replace(dying(), slack_s=np.full(5, 0.31))
     assert outcome(failover_within_bound, noisy, CLAIMS) is Outcome.INCONCLUSIVE
-    assert outcome(failover_within_bound, replace(noisy, slack_s=np.full(7, 0.29)), CLAIMS) is Outcome.PASS
+    assert outcome(failover_within_bound, replace(noisy, slack_s=np.full(5, 0.29)), CLAIMS) is Outcome.PASS
 
 
 def test_the_scenario_lasts_as_long_as_the_claim() -> None:
     slow = Claims((Failover(within_s=30.0), Ejection(open_s=2.0), Breaker(open_s=3.0), HealthChecks(interval_s=0.5)))
     scenario = one_dies(slow)
-    assert scenario.phase("after").end_s == BEFORE_S + 30.0 + 3.0
+    assert scenario.phase("after").end_s == BEFORE_S + 30.0 + AFTER_S
     assert scenario.intervals_s == (30.0, 2.0, 3.0, 0.5)
     assert scenario.timeline == (Kill("gpu-1", BEFORE_S),)
+
+
+# --- check-ups ----------------------------------------------------------------------------------------------
+
+CHECKED = Claims((HealthChecks(interval_s=0.5, timeout_s=1.0),))
+SILENCE = one_is_silent(CHECKED)
+SILENT_S, END_S = SILENCE.phase("silent").start_s, SILENCE.phase("silent").end_s
+
+
+def polled(period_s: float, late_s: float = 0.0, backends: tuple[int, ...] = (1, 2)) -> History:
+    """These backends are checked every `period_s`, first 20 ms after the silence began, the last one `late_s` later."""
+    rows = []
+    for backend in backends:
+        later_s = late_s if backend == backends[-1] else 0.0
+        times_s = np.arange(SILENT_S + 0.02 - 2 * period_s, END_S + 2 * period_s, period_s)
+        rows += [(backend, 200, at_s + (later_s if at_s > SILENT_S + 0.1 else 0.0)) for at_s in times_s]
+    check_ups = np.array(sorted(rows, key=lambda row: row[2]), dtype=CHECK_UP)
+    return replace(history_of(SILENCE, lambda arrival: arrival.number % 3), check_ups=check_ups)
+
+
+def test_check_ups_go_on_at_their_interval() -> None:
+    found = check_ups_independent(polled(0.5), CHECKED)
+    assert len(found) == 2
+    for item in found:
+        assert isinstance(item, Within) and item.observed_s == pytest.approx(0.5) and item.high_s == 0.75
+        assert (item.at_s, item.until_s, item.sample) == (SILENT_S, END_S, 4)
+
+
+@pytest.mark.parametrize(("late_s", "due"), [(0.24, Outcome.PASS), (0.26, Outcome.FAIL), (1.0, Outcome.FAIL)])
+def test_one_that_is_kept_waiting(late_s: float, due: Outcome) -> None:
+    assert outcome(check_ups_independent, polled(0.5, late_s), CHECKED) is due
+
+
+@pytest.mark.parametrize("period_s", [1.0, 1.5, 5.0])
+def test_one_after_the_other(period_s: float) -> None:
+    """In a loop that waits for the silent one, with a pause of the interval or without; or there is no more check."""
+    assert outcome(check_ups_independent, polled(period_s), CHECKED) is Outcome.FAIL
+
+
+def test_the_silent_one_is_not_judged_and_unseen_ones_are_undecided() -> None:
+    assert outcome(check_ups_independent, polled(0.5, backends=(2,)), CHECKED) is Outcome.INCONCLUSIVE
+    assert len(check_ups_independent(polled(0.5, backends=(0, 1, 2)), CHECKED)) == 2
+    assert check_ups_independent(replace(polled(0.5), steps=()), CHECKED) == []
+
+
+def test_the_silence_outlasts_a_time_limit_and_two_intervals() -> None:
+    assert SILENCE.timeline == (Blackhole("gpu-0", 0.5),) and pytest.approx(2.5) == END_S
+    assert SILENCE.intervals_s == (0.5, 1.0)
+    slow = one_is_silent(Claims((HealthChecks(interval_s=2.0, timeout_s=3.0),)))
+    assert slow.phase("silent").end_s == 2.0 + 2 * 2.0 + 3.0

@@ -94,7 +94,7 @@ def test_a_share_by_the_weight_of_the_errors(share: float, due: str) -> None:
 
 def test_the_window_fills_from_when_the_fault_took_effect() -> None:
     scenario = one_fails(CLAIMS)
-    assert rate(errors_by_their_weight, shared(scenario)).at_s == pytest.approx(0.4 + 2.0 + HANDOVER_S)
+    assert rate(errors_by_their_weight, shared(scenario)).at_s == pytest.approx(0.1 + 2.0 + 2 * HANDOVER_S)
     late = shifted(shared(scenario, failing=1 / 6), effective_s=1.0)
     assert rate(errors_by_their_weight, late).at_s == pytest.approx(0.1 + 1.0 + 2.0 + HANDOVER_S)
     assert rate(errors_by_their_weight, late).until_s == pytest.approx(scenario.phase(FAILING).end_s)

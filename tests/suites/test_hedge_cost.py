@@ -10,12 +10,12 @@ import pytest
 from harness.claims import Backoff, Breaker, Claims, Hedge
 from harness.history import History
 from harness.model import Kind, UnsupportedError
+from harness.property import Held
 from harness.timeline import FailingStatus, Hang, Slow
 from harness.verdict import Outcome
-from suites import hedge_cost
 from suites.hedge_cost import breaker_off, overhead_within_share, overload_off, tail_cut, update_never
 from suites.hedge_evidence import in_flight, outlasted, probes
-from suites.hedge_scenarios import half_open, stalls
+from suites.hedge_scenarios import half_open, overload, stalls
 from tests.suites.hedge_histories import CLAIMS, Leg, Story, left
 from tests.suites.histories import on_time, only, outcome
 
@@ -56,6 +56,27 @@ def busy(hedged: list[bool], quick: int = 4) -> History:
 def test_hedges_within_the_share_of_every_prefix(hedged: list[bool], ok: bool, made: int, allowed: int) -> None:
     found = only(overhead_within_share, busy(hedged), CLAIMS)
     assert (found.ok, found.observed, found.bound, found.exact) == (ok, made, allowed, True)
+
+
+BURSTS = replace(CLAIMS, features=(replace(CLAIMS[Hedge], burst=2),))
+
+
+@pytest.mark.parametrize(
+    ("quick", "together", "ok", "made", "bound"),
+    [
+        (12, 2, True, 2, 2.25),  # the second one's own request has earned a quarter of a hedge
+        (12, 3, False, 3, 2.5),
+        (4, 2, True, 2, 2.25),
+    ],
+)
+def test_a_quiet_spell_saves_up_no_more_than_the_burst(
+    quick: int, together: int, ok: bool, made: int, bound: float
+) -> None:
+    """A quarter of twelve requests would be three hedges; of those no more than two wait for who comes next."""
+    history = busy([True] * together, quick)
+    everything, run = overhead_within_share(history, BURSTS)
+    assert isinstance(everything, Held) and isinstance(run, Held) and everything.ok is (quick == 12)
+    assert (run.ok, run.observed, run.bound) == (ok, made, bound) and not run.exact
 
 
 def test_extra_work_is_told_beside_it() -> None:
@@ -138,6 +159,11 @@ def test_without_a_slow_update_nothing_is_proven() -> None:
     assert update_never(hedged_inference.history(), CLAIMS) == []
 
 
+def threshold(load: float) -> Claims:
+    """The same claims, with no hedges above so many requests inside each backend."""
+    return replace(CLAIMS, features=(replace(CLAIMS[Hedge], load_threshold=load),))
+
+
 def crowded(hedged: bool, inside: int) -> History:
     """`inside` requests are inside, none of them answered, when a slow one comes; it may be hedged 0.2 s later."""
     story = Story().quick([0.1] * 4)
@@ -148,20 +174,23 @@ def crowded(hedged: bool, inside: int) -> History:
 
 
 @pytest.mark.parametrize(("hedged", "ok"), [(False, True), (True, False)])
-def test_nothing_is_hedged_under_overload(hedged: bool, ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four for each of three backends, for once: the twelfth is the first that meets an overloaded fleet."""
-    monkeypatch.setattr(hedge_cost, "OVERLOADED", 4)
-    found = only(overload_off, crowded(hedged, inside=12), CLAIMS)
+def test_nothing_is_hedged_under_overload(hedged: bool, ok: bool) -> None:
+    """A quarter more than 3.2 for each of three backends: the twelfth is the first that meets an overloaded fleet."""
+    found = only(overload_off, crowded(hedged, inside=12), threshold(3.2))
     assert (found.ok, found.observed, found.bound, found.sample) == (ok, int(hedged), 0, 2)
     assert found.at_s == pytest.approx(20.011) and found.until_s == 30.0
 
 
-def test_below_overload_nothing_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hedge_cost, "OVERLOADED", 4)
-    assert overload_off(crowded(hedged=True, inside=10), CLAIMS) == []
+def test_below_overload_nothing_is_proven() -> None:
+    assert overload_off(crowded(hedged=True, inside=10), threshold(3.2)) == []
 
 
-def test_overload_is_64_inside_each() -> None:
+def test_overload_is_64_inside_each_or_a_quarter_more_than_claimed() -> None:
+    """Ten for each of three backends, the slow one itself among them."""
+    assert overload_off(crowded(hedged=True, inside=28), threshold(8.0)) == []
+    assert not only(overload_off, crowded(hedged=True, inside=29), threshold(8.0)).ok
+    with pytest.raises(UnsupportedError, match="hedges with up to 52 requests"):
+        overload_off(crowded(hedged=True, inside=191), threshold(52.0))
     assert overload_off(crowded(hedged=True, inside=190), CLAIMS) == []
     assert not only(overload_off, crowded(hedged=True, inside=191), CLAIMS).ok
 
@@ -221,8 +250,25 @@ def test_every_backend_stalls_equally_often_and_others_fail_beside() -> None:
     slowed = [step.backend for step in scenario.timeline if isinstance(step, Slow) and step.at_s < 5.2]
     assert slowed == [f"gpu-{number}" for number in (0, 1, 2, 3, 0, 1, 2, 3)]
     assert {step.backend for step in scenario.timeline if isinstance(step, FailingStatus)} == set(scenario.backend_ids)
-    assert sum(isinstance(step, Hang) for step in scenario.timeline) == 4
-    assert 7.0 < scenario.end_s < 8.0 and len(on_time(scenario)) == len(scenario.timeline)
+    assert 7.0 < scenario.end_s < 7.5 and len(on_time(scenario)) == len(scenario.timeline)
+
+
+@pytest.mark.parametrize(("threshold", "flood_per_s"), [(None, 340.0), (32.0, 115.6), (8.0, 1.4), (1000.0, 340.0)])
+def test_the_flood_is_as_large_as_overload_needs(threshold: float | None, flood_per_s: float) -> None:
+    """Four times 1.25 x 32 requests inside within 55 % of 0.7 s, 300/s of them from the usual load."""
+    scenario = overload(Claims((Hedge(load_threshold=threshold),)))
+    flood = scenario.load.streams[scenario.load.index("flood")]
+    assert flood.rate_per_s == pytest.approx(flood_per_s, abs=0.1)
+
+
+def test_what_hangs_is_let_go_in_a_second_of_its_own() -> None:
+    """Hundreds of resets at once are noise of our own making, and slack is kept by the second."""
+    scenario = overload(Claims((Hedge(),)))
+    assert [step.backend for step in scenario.timeline if isinstance(step, Hang)] == list(scenario.backend_ids)
+    hang = scenario.timeline[0]
+    assert isinstance(hang, Hang)
+    last_s = max(stream.end_s for stream in scenario.load.streams)
+    assert int(last_s) < int(hang.at_s + (hang.for_s or 0.0)) == int(scenario.end_s)
 
 
 def test_a_higher_quantile_stalls_more_rarely_and_openai_has_no_updates() -> None:

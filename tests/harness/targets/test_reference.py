@@ -5,7 +5,7 @@ from pydantic import TypeAdapter
 
 from harness.balancer.protocol import Backend, MembershipChanged, NowFunction, Request, RequestArrived, Send, SetTimer
 from harness.balancer.settings import CheckSettings, EjectionSettings, Settings
-from harness.claims import Affinity, Breaker, Ejection, Failover, HealthChecks, Retry
+from harness.claims import Affinity, Breaker, Ejection, Failover, HealthChecks, HealthShare, Hedge, Retry
 from harness.model import Kind, World
 from harness.target import Target
 from harness.targets.reference import ReferenceTarget
@@ -58,6 +58,9 @@ def test_claims_state_the_settings() -> None:
     target = ReferenceTarget(Settings(ejection=EjectionSettings(failures=7, open_s=0.25), virtual_nodes=99))
     assert target.claims[Ejection] == Ejection(failures=7, open_s=0.25)
     assert target.claims[Affinity].virtual_nodes == 99
+    hedge, health = ReferenceTarget().claims[Hedge], ReferenceTarget().claims[HealthShare]
+    assert (hedge.burst, hedge.load_threshold) == (10, 32.0)
+    assert (health.free_connections, health.connection_span) == (100, 500)
     assert target.worlds == {World.SIM, World.LIVE}
     assert Ejection not in ReferenceTarget().claims
     bare = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None)

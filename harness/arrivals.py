@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass
 from functools import lru_cache
 
+from harness.frozen import lean
 from harness.model import Connections, Keys, Kind, Load, Method, Stream
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class Arrival:
     """One request to be sent. `at_s` counts from the start of the run; `key` is an index, -1 for none.
 

@@ -1,12 +1,23 @@
-"""Frozen data: plain JSON that is equal where it is equal, and durations stretched. Standard library only."""
+"""Frozen data: made cheaply, as plain JSON that is equal where it is equal, stretched. Standard library only."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 Frozen = TypeVar("Frozen")
+Made = TypeVar("Made")
+
+
+@dataclass_transform(frozen_default=True)
+def lean(cls: type[Made]) -> type[Made]:
+    """A dataclass with slots for what is made for every request: frozen for the type checker, plain when it runs.
+
+    Setting the fields of one that is frozen when it runs takes three to five times as long (1.1 instead of 0.2 us for
+    ten), and a request makes a dozen on its way through balancer and simulator.
+    """
+    return dataclasses.dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 def canonical(value: object) -> Any:

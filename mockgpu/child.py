@@ -20,6 +20,7 @@ from pathlib import Path
 
 from mockgpu.catalogue import Setup
 from mockgpu.clock import Clock
+from mockgpu.core import Options
 from mockgpu.faults import Change
 from mockgpu.listening import PortError
 from mockgpu.log import AttemptLog
@@ -39,6 +40,7 @@ class Settings:
     log_rows: int
     nonce: int
     token: str
+    options: Options
     parent_pid: int
 
     def encode(self) -> bytes:
@@ -60,7 +62,15 @@ def _say(line: str) -> None:
 async def _serve(settings: Settings, lines: asyncio.StreamReader) -> None:
     clock = Clock(asyncio.get_running_loop())
     log = AttemptLog(settings.log_path, settings.log_rows)
-    backend = Backend(settings.name, settings.setup, clock, log, nonce=settings.nonce, token=settings.token)
+    backend = Backend(
+        settings.name,
+        settings.setup,
+        clock,
+        log,
+        nonce=settings.nonce,
+        token=settings.token,
+        options=settings.options,
+    )
     try:
         await backend.start(settings.host, settings.port)
     except PortError as error:

@@ -1,4 +1,4 @@
-"""The ``mockgpu`` command: ``serve`` a fleet, list the ``models`` of the catalogue.
+"""The ``mockgpu`` command: ``serve`` a fleet, list the ``models`` of the catalogue, draw a ``picture``.
 
 What the user got wrong is one line on standard error and exit code 2.
 """
@@ -45,6 +45,7 @@ def serve(
     token: Annotated[str, typer.Option(envvar="MOCKGPU_TOKEN", help="x-mock-token of control calls.")] = "",
     processes: Annotated[bool, typer.Option("--processes", help="One process per backend.")] = False,
     nonce: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="The run that tags must name.")] = 0,
+    strict_models: Annotated[bool, typer.Option("--strict-models", help="404 for models not in the setup.")] = False,
     with_parent: Annotated[bool, typer.Option("--with-parent", help="Stop when the parent ends.")] = False,
 ) -> None:
     """Serve backends gpu-0, gpu-1, ... until SIGTERM or SIGINT.
@@ -64,14 +65,36 @@ def serve(
     if len(set(numbers)) < len(numbers) or not all(0 < number < 65536 for number in numbers):
         _fail(f"ports {', '.join(map(str, numbers))}: expected different ones from 1 to 65535; check --ports")
     # Imported late: a web server is no use to those who only asked for help.
+    from mockgpu.core import Options
     from mockgpu.fleet import FleetSettings, serve_until_signal
     from mockgpu.listening import PortError
     from mockgpu.members import MemberError
 
     try:
-        serve_until_signal(FleetSettings(made, numbers, host, control_port, token, processes, nonce))
+        options = Options(strict_models=strict_models)
+        serve_until_signal(FleetSettings(made, numbers, host, control_port, token, processes, nonce, options=options))
     except (PortError, MemberError) as error:
         _fail(str(error))
+
+
+@app.command()
+def picture(
+    backends: Annotated[int, typer.Option(min=1, max=16, help="How many in each of the two fleets.")] = 3,
+    seconds: Annotated[int, typer.Option(min=1, max=3600, help="How long the picture is.")] = 60,
+    seed: Annotated[int, typer.Option(help="Of the load.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Write the SVG to this file instead of standard output.")] = None,
+) -> None:
+    """Draw what models do in the memories of a small fleet, with and without affinity, as SVG."""
+    from mockgpu.picture import picture as draw
+
+    text = draw(backends, seconds, seed)
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        out.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        _fail(f"--out {out}: {error.strerror}; give a file that can be written")
 
 
 @app.command()
@@ -87,8 +110,8 @@ def models() -> None:
         limit = "no limit" if gpu.queue_limit is None else str(gpu.queue_limit)
         gpus.add_row(gpu.name, str(gpu.memory_mb), str(gpu.max_running), limit, f"{gpu.update_s:g}")
     table = Table(title="Models, alone on an H100")
-    for heading in ("model", "weights MB", "load s", "prefill tokens/s", "decode step ms"):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for heading in ("model", "MB", "load s", "prefill/s", "step ms", "+ ms per job", "KV KiB"):
+        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=heading == "model")
     for model in MODELS.values():
         table.add_row(
             model.name,
@@ -96,6 +119,8 @@ def models() -> None:
             f"{model.load_s:g}",
             f"{model.prefill_tokens_per_s:g}",
             f"{model.decode_step_s * 1000:g}",
+            f"{model.decode_slope_s * 1000:g}",
+            f"{model.kv_bytes_per_token / 1024:.4g}",
         )
     console = Console()
     console.print(gpus)

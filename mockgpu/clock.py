@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -31,6 +32,11 @@ class Timer:
     def cancel(self) -> None:
         """Make sure that the callback is not called (any more)."""
         self.callback = None
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Alarm(Protocol):
@@ -77,16 +83,12 @@ class Clock:
         if deadline_s <= time.monotonic():
             return
         future: asyncio.Future[None] = self._loop.create_future()
-
-        def wake() -> None:
-            if not future.done():
-                future.set_result(None)
-
-        timer = self.call_at(deadline_s, wake)
+        timer = self.call_at(deadline_s, partial(_wake, future))
         try:
             await future
-        finally:
+        except asyncio.CancelledError:
             timer.cancel()
+            raise
 
     def close(self) -> None:
         """Call nothing any more."""
@@ -136,11 +138,12 @@ class _TimerfdAlarm:
         self._loop = loop
         self._ring = ring
         self._descriptor = _timerfd_create()
+        self._set_to = _timerfd_setter(self._descriptor)
         loop.add_reader(self._descriptor, self._expired)
 
     def set(self, deadline_s: float) -> None:
         # Rounded up, so that the clock has reached the deadline; 0 would switch the timer off.
-        _timerfd_set(self._descriptor, max(1, math.ceil(deadline_s * 1e9)))
+        self._set_to(max(1, math.ceil(deadline_s * 1e9)))
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -166,8 +169,11 @@ if sys.version_info >= (3, 13) and sys.platform == "linux":
     def _timerfd_create() -> int:
         return os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
 
-    def _timerfd_set(descriptor: int, deadline_ns: int) -> None:
-        os.timerfd_settime_ns(descriptor, flags=os.TFD_TIMER_ABSTIME, initial=deadline_ns)
+    def _timerfd_setter(descriptor: int) -> Callable[[int], None]:
+        def set_to(deadline_ns: int) -> None:
+            os.timerfd_settime_ns(descriptor, flags=os.TFD_TIMER_ABSTIME, initial=deadline_ns)
+
+        return set_to
 
 else:
 
@@ -185,8 +191,17 @@ else:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
         return descriptor
 
-    def _timerfd_set(descriptor: int, deadline_ns: int) -> None:
-        seconds, nanoseconds = divmod(deadline_ns, 1_000_000_000)
-        timing = _Itimerspec(_Timespec(0, 0), _Timespec(seconds, nanoseconds))
-        if _libc.timerfd_settime(descriptor, _TFD_TIMER_ABSTIME, ctypes.byref(timing), None) < 0:
-            raise OSError(ctypes.get_errno(), "timerfd_settime failed")
+    _settime = _libc.timerfd_settime
+    _settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+    def _timerfd_setter(descriptor: int) -> Callable[[int], None]:
+        # Made once: making it anew would cost more than the call, and there is a call for every deadline.
+        wanted = _Itimerspec(_Timespec(0, 0), _Timespec(0, 0))
+        value, address = wanted.value, ctypes.addressof(wanted)
+
+        def set_to(deadline_ns: int) -> None:
+            value.seconds, value.nanoseconds = divmod(deadline_ns, 1_000_000_000)
+            if _settime(descriptor, _TFD_TIMER_ABSTIME, address, None) < 0:
+                raise OSError(ctypes.get_errno(), "timerfd_settime failed")
+
+        return set_to

@@ -1,19 +1,33 @@
-"""What goes into a GPU server and what comes out: jobs, events and the reported state, as frozen values.
+"""What goes into a GPU server and what comes out: jobs, events and the reported state, as values.
 
-All times are seconds on the caller's clock. ``mockgpu.model`` offers these names too.
+All times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar, dataclass_transform
+
+_Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True)
+def _value(cls: type[_Value]) -> type[_Value]:
+    """A dataclass that nobody changes, which a type checker sees to.
+
+    Frozen at run time an event takes three to six times as long to make, a quarter of all that a job costs here.
+    """
+    return dataclass(slots=True)(cls)
+
+
+@_value
 class Job:
     """A request for service. ``id`` is the caller's and must be unique among the jobs inside.
 
-    Service takes ``slowness`` times as long as the model's speeds say.
+    Service takes ``slowness`` times as long as the model's speeds say. ``prompt_blocks`` are the hashes of the
+    full KV blocks of the prompt, chained: two prompts with a common beginning have as many leading hashes in
+    common as that beginning has full blocks. ``adapter`` names a LoRA adapter of ``model``, "" none. ``update``
+    says what an update brings: an embedding, or new weights for ``model``.
     """
 
     id: int
@@ -22,19 +36,28 @@ class Job:
     prompt_tokens: int
     output_tokens: int
     slowness: float = 1.0
+    prompt_blocks: tuple[int, ...] = ()
+    adapter: str = ""
+    update: Literal["embedding", "weights"] = "embedding"
 
 
-@dataclass(frozen=True, slots=True)
+@_value
 class Started:
-    """Service began. ``cold``: the model was not resident at submission. ``queue_wait_s``: from then on."""
+    """Service began; it does so once for every job.
+
+    ``cold``: the model was not resident at submission. ``queue_wait_s``: from then on. ``batch``: jobs of its
+    model that run now, with this one (0 for an update). ``cached_tokens``: prompt tokens the prefix cache spares.
+    """
 
     at_s: float
     job_id: int
     cold: bool
     queue_wait_s: float
+    batch: int = 0
+    cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@_value
 class FirstToken:
     """The first output token is there; none comes for updates or for jobs without output tokens."""
 
@@ -42,7 +65,7 @@ class FirstToken:
     job_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@_value
 class Finished:
     """Service ended in full."""
 
@@ -50,16 +73,40 @@ class Finished:
     job_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The job was not taken in."""
+@_value
+class Preempted:
+    """The KV cache ran out: the job is back at the head of the queue, keeps its tokens and loses its KV blocks."""
 
     at_s: float
     job_id: int
-    reason: Literal["queue_full", "out_of_memory"]
 
 
-@dataclass(frozen=True, slots=True)
+@_value
+class Resumed:
+    """A preempted job runs again; it computes its prompt and its tokens so far anew before the next one."""
+
+    at_s: float
+    job_id: int
+
+
+Reason: TypeAlias = Literal["queue_full", "out_of_memory", "not_found", "asleep", "too_long"]
+
+
+@_value
+class Refused:
+    """The job will not be served.
+
+    ``queue_full``: no room in the queue. ``out_of_memory``: the model can't be made to fit. ``not_found``: its
+    model was unloaded, or its adapter is not there. ``asleep``: the server sleeps. ``too_long``: more tokens
+    than the model takes or the KV cache can ever hold.
+    """
+
+    at_s: float
+    job_id: int
+    reason: Reason
+
+
+@_value
 class Loading:
     """A load began; its memory counts as used from now on."""
 
@@ -67,7 +114,7 @@ class Loading:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
+@_value
 class Loaded:
     """The model is resident."""
 
@@ -75,7 +122,7 @@ class Loaded:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
+@_value
 class Evicted:
     """The model left the memory."""
 
@@ -83,17 +130,68 @@ class Evicted:
     model: str
 
 
-Event: TypeAlias = Started | FirstToken | Finished | Refused | Loading | Loaded | Evicted
+@_value
+class LoadFailed:
+    """An explicit load was given up: what is pinned leaves no room for the model."""
+
+    at_s: float
+    model: str
 
 
-@dataclass(frozen=True, slots=True)
+@_value
+class AdapterLoaded:
+    """The adapter is in one of the slots on the GPU."""
+
+    at_s: float
+    adapter: str
+    base: str
+
+
+@_value
+class AdapterUnloaded:
+    """The adapter left its slot on the GPU; if it is still known, a request brings it back."""
+
+    at_s: float
+    adapter: str
+    base: str
+
+
+@_value
+class Slept:
+    """The server sleeps. Level 1 keeps the weights in host memory, level 2 drops them; the KV cache is gone."""
+
+    at_s: float
+    level: int
+
+
+@_value
+class Woken:
+    """The server serves again."""
+
+    at_s: float
+
+
+JobEvent: TypeAlias = Started | FirstToken | Finished | Refused | Preempted | Resumed
+Residency: TypeAlias = Loading | Loaded | Evicted
+Management: TypeAlias = LoadFailed | AdapterLoaded | AdapterUnloaded | Slept | Woken
+Event: TypeAlias = JobEvent | Residency | Management
+
+
+@_value
 class State:
     """What a server reports of itself.
 
-    ``memory_used_mb`` counts resident and loading models, ``memory_evictable_mb`` the idle ones among them.
-    ``queue_depth`` counts waiting jobs, for a slot or for a load. ``pending_tokens`` is the sum of prompt and
-    output tokens of all jobs inside, each in full until it ends. ``models`` are the resident ones, in order
-    of loading, without those that are always resident.
+    ``memory_used_mb`` counts resident and loading models, adapters in slots, and KV blocks, in use or cached;
+    ``memory_evictable_mb`` the idle models that are not pinned and the cached blocks among them.
+    ``queue_depth`` counts waiting jobs, for a slot or for a load; ``waiting_for_load`` the latter alone.
+    ``pending_tokens`` is the sum of prompt and output tokens of all jobs inside, each in full until it ends.
+    ``models`` are the resident ones, in order of loading, without those that are always resident.
+    ``adapters`` are the known ones, each with its base model.
+
+    ``kv_blocks_total`` is in blocks of the default model; ``kv_blocks_used`` are held by jobs,
+    ``kv_blocks_cached`` kept for prompts that begin alike. ``asleep_level`` is 0 while awake. The rest are
+    counters since the start: prompt tokens looked up in the prefix cache and found there, preemptions, and
+    tokens computed or made for inferences that have come that far.
     """
 
     ready: bool
@@ -104,3 +202,14 @@ class State:
     running: int
     pending_tokens: int
     models: tuple[str, ...]
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_cached: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    preemptions: int = 0
+    prompt_tokens_done: int = 0
+    output_tokens_done: int = 0
+    asleep_level: int = 0
+    adapters: tuple[tuple[str, str], ...] = ()
+    waiting_for_load: int = 0

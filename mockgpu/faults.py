@@ -1,163 +1,100 @@
 """Faults of one backend that strike single requests: what becomes of each inference or update that arrives.
 
 There is no clock, socket or chance here: times are arguments, and which requests a share hits follows from a seed
-and from their position. So a simulator and a server apply the very same faults.
+and from their position. So a simulator and a server apply the very same faults. ``mockgpu.fault_kinds`` says what
+each kind does.
 
 Rules
 -----
 - One fault of each kind at a time; setting one again replaces it and begins it anew. Kinds combine.
-- A request's lot is drawn when it arrives, in this order: ``status``, then ``capacity``, then ``hang``; what they
-  leave is served, with ``slow`` and ``cut`` together where both are set. A request that an earlier fault has
-  taken does not count for a later one. What was inside before a fault was set is left alone by it.
+- A request's lot is drawn when it arrives, in this order: ``status``, ``capacity``, ``queue-full``, ``out-of-memory``,
+  ``hang``, ``zombie``; what they leave is served, under all others that are set. Of ``cut``, ``stall`` and
+  ``truncated`` the first one ends the answer; ``wrong-length`` needs an answer that none of them ends. A request that
+  an earlier fault has taken does not count for a later one. What was inside before a fault was set is left alone.
+- A request can bring faults for itself alone; each takes the place of one of its kind that is set, and counts no hit.
 - Requests that hang wait outside the GPU: in a report they count as queued, with their tokens, but they take up
-  no slot and no place of the queue's limit. When ``hang`` is taken back their connections are reset, as if the
-  stuck process had been restarted; they are never answered.
-- ``not-ready`` concerns reports only. Liveness stays fine under every fault.
+  no slot and no place of the queue's limit. When their fault is taken back the connections of all that hang or stall
+  are reset, as if the stuck process had been restarted; they are never answered.
+- ``not-ready``, ``not-alive`` and ``metrics`` concern reports only. Liveness stays fine under every fault but one.
+- ``evict`` acts once, when it is set, and stands in the report until it is cleared.
 - Faults live in a backend's process: they end when it does.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 from mockgpu.events import State
+from mockgpu.fault_kinds import (
+    AT_ONCE,
+    KINDS,
+    SPOILS,
+    Aimed,
+    Capacity,
+    Cut,
+    Drip,
+    Evict,
+    Fault,
+    FaultError,
+    Garbage,
+    Hang,
+    Metrics,
+    NotAlive,
+    NotReady,
+    OutOfMemory,
+    QueueFull,
+    Single,
+    Slow,
+    Spoil,
+    Stall,
+    Status,
+    Truncated,
+    WrongLength,
+    Zombie,
+    from_json,
+    known,
+    to_json,
+)
 
+__all__ = [
+    "KINDS",
+    "Answer",
+    "Capacity",
+    "Change",
+    "Cut",
+    "Drip",
+    "Evict",
+    "Fault",
+    "FaultError",
+    "Garbage",
+    "Hang",
+    "Hold",
+    "Lot",
+    "Metrics",
+    "NotAlive",
+    "NotReady",
+    "OutOfMemory",
+    "QueueFull",
+    "RequestFaults",
+    "Serve",
+    "Single",
+    "Slow",
+    "Spoil",
+    "Stall",
+    "Status",
+    "Truncated",
+    "WrongLength",
+    "Zombie",
+    "from_json",
+    "to_json",
+]
 
-class FaultError(ValueError):
-    """A fault that makes no sense; the text is one line that says what was seen and expected."""
-
-
-def _check(kind: str, field: str, value: object, expected: str, fine: bool) -> None:
-    if not fine:
-        raise FaultError(f"fault {kind}: {field} is {value!r}, expected {expected}")
-
-
-def _whole(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _number(value: object) -> bool:
-    """Whether it is a finite number from 0; a bool is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """Answers with ``status`` at once: all requests, the ``first`` ones, or a ``share`` of them (0 to 1).
-
-    Whether a request belongs to the share depends on nothing but ``seed``, the backend's name and how many arrived
-    before it since the fault was set. ``retry_after_s`` is sent in whole seconds, rounded up.
-    """
-
-    kind: ClassVar[str] = "status"
-
-    status: int
-    first: int | None = None
-    share: float | None = None
-    retry_after_s: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        code = type(self.status) is int and 400 <= self.status <= 599
-        _check(self.kind, "status", self.status, "a status from 400 to 599", code)
-        _check(self.kind, "first", self.first, "a whole number from 0", self.first is None or _whole(self.first))
-        share = self.share is None or (_number(self.share) and self.share <= 1)
-        _check(self.kind, "share", self.share, "a number from 0 to 1", share)
-        _check(self.kind, "share", self.share, "none beside first", self.first is None or self.share is None)
-        later = self.retry_after_s is None or _number(self.retry_after_s)
-        _check(self.kind, "retry_after_s", self.retry_after_s, "a number from 0", later)
-        _check(self.kind, "seed", self.seed, "a whole number", type(self.seed) is int)
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """A token bucket, full when set, that holds ``burst`` requests and gains ``rate_per_s``; the rest gets 503."""
-
-    kind: ClassVar[str] = "capacity"
-
-    rate_per_s: float
-    burst: int
-
-    def __post_init__(self) -> None:
-        _check(self.kind, "rate_per_s", self.rate_per_s, "a number from 0", _number(self.rate_per_s))
-        _check(self.kind, "burst", self.burst, "a whole number from 1", _whole(self.burst) and self.burst > 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """Service takes ``factor`` times as long, without the waiting and the loading before it."""
-
-    kind: ClassVar[str] = "slow"
-
-    factor: float
-
-    def __post_init__(self) -> None:
-        fine = _number(self.factor) and self.factor > 0
-        _check(self.kind, "factor", self.factor, "a number above 0", fine)
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """Requests are accepted and never answered while all health routes stay fine, as in vllm-project/vllm#39863."""
-
-    kind: ClassVar[str] = "hang"
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The answer breaks off after ``after_tokens`` tokens, at the latest just before its end; then comes a reset.
-
-    An answer that is not streamed is cut when it is ready, after the same share of its body.
-    """
-
-    kind: ClassVar[str] = "cut"
-
-    after_tokens: int
-
-    def __post_init__(self) -> None:
-        _check(self.kind, "after_tokens", self.after_tokens, "a whole number from 0", _whole(self.after_tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class NotReady:
-    """The readiness routes answer 503 though requests are served."""
-
-    kind: ClassVar[str] = "not-ready"
-
-
-Fault: TypeAlias = Status | Capacity | Slow | Hang | Cut | NotReady
-KINDS: dict[str, type[Fault]] = {kind.kind: kind for kind in (Status, Capacity, Slow, Hang, Cut, NotReady)}
-
-
-def to_json(fault: Fault) -> dict[str, object]:
-    """A fault as a JSON object: its kind, and its fields but for those that are None."""
-    given = {name: value for name, value in asdict(fault).items() if value is not None}
-    return {"kind": fault.kind, **given}
-
-
-def from_json(data: object) -> Fault:
-    """Undo ``to_json``; raises FaultError."""
-    if not isinstance(data, Mapping):
-        raise FaultError(f"a fault is {data!r}, expected an object with a kind: {', '.join(KINDS)}")
-    given = dict(data)
-    kind = _known(given.pop("kind", None))
-    known = fields(KINDS[kind])
-    unknown = sorted(str(name) for name in set(given) - {field.name for field in known})
-    missing = [field.name for field in known if field.default is MISSING and field.name not in given]
-    if unknown or missing:
-        what = f"has no {unknown[0]}" if unknown else f"needs {missing[0]}"
-        raise FaultError(f"fault {kind} {what}; its fields: {', '.join(field.name for field in known) or 'none'}")
-    return KINDS[kind](**given)
-
-
-def _known(kind: object) -> str:
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise FaultError(f"no fault {kind!r}; there are: {', '.join(KINDS)}")
-    return kind
+_AT_ONCE = tuple(kind.kind for kind in AT_ONCE)
+_SPOILS = tuple(kind.kind for kind in SPOILS)
+_NEED_AN_END = (Stall.kind, Truncated.kind, WrongLength.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,20 +117,34 @@ class Change:
             kinds = list(KINDS)
         if not isinstance(kinds, list):
             raise FaultError(f'clear is {kinds!r}, expected "all" or a list of: {", ".join(KINDS)}')
-        return cls(tuple(from_json(fault) for fault in faults), frozenset(_known(kind) for kind in kinds))
+        return cls(tuple(from_json(fault) for fault in faults), frozenset(known(kind) for kind in kinds))
 
     def to_json(self) -> dict[str, object]:
         """Undo ``from_json``."""
         return {"set": [to_json(fault) for fault in self.set], "clear": sorted(self.clear)}
 
+    @property
+    def evicts(self) -> bool:
+        """Whether the backend is to empty its memory of what is idle, now."""
+        return any(isinstance(fault, Evict) for fault in self.set)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether the backend is to hand its figures to ``RequestFaults.freeze``, now."""
+        return any(isinstance(fault, Metrics) and fault.how == "frozen" for fault in self.set)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The request is answered with ``status`` at once. ``refused``: for want of capacity."""
+    """The request is answered with ``status`` at once. ``refused``: for want of capacity, or for this ``reason``.
+
+    Reasons are those of ``mockgpu.events.Refused``, "" none.
+    """
 
     status: int
     retry_after_s: float | None = None
     refused: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +154,14 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """The request is served, ``slowness`` times as long; its answer breaks off ``cut_after_tokens`` (None: never)."""
+    """The request is served, ``slowness`` times as long; its answer breaks off ``cut_after_tokens`` (None: never).
+
+    ``spoils`` is what else befalls the answer, at most one of each kind.
+    """
 
     slowness: float = 1.0
     cut_after_tokens: int | None = None
+    spoils: tuple[Spoil, ...] = ()
 
 
 Lot: TypeAlias = Answer | Hold | Serve
@@ -220,32 +175,29 @@ class RequestFaults:
         self._name = name
         self._active: dict[str, Fault] = {}
         self._hits: dict[str, int] = {}
-        self._arrived = 0  # requests since the status fault was set
+        self._arrived: dict[str, int] = {}  # requests that came to each fault since it was set
         self._budget = 0.0  # of the capacity fault, in requests, as of _budget_s
         self._budget_s = 0.0
-        self._hanging: dict[int, int] = {}  # tokens by request id
+        self._held: dict[int, tuple[str, int]] = {}  # kind of fault and tokens, by request id
+        self._frozen: State | None = None
 
     # -- control ---------------------------------------------------------------------------------------------
 
     def change(self, now_s: float, change: Change) -> tuple[int, ...]:
-        """Clear, then set. Returns ids of hanging requests whose connections must be reset now."""
-        released: tuple[int, ...] = ()
+        """Clear, then set. Returns ids of hanging and stalled requests whose connections must be reset now."""
+        released = tuple(number for number, (kind, _) in self._held.items() if kind in change.clear)
+        for number in released:
+            del self._held[number]
         for kind in change.clear:
             self._active.pop(kind, None)
             self._hits.pop(kind, None)
-        if Hang.kind in change.clear:
-            released = tuple(self._hanging)
-            self._hanging.clear()
         for fault in change.set:
             self._active[fault.kind] = fault
-            self._hits[fault.kind] = 0
-            match fault:
-                case Status():
-                    self._arrived = 0
-                case Capacity():
-                    self._budget, self._budget_s = float(fault.burst), now_s
-                case Slow() | Hang() | Cut() | NotReady():
-                    pass
+            self._hits[fault.kind] = self._arrived[fault.kind] = 0
+            if isinstance(fault, Capacity):
+                self._budget, self._budget_s = float(fault.burst), now_s
+            elif isinstance(fault, Evict):
+                self._hits[fault.kind] = 1
         return released
 
     def report(self) -> list[dict[str, object]]:
@@ -254,43 +206,76 @@ class RequestFaults:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def arrive(self, now_s: float, request_id: int, tokens: int) -> Lot:
+    def arrive(self, now_s: float, request_id: int, tokens: int, brought: tuple[Single, ...] = ()) -> Lot:
         """What becomes of a request that arrives now, with ``tokens`` of prompt and output.
 
-        One that hangs keeps its id here until ``leave`` or ``change`` frees it.
+        ``brought`` are its own faults, one of each kind at most. One that hangs or is to stall keeps its id here until
+        ``leave`` or ``change`` frees it.
         """
-        if not self._active:
+        if not self._active and not brought:
             return AS_EVER
-        status = self._active.get(Status.kind)
-        if isinstance(status, Status) and self._fails(status):
-            self._hits[Status.kind] += 1
-            return Answer(status.status, status.retry_after_s)
-        capacity = self._active.get(Capacity.kind)
-        if isinstance(capacity, Capacity) and not self._admits(capacity, now_s):
-            self._hits[Capacity.kind] += 1
-            return Answer(503, refused=True)
-        if Hang.kind in self._active:
-            self._hits[Hang.kind] += 1
-            self._hanging[request_id] = tokens
-            return Hold()
-        slow, cut = self._active.get(Slow.kind), self._active.get(Cut.kind)
-        for kind in (Slow.kind, Cut.kind):
-            if kind in self._active:
-                self._hits[kind] += 1
+        own: dict[str, Fault] = {fault.kind: fault for fault in brought}
+        for kind in _AT_ONCE:
+            fault = own.get(kind) or self._struck(kind, now_s)
+            match fault:
+                case Status():
+                    return Answer(fault.status, fault.retry_after_s)
+                case Capacity():
+                    return Answer(503, refused=True)
+                case QueueFull():
+                    return Answer(503, fault.retry_after_s, refused=True, reason="queue_full")
+                case OutOfMemory():
+                    return Answer(500, refused=True, reason="out_of_memory")
+                case Hang() | Zombie():
+                    self._held[request_id] = kind, tokens
+                    return Hold()
+        slow = own.get(Slow.kind) or self._struck(Slow.kind, now_s)
+        spoils: list[Spoil] = []
+        cut: Fault | None = None
+        for kind in (Cut.kind, *_SPOILS):
+            ended = cut is not None or any(isinstance(each, Stall | Truncated) for each in spoils)
+            if ended and kind in _NEED_AN_END:
+                continue
+            fault = own.get(kind) or self._struck(kind, now_s)
+            if isinstance(fault, Cut):
+                cut = fault
+            elif isinstance(fault, SPOILS):
+                spoils.append(fault)
+            if isinstance(fault, Stall):
+                self._held[request_id] = kind, 0
         return Serve(
             slow.factor if isinstance(slow, Slow) else 1.0,
             cut.after_tokens if isinstance(cut, Cut) else None,
+            tuple(spoils),
         )
 
     def leave(self, request_id: int) -> None:
-        """The client of a request has gone; does nothing for one that does not hang."""
-        self._hanging.pop(request_id, None)
+        """The client of a request has gone; does nothing for one that neither hangs nor stalls."""
+        self._held.pop(request_id, None)
 
-    def _fails(self, fault: Status) -> bool:
-        position = self._arrived
-        self._arrived += 1
+    def _struck(self, kind: str, now_s: float) -> Fault | None:
+        """The active fault of this kind, if it strikes the request that arrives now."""
+        fault = self._active.get(kind)
+        if fault is None:
+            return None
+        struck = not self._admits(fault, now_s) if isinstance(fault, Capacity) else self._aims(fault)
+        if not struck:
+            return None
+        self._hits[kind] += 1
+        return fault
+
+    def _aims(self, fault: Fault) -> bool:
+        assert isinstance(fault, Aimed)
+        position = self._arrived[fault.kind]
+        self._arrived[fault.kind] += 1
+        if fault.after is not None:
+            if position < fault.after:
+                return False
+            position -= fault.after
         if fault.first is not None:
             return position < fault.first
+        if fault.every is not None:
+            return position % fault.every == fault.every - 1
         if fault.share is not None:
             text = f"{self._name}/{fault.seed}/{position}"
             drawn = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -308,17 +293,49 @@ class RequestFaults:
 
     # -- reports ---------------------------------------------------------------------------------------------
 
+    @property
+    def active(self) -> bool:
+        """Whether any fault is set."""
+        return bool(self._active)
+
+    @property
+    def figures(self) -> str:
+        """How load figures are kept from those who ask, see ``Metrics``; "" if they are not."""
+        metrics = self._active.get(Metrics.kind)
+        return metrics.how if isinstance(metrics, Metrics) else ""
+
+    def freeze(self, state: State) -> State:
+        """From now on frozen figures are those of ``state``, under the faults; returns them."""
+        self._frozen = self._loaded(state)
+        return self._frozen
+
+    def hit(self, kind: str) -> bool:
+        """Whether a fault that strikes reports is set; counts the report that it strikes."""
+        if kind not in self._active:
+            return False
+        self._hits[kind] += 1
+        return True
+
     def seen_in(self, state: State) -> State:
         """What the backend reports of itself under its faults, where ``state`` is what its GPU says."""
-        if not self._active and not self._hanging:
+        if not self._active and not self._held:
             return state
-        ready = state.ready
-        if NotReady.kind in self._active:
-            self._hits[NotReady.kind] += 1
+        ready = not self.hit(NotReady.kind) and state.ready
+        memory = self._active.get(OutOfMemory.kind)
+        if isinstance(memory, OutOfMemory) and memory.dead:
             ready = False
-        return replace(
+        seen = self._frozen if self._frozen is not None and self.figures == "frozen" else self._loaded(state)
+        return replace(seen, ready=ready)
+
+    def _loaded(self, state: State) -> State:
+        """The state with those that are held among the waiting."""
+        waiting = [tokens for kind, tokens in self._held.values() if kind != Stall.kind]
+        state = replace(
             state,
-            ready=ready,
-            queue_depth=state.queue_depth + len(self._hanging),
-            pending_tokens=state.pending_tokens + sum(self._hanging.values()),
+            queue_depth=state.queue_depth + len(waiting),
+            pending_tokens=state.pending_tokens + sum(waiting),
         )
+        if Zombie.kind in self._active:
+            stuck = state.queue_depth + state.running
+            return replace(state, queue_depth=stuck, running=0, kv_blocks_used=0, kv_blocks_cached=0)
+        return state

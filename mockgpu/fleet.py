@@ -3,10 +3,13 @@
 All backends share one process, or each has its own, which is needed where backends are to be killed. The
 control port speaks JSON:
 
-- ``GET /fleet``: id, port, pid and state (alive, dead) of each backend
+- ``GET /fleet``: id, port, pid and state (alive, paused, dead) of each backend
 - ``POST /fleet/reset`` with a nonce: begin a run on every living backend
 - ``POST /fleet/{id}/kill``: SIGKILL; answers when the process is reaped
-- ``POST /fleet/{id}/restart``: a fresh process on the same port; answers when it accepts
+- ``POST /fleet/{id}/pause``, ``.../resume``: SIGSTOP and SIGCONT; a reset resumes all
+- ``POST /fleet/{id}/stop``: ends its service in order; ``.../start``: serves again, where it does not
+- ``POST /fleet/{id}/restart``: serves afresh on the same port, with nothing in memory, whether it serves or not;
+  answers when it accepts. Kill, pause and resume need a process for each backend
 - ``POST /fleet/{id}/faults``, ``GET /fleet/{id}/faults``: as ``/mock/faults`` of that backend, see ``mockgpu.server``;
   a dead backend has no faults and can't be given any
 - ``GET /fleet/{id}/log``: the attempt log over all lives of the backend since the last reset
@@ -22,8 +25,10 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
@@ -31,10 +36,22 @@ from aiohttp.web_request import BaseRequest
 from mockgpu import wire
 from mockgpu.catalogue import Setup
 from mockgpu.clock import Clock
+from mockgpu.core import PLAIN, Options
 from mockgpu.faults import Change, FaultError
 from mockgpu.listening import authorised, http_server, json_response, listen, read_nonce
 from mockgpu.log import read_files
 from mockgpu.members import ChildMember, ConflictError, LocalMember, Member, MemberError
+
+_STEPS: Mapping[str, Callable[[Member], Awaitable[None]]] = MappingProxyType(
+    {
+        "kill": lambda member: member.kill(),
+        "pause": lambda member: member.pause(),
+        "resume": lambda member: member.resume(),
+        "stop": lambda member: member.stop(),
+        "start": lambda member: member.restart(only_dead=True),
+        "restart": lambda member: member.restart(),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,7 @@ class FleetSettings:
     processes: bool = False
     nonce: int = 0
     log_rows: int = 500_000
+    options: Options = PLAIN
 
 
 class Fleet:
@@ -105,6 +123,7 @@ class Fleet:
             settings.log_rows,
             nonce=settings.nonce,
             token=settings.token,
+            options=settings.options,
             clock=self._clock,
         )
 
@@ -119,6 +138,7 @@ class Fleet:
             settings.log_rows,
             nonce=settings.nonce,
             token=settings.token,
+            options=settings.options,
         )
 
     async def close(self) -> None:
@@ -137,7 +157,7 @@ class Fleet:
                 "id": member.name,
                 "port": member.port,
                 "pid": member.pid,
-                "state": "alive" if member.alive else "dead",
+                "state": member.state,
             }
             for member in self._members.values()
         ]
@@ -181,12 +201,9 @@ class Fleet:
                 change = Change.from_json(wire.read_json(await request.content.read()))
                 report = await asyncio.shield(self._members[name].change_faults(change))
                 return json_response(200, wire.faults(report))
-            case "POST", ["fleet", name, "kill"] if name in self._members:
+            case "POST", ["fleet", name, step] if name in self._members and step in _STEPS:
                 # Shielded: a step once begun is done, whether or not its caller waits for it.
-                await asyncio.shield(self._members[name].kill())
-                return json_response(200, b"{}")
-            case "POST", ["fleet", name, "restart"] if name in self._members:
-                await asyncio.shield(self._members[name].restart())
+                await asyncio.shield(_STEPS[step](self._members[name]))
                 return json_response(200, b"{}")
         return _problem(404, f"no such path: {request.method} {request.path}; backends: {', '.join(self._members)}")
 

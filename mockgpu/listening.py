@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_request import BaseRequest
 
 from mockgpu import wire
@@ -20,21 +21,44 @@ class PortError(OSError):
     """A port that can't be listened on; the text is one line that says what to do."""
 
 
-def http_server(handler: Callable[[BaseRequest], Awaitable[web.StreamResponse]]) -> web.ServerRunner:
-    """A runner for a plain handler: cancels it when the client leaves, and closes no idle connection itself.
+class _Connection(web.RequestHandler):
+    """A connection on which errors are answered in JSON.
 
-    Whatever else the handler raises is logged and answered 500 in JSON.
+    What is no HTTP/1.1 is answered 400 without a word in the log. It is no fault of ours: routers try HTTP/2 on every
+    backend to see whether it speaks gRPC. Whatever else comes out of the handler is logged and answered 500.
     """
 
-    async def guarded(request: BaseRequest) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except Exception:
-            _logger.exception("%s %s failed", request.method, request.path)
-            return json_response(500, wire.error("internal error of the mock", "internal_error", "internal"))
+    __slots__ = ()
 
-    server = web.Server(
-        guarded,
+    def handle_error(
+        self,
+        request: BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if isinstance(exc, HttpProcessingError):
+            first = (message or str(exc)).strip().partition("\n")[0]
+            text = f"this is no HTTP/1.1 request: {first}".encode(errors="replace").decode()
+            response = json_response(status, wire.error(text, "invalid_request_error", "bad_request"))
+        else:
+            _logger.error("%s %s failed", request.method, request.path, exc_info=exc)
+            response = json_response(500, wire.error("internal error of the mock", "internal_error", "internal"))
+        response.force_close()
+        return response
+
+
+class _Server(web.Server):
+    """A server of such connections."""
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+def http_server(handler: Callable[[BaseRequest], Awaitable[web.StreamResponse]]) -> web.ServerRunner:
+    """A runner for a plain handler: cancels it when the client leaves, and closes no idle connection itself."""
+    server = _Server(
+        handler,
         handler_cancellation=True,
         keepalive_timeout=3600.0,
         access_log=None,

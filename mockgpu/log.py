@@ -9,7 +9,7 @@ moment before the row says so.
 Layout, little-endian, without padding::
 
     header  64 bytes   HEADER_FORMAT: magic, format version, row size, rows used, capacity, rows lost
-    rows    152 bytes  ROW_FORMAT, fields in the order of ROW_FIELDS
+    rows    176 bytes  ROW_FORMAT, fields in the order of ROW_FIELDS
 
 ``ROW_FIELDS`` carries numpy's name of each type, so that
 ``numpy.frombuffer(data, numpy.dtype(list(ROW_FIELDS)), count, HEADER_SIZE)`` decodes all rows at once, with
@@ -29,12 +29,13 @@ from math import nan
 from pathlib import Path
 
 MAGIC = b"MOCKGPU\0"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HEADER_FORMAT = "<8sIIQQQ24x"
 ROW_FIELDS: tuple[tuple[str, str], ...] = (
     ("tag", "<u8"),  # see mockgpu.tags; 0: none
     ("body_hash", "<u8"),  # of the request's body, see body_hash_of; 0: no body
     ("arrival_s", "<f8"),
+    ("submitted_s", "<f8"),  # when the model was given the request: what is before is the mock's own doing
     ("first_byte_s", "<f8"),  # just before the first byte of the answer is written
     ("end_s", "<f8"),
     ("queue_wait_s", "<f8"),  # submission to start of service, loads included
@@ -43,15 +44,20 @@ ROW_FIELDS: tuple[tuple[str, str], ...] = (
     ("bytes_in", "<u8"),  # bodies only
     ("bytes_out", "<u8"),
     ("model", "S64"),
+    ("prompt_tokens", "<u4"),
+    ("cached_tokens", "<u4"),  # those of the prompt that the prefix cache spared
+    ("tokens_out", "<u4"),  # sent to the client, as far as this process knows
+    ("batch", "<u2"),  # running jobs of the model at the start of service, this one included
     ("status", "<u2"),  # 0: none was sent
     ("kind", "u1"),  # Kind
     ("method", "u1"),  # index into METHODS
     ("carriers", "u1"),  # bit mask of mockgpu.tags.Carrier: which ones bore this tag
     ("cold", "u1"),  # 1: the model was not resident at submission
-    ("reserved", "u1"),
+    ("retry", "u1"),  # which try it is to its sender, from x-stainless-retry-count; 0: the first, or not said
+    ("reserved", "S2"),
     ("outcome", "u1"),  # Outcome; stays the last byte
 )
-ROW_FORMAT = "<QQddddddQQ64sHBBBBxB"
+ROW_FORMAT = "<QQdddddddQQ64sIIIHHBBBBB2xB"
 METHODS = ("", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # any other is ""
 
 _HEADER = struct.Struct(HEADER_FORMAT)
@@ -101,9 +107,15 @@ class Row:
     model: str = ""
     status: int = 0
     outcome: Outcome = Outcome.OPEN
+    submitted_s: float = nan
     first_byte_s: float = nan
     end_s: float = nan
     cold: int = 0
+    retry: int = 0
+    batch: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens_out: int = 0
     queue_wait_s: float = nan
     service_asked_s: float = nan
     service_actual_s: float = nan
@@ -138,6 +150,7 @@ def _pack(buffer: mmap.mmap, offset: int, row: Row) -> None:
         row.tag,
         row.body_hash,
         row.arrival_s,
+        row.submitted_s,
         row.first_byte_s,
         row.end_s,
         row.queue_wait_s,
@@ -146,11 +159,16 @@ def _pack(buffer: mmap.mmap, offset: int, row: Row) -> None:
         row.bytes_in,
         row.bytes_out,
         row.model.encode()[:64],
+        row.prompt_tokens,
+        row.cached_tokens,
+        row.tokens_out,
+        row.batch,
         row.status,
         row.kind,
         _METHOD_NUMBERS.get(row.method, 0),
         row.carriers,
         row.cold,
+        row.retry,
         row.outcome,
     )
 
@@ -228,8 +246,9 @@ def read_rows(data: bytes) -> list[Row]:
 
 
 def _unpack(fields: tuple[int | float | bytes, ...]) -> Row:
-    tag, body_hash, arrival, first_byte, end, queue_wait, asked, actual, *rest = fields
-    bytes_in, bytes_out, model, status, kind, method, carriers, cold, outcome = rest
+    tag, body_hash, arrival, submitted, first_byte, end, queue_wait, asked, actual, *rest = fields
+    bytes_in, bytes_out, model, *rest = rest
+    prompt_tokens, cached_tokens, tokens_out, batch, status, kind, method, carriers, cold, retry, outcome = rest
     assert isinstance(model, bytes)
     return Row(
         kind=Kind(int(kind)),
@@ -241,9 +260,15 @@ def _unpack(fields: tuple[int | float | bytes, ...]) -> Row:
         model=model.rstrip(b"\0").decode(errors="ignore"),
         status=int(status),
         outcome=Outcome(int(outcome)),
+        submitted_s=float(submitted),
         first_byte_s=float(first_byte),
         end_s=float(end),
         cold=int(cold),
+        retry=int(retry),
+        batch=int(batch),
+        prompt_tokens=int(prompt_tokens),
+        cached_tokens=int(cached_tokens),
+        tokens_out=int(tokens_out),
         queue_wait_s=float(queue_wait),
         service_asked_s=float(asked),
         service_actual_s=float(actual),

@@ -15,6 +15,7 @@ from typing import Protocol
 from mockgpu.catalogue import Setup
 from mockgpu.child import Settings
 from mockgpu.clock import Clock
+from mockgpu.core import Options
 from mockgpu.faults import Change
 from mockgpu.log import AttemptLog
 from mockgpu.server import Backend
@@ -31,6 +32,18 @@ class ConflictError(RuntimeError):
     """A step that the backend's present state or kind does not allow; the text is one line."""
 
 
+def _dead_already(name: str) -> ConflictError:
+    return ConflictError(f"{name} is dead already")
+
+
+def _alive_already(name: str) -> ConflictError:
+    return ConflictError(f"{name} is alive already")
+
+
+def _no_faults(name: str) -> ConflictError:
+    return ConflictError(f"{name} is dead, so it can't be given faults; restart it first")
+
+
 class Member(Protocol):
     """One backend as the fleet handles it. What it can't do raises MemberError or ConflictError."""
 
@@ -43,7 +56,11 @@ class Member(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it serves."""
+        """Whether it serves, or would if it were not paused."""
+
+    @property
+    def state(self) -> str:
+        """``alive``, ``paused`` or ``dead``."""
 
     @property
     def log_paths(self) -> list[Path]:
@@ -61,8 +78,17 @@ class Member(Protocol):
     async def kill(self) -> None:
         """SIGKILL; returns when the process is reaped."""
 
-    async def restart(self) -> None:
-        """Serve from a fresh process."""
+    async def pause(self) -> None:
+        """SIGSTOP: its port still accepts, and nothing is ever answered."""
+
+    async def resume(self) -> None:
+        """SIGCONT."""
+
+    async def stop(self) -> None:
+        """End its service in order; its port refuses then."""
+
+    async def restart(self, *, only_dead: bool = False) -> None:
+        """Serve afresh, with nothing in memory; ``only_dead``: ConflictError if it still serves."""
 
     async def close(self) -> None:
         """End it."""
@@ -82,6 +108,7 @@ class LocalMember(Member):
         *,
         nonce: int,
         token: str,
+        options: Options,
         clock: Clock,
     ) -> None:
         self.name = name
@@ -89,8 +116,25 @@ class LocalMember(Member):
         self._host = host
         self._log_path = log_path
         self._log = AttemptLog(log_path, log_rows)
-        self._backend = Backend(name, setup, clock, self._log, nonce=nonce, token=token)
+        self._nonce = nonce
+        self._setup = setup
+        self._clock = clock
+        self._token = token
+        self._options = options
+        self._backend = self._new_backend()
         self._listens = False
+        self._step = asyncio.Lock()  # stop and restart exclude each other
+
+    def _new_backend(self) -> Backend:
+        return Backend(
+            self.name,
+            self._setup,
+            self._clock,
+            self._log,
+            nonce=self._nonce,
+            token=self._token,
+            options=self._options,
+        )
 
     @property
     def pid(self) -> int | None:
@@ -101,6 +145,10 @@ class LocalMember(Member):
         return self._listens
 
     @property
+    def state(self) -> str:
+        return "alive" if self._listens else "dead"
+
+    @property
     def log_paths(self) -> list[Path]:
         return [self._log_path]
 
@@ -109,22 +157,48 @@ class LocalMember(Member):
         self._listens = True
 
     async def reset(self, nonce: int) -> None:
+        self._nonce = nonce
         self._backend.reset(nonce)
 
     async def change_faults(self, change: Change) -> list[dict[str, object]]:
+        if not self._listens and change.set:
+            raise _no_faults(self.name)
         return self._backend.change_faults(change)
 
     async def kill(self) -> None:
-        raise ConflictError(f"{self.name} shares the fleet's process; start the fleet with --processes")
+        raise self._no_process()
 
-    async def restart(self) -> None:
-        await self.kill()
+    async def pause(self) -> None:
+        raise self._no_process()
+
+    async def resume(self) -> None:
+        raise self._no_process()
+
+    async def stop(self) -> None:
+        async with self._step:
+            if not self._listens:
+                raise _dead_already(self.name)
+            await self._end()
+
+    async def restart(self, *, only_dead: bool = False) -> None:
+        async with self._step:
+            if only_dead and self._listens:
+                raise _alive_already(self.name)
+            await self._end()
+            self._backend = self._new_backend()
+            await self.start()
 
     async def close(self) -> None:
+        await self._end()
+        self._log.close()
+
+    async def _end(self) -> None:
         if self._listens:
             await self._backend.close()
         self._listens = False
-        self._log.close()
+
+    def _no_process(self) -> ConflictError:
+        return ConflictError(f"{self.name} shares the fleet's process; start the fleet with --processes")
 
 
 class ChildMember(Member):
@@ -141,9 +215,12 @@ class ChildMember(Member):
         *,
         nonce: int,
         token: str,
+        options: Options,
     ) -> None:
         self.name = name
         self.port = port
+        self._options = options
+        self._paused = False
         self._setup = setup
         self._host = host
         self._folder = folder
@@ -164,6 +241,10 @@ class ChildMember(Member):
         return self._process is not None and self._process.returncode is None
 
     @property
+    def state(self) -> str:
+        return ("paused" if self._paused else "alive") if self.alive else "dead"
+
+    @property
     def log_paths(self) -> list[Path]:
         return list(self._log_paths)
 
@@ -180,6 +261,7 @@ class ChildMember(Member):
             log_rows=self._log_rows,
             nonce=self._nonce,
             token=self._token,
+            options=self._options,
             parent_pid=os.getpid(),
         )
         # The child must find this very package, wherever the parent found it.
@@ -198,9 +280,10 @@ class ChildMember(Member):
         self._log_paths.append(path)
 
     async def reset(self, nonce: int) -> None:
-        """Begin a run; the logs of former lives go."""
+        """Begin a run, which no backend begins paused; the logs of former lives go."""
         async with self._step:
             self._nonce = nonce
+            self._continue()
             if self.alive:
                 answer = await self._ask(f"reset {nonce}\n".encode())
                 # Nothing: it was killed from outside just now, which is no failure of ours.
@@ -217,8 +300,10 @@ class ChildMember(Member):
         async with self._step:
             if not self.alive:
                 if change.set:
-                    raise ConflictError(f"{self.name} is dead, so it can't be given faults; restart it first")
+                    raise _no_faults(self.name)
                 return []
+            if self._paused:
+                raise ConflictError(f"{self.name} is paused and does not answer; resume it first")
             answer = await self._ask(f"faults {json.dumps(change.to_json())}\n".encode())
             word, _, report = answer.partition(" ")
             if word != "faults":
@@ -229,27 +314,69 @@ class ChildMember(Member):
     async def kill(self) -> None:
         """SIGKILL; returns when the process is reaped. ConflictError if it is dead already."""
         async with self._step:
-            if not self.alive:
-                raise ConflictError(f"{self.name} is dead already")
+            self._must_live()
             await self._end()
 
-    async def restart(self) -> None:
+    async def pause(self) -> None:
+        """SIGSTOP; ConflictError if it is dead."""
+        async with self._step:
+            self._must_live()
+            self._signal(signal.SIGSTOP)
+            self._paused = True
+
+    async def resume(self) -> None:
+        """SIGCONT; ConflictError if it is dead. Does nothing to one that is not paused."""
+        async with self._step:
+            self._must_live()
+            self._continue()
+
+    async def stop(self) -> None:
+        """Have the process end by itself; returns when it is reaped. ConflictError if it is dead already."""
+        async with self._step:
+            self._must_live()
+            self._continue()
+            process = self._process
+            assert process is not None and process.stdin is not None
+            process.stdin.close()
+            try:
+                async with asyncio.timeout(_ANSWER_WITHIN_S):
+                    await process.wait()
+            except TimeoutError:
+                raise MemberError(f"{self.name}: did not end within {_ANSWER_WITHIN_S:.0f} s") from None
+
+    async def restart(self, *, only_dead: bool = False) -> None:
         """A fresh process on the same port, with nothing resident; one that still lives is killed first."""
         async with self._step:
+            if only_dead and self.alive:
+                raise _alive_already(self.name)
             await self._end()
             await self.start()
 
     async def close(self) -> None:
         await self._end()
 
+    def _must_live(self) -> None:
+        if not self.alive:
+            raise _dead_already(self.name)
+
+    def _continue(self) -> None:
+        if self._paused and self.alive:
+            self._signal(signal.SIGCONT)
+        self._paused = False
+
+    def _signal(self, sign: signal.Signals) -> None:
+        assert self._process is not None
+        # Not the process's own method: it reaps a child that has just ended, behind asyncio's back.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, sign)
+
     async def _end(self) -> None:
         process = self._process
         if process is None:
             return
         if process.returncode is None:
-            # Not process.kill(): it reaps a child that has just ended, behind asyncio's back.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
+        self._paused = False
         await process.wait()
         if process.stdin is not None:
             process.stdin.close()

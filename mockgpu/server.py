@@ -1,14 +1,12 @@
-"""HTTP around one GPU model: inference, updates, health, metrics, and the attempt log of it all.
+"""HTTP around one GPU model: inference, updates, check-ups, control, and the attempt log of it all.
 
-Paths
------
-- ``POST /v1/completions``: as OpenAI has it, whole or as server-sent events, one per token. The head of a
-  stream is sent with its first token.
-- ``GET /v1/models/{model}/answer``: the same service by GET; ``x-prompt-tokens``, ``x-output-tokens``.
-- ``POST /v1/updates``: changes state and needs no model.
-- ``/health``, ``/ready``, ``/v2/health/live``, ``/v2/health/ready``, ``/v1/models``, ``/metrics``: check-ups,
-  as is every unknown path.
-- ``/mock/ping``, ``/mock/reset``, ``/mock/log``, ``/mock/faults``: control, never logged. POST to the last sets and
+- Inference: ``POST /v1/completions``, ``/v1/chat/completions``, ``/v1/responses``, ``/v1/embeddings``,
+  ``/v2/models/{model}[/versions/{version}]/infer``, and ``GET /v1/models/{model}/answer``. Whole, or as server-sent
+  events, one per token; the head of a stream is sent with its first token.
+- ``POST /v1/updates`` changes state; ``x-update: weights`` says that it brings new weights for ``x-model-id``.
+- Check-ups: all that ``mockgpu.routes`` lists, and every unknown path.
+- Control, never logged: ``/mock/ping``, ``/mock/reset``, ``/mock/log``; ``/mock/evict`` empties the memory of what is
+  idle, ``/mock/pin`` with ``{"model": ..., "pinned": true}`` keeps a model there. POST to ``/mock/faults`` sets and
   clears faults, ``{"set": [{"kind": "status", "status": 500, "first": 3}], "clear": ["slow"]}``, and answers when
   they are in force, as GET does: with the active ones and how many requests each has hit. See ``mockgpu.faults``.
 
@@ -21,59 +19,75 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable
 from typing import Literal
 
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
-from mockgpu import wire
-from mockgpu.catalogue import Setup
+from mockgpu import routes, wire
 from mockgpu.clock import Clock
-from mockgpu.engine import Engine, Stay
-from mockgpu.faults import KINDS, Answer, Change, FaultError, Hold, RequestFaults, Serve
+from mockgpu.completions import AnswerByGet, Chat, Completions
+from mockgpu.core import PLAIN, Core, Options
+from mockgpu.embeddings import Embeddings
+from mockgpu.engine import Stay
+from mockgpu.events import Evicted, Loaded, Loading
+from mockgpu.faults import KINDS, Answer, Change, FaultError, Hold, Serve
+from mockgpu.inband import brought
+from mockgpu.kserve import Infer
 from mockgpu.listening import PortError, authorised, http_server, json_response, listen, read_nonce
 from mockgpu.log import AttemptLog, Kind, Outcome, Row
-from mockgpu.model import Evicted, Loaded, Loading, State
+from mockgpu.responses import Responses
+from mockgpu.setup import Setup
+from mockgpu.spoiling import SpoiledVisit, frozen_page, misreported
 from mockgpu.tags import Tags, nonce_of
 from mockgpu.visit import Visit, read_body, send
+from mockgpu.wire import Api, Problem
 
-_JSON = "application/json"
 _RESIDENCY_KINDS = {
     Loading: Kind.RESIDENCY_LOADING,
     Loaded: Kind.RESIDENCY_LOADED,
     Evicted: Kind.RESIDENCY_EVICTED,
 }
-# (status, body, content type)
-Report = tuple[int, bytes, str]
+_COMPLETIONS, _BY_GET, _INFER = Completions(), AnswerByGet(), Infer()
+_POSTS: dict[str, Api] = {
+    "/v1/completions": _COMPLETIONS,
+    "/v1/chat/completions": Chat(),
+    "/v1/responses": Responses(),
+    "/v1/embeddings": Embeddings(),
+}
 
 
 class Backend:
     """One mock backend. Make it inside a running event loop; it owns neither the clock nor the log."""
 
     def __init__(
-        self, name: str, setup: Setup, clock: Clock, log: AttemptLog, *, nonce: int = 0, token: str = ""
+        self,
+        name: str,
+        setup: Setup,
+        clock: Clock,
+        log: AttemptLog,
+        *,
+        nonce: int = 0,
+        token: str = "",
+        options: Options = PLAIN,
     ) -> None:
         self.name = name
         self._setup = setup
+        self._options = options
         self._clock = clock
         self._log = log
         self._nonce = nonce
         self._token = token
         self._created = int(time.time())
-        self._engine = Engine(setup, clock, self._note_residency)
-        self._faults = RequestFaults(name)
         self._arrived = 0
-        self._held: dict[int, asyncio.Future[None]] = {}  # requests that hang, by their order of arrival
+        self._held: dict[int, asyncio.Future[None]] = {}  # those that hang or may stall, by their order of arrival
+        self._frozen_page = b""
         self._runner = http_server(self.handle)
-        self._check_ups: dict[str, Callable[[], Report]] = {
-            "/health": lambda: self._health(with_body=True),
-            "/ready": lambda: self._health(with_body=False),
-            "/v2/health/ready": lambda: self._health(with_body=False),
-            "/v2/health/live": lambda: (200, b"", _JSON),
-            "/v1/models": self._models,
-            "/metrics": self._metrics,
-        }
+        self._core = self._new_core()
+
+    def _new_core(self) -> Core:
+        return Core(self.name, self._setup, self._options, self._clock, self._created, self._note_residency)
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises PortError."""
@@ -89,110 +103,153 @@ class Backend:
         await self._runner.cleanup()
 
     def reset(self, nonce: int) -> None:
-        """Begin run ``nonce``: nothing resident, nobody waiting, no fault, an empty log.
+        """Begin run ``nonce``: nothing resident, nobody waiting, no fault, nothing counted, an empty log.
 
         Requests in flight are served to the end beside the new run, but those that hang are reset; their rows are
         dropped.
         """
         self.change_faults(Change(clear=frozenset(KINDS)))
-        self._engine.retire()
-        self._engine = Engine(self._setup, self._clock, self._note_residency)
+        self._core.engine.retire()
+        self._core = self._new_core()
         self._log.clear()
         self._nonce = nonce
 
     def change_faults(self, change: Change) -> list[dict[str, object]]:
         """Clear and set faults, in force at once; returns what ``RequestFaults.report`` says then."""
-        for number in self._faults.change(time.monotonic(), change):
+        faults = self._core.faults
+        for number in faults.change(time.monotonic(), change):
             future = self._held.get(number)
             if future is not None and not future.done():
                 future.set_result(None)
-        return self._faults.report()
+        if change.evicts:
+            self._core.engine.evict()
+        if change.freezes:
+            self._frozen_page = frozen_page(self._core)
+        return faults.report()
 
-    async def handle(self, request: BaseRequest) -> web.StreamResponse:
+    def handle(self, request: BaseRequest) -> Awaitable[web.StreamResponse]:
         """Answer any request."""
-        path = request.path
-        if path == "/v1/completions" and request.method == "POST":
-            return await self._serve(request, Kind.INFERENCE)
-        if path == "/v1/updates" and request.method == "POST":
-            return await self._serve(request, Kind.UPDATE)
-        if path.startswith("/v1/models/") and path.endswith("/answer") and request.method == "GET":
-            return await self._serve(request, Kind.INFERENCE)
+        path, method = request.path, request.method
+        if method == "POST":
+            api = _POSTS.get(path)
+            if api is not None:
+                return self._serve(request, Kind.INFERENCE, api)
+            if path == "/v1/updates":
+                return self._serve(request, Kind.UPDATE, _COMPLETIONS)
+            if path.startswith("/v2/models/") and path.endswith("/infer"):
+                return self._serve(request, Kind.INFERENCE, _INFER, path.removeprefix("/v2/models/"))
+        elif method == "GET" and path.startswith("/v1/models/") and path.endswith("/answer"):
+            named = path.removeprefix("/v1/models/").removesuffix("/answer")
+            return self._serve(request, Kind.INFERENCE, _BY_GET, named)
         if path.startswith("/mock/"):
-            return await self._control(request)
-        return await self._check_up(request)
+            return self._control(request)
+        return self._check_up(request)
 
     # -- inference and updates -------------------------------------------------------------------------------
 
-    async def _serve(self, request: BaseRequest, kind: Kind) -> web.StreamResponse:
-        engine = self._engine  # a request stays with the run in which it arrived
+    async def _serve(self, request: BaseRequest, kind: Kind, api: Api, named: str = "") -> web.StreamResponse:
+        core = self._core  # a request stays with the run in which it arrived
+        headers = request.headers
         row = Row(kind, time.monotonic(), request.method)
-        tags = Tags(request.headers)
+        tags = Tags(headers)
         self._note_tags(row, kind, tags)
         ticket = self._log.add(row)
-        visit = Visit(self.name, self._clock, self._created, request, row)
+        visit = Visit(core, api, request, row)
         try:
-            try:
-                body = await read_body(request, row)
-                data = wire.read_json(body)
-                tags.read_body(data.get("seed"), data.get("prompt"))
-                self._note_tags(row, kind, tags)
-                visit.tag = tags.echo
-                ask = self._ask(request, data, kind)
-                row.model = ask.model
-                self._arrived += 1
-                lot = self._faults.arrive(row.arrival_s, self._arrived, ask.prompt_tokens + ask.output_tokens)
-                match lot:
-                    case Answer():
-                        return await visit.fail(lot)
-                    case Hold():
-                        self._log.update(ticket, row)
-                        return await self._hold(self._arrived, visit)
-                    case Serve():
-                        visit.stay = stay = self._submit(engine, kind, ask, lot)
-                        visit.cut_after_tokens = lot.cut_after_tokens
-                        row.service_asked_s = stay.service_asked_s
-                # Should we be killed now, the row says whose request it was even if only the body does.
+            body = await read_body(request, row)
+            data = api.load(headers, body)
+            tags.read_body(*api.carriers(data))
+            self._note_tags(row, kind, tags)
+            visit.tag = tags.echo
+            row.retry = _retry_of(headers.get("x-stainless-retry-count"))
+            ask = self._ask_update(headers) if kind is Kind.UPDATE else api.ask(headers, named, data)
+            base = core.settle(ask) if kind is not Kind.UPDATE else ask.model
+            row.model, row.prompt_tokens = ask.model, ask.prompt_tokens
+            own = brought(headers, data)
+            self._arrived = number = self._arrived + 1
+            lot = core.faults.arrive(row.arrival_s, number, ask.prompt_tokens + ask.output_tokens, own)
+            if isinstance(lot, Answer):
+                return await visit.fail(lot)
+            if isinstance(lot, Hold):
                 self._log.update(ticket, row)
-                if kind is Kind.UPDATE:
-                    return await visit.update()
-                return await (visit.stream(ask) if ask.stream else visit.whole(ask))
-            except wire.BadRequestError as bad:
+                return await self._hold(core, number, visit)
+            if lot.spoils:
+                visit = self._spoiled(core, api, request, row, number, lot)
                 visit.tag = tags.echo
-                return await visit.reply(400, wire.error(str(bad), "invalid_request_error", "bad_request", bad.param))
+            visit.stay = stay = self._submit(core, kind, ask, base, lot)
+            visit.cut_after_tokens = lot.cut_after_tokens
+            row.submitted_s = stay.submitted_s
+            row.service_asked_s = stay.service_asked_s
+            # Should we be killed now, the row says whose request it was even if only the body does.
+            self._log.update(ticket, row)
+            if kind is Kind.UPDATE:
+                return await visit.update()
+            return await (visit.stream(ask) if ask.stream else visit.whole(ask))
+        except wire.BadRequestError as bad:
+            visit.tag = tags.echo
+            return await visit.refuse(bad.status, Problem(str(bad), "invalid_request_error", bad.code, bad.param))
         except asyncio.CancelledError:
             row.outcome = Outcome.CLIENT_GONE
             raise
         finally:
-            if visit.stay is not None:
-                engine.leave(visit.stay)
-            row.end_s = time.monotonic()
+            if isinstance(visit, SpoiledVisit):
+                del self._held[visit.number]
+                core.faults.leave(visit.number)
+            self._end(core, visit, row)
             self._log.update(ticket, row)
 
-    @staticmethod
-    def _submit(engine: Engine, kind: Kind, ask: wire.Ask, lot: Serve) -> Stay:
-        job_kind: Literal["update", "inference"] = "update" if kind is Kind.UPDATE else "inference"
-        return engine.submit(job_kind, ask.model, ask.prompt_tokens, ask.output_tokens, lot.slowness)
+    def _spoiled(self, core: Core, api: Api, request: BaseRequest, row: Row, number: int, lot: Serve) -> SpoiledVisit:
+        visit = SpoiledVisit(core, api, request, row, number, lot.spoils)
+        self._held[number] = visit.released
+        return visit
 
-    async def _hold(self, number: int, visit: Visit) -> web.StreamResponse:
+    @staticmethod
+    def _end(core: Core, visit: Visit, row: Row) -> None:
+        row.end_s = time.monotonic()
+        stay = visit.stay
+        if stay is not None:
+            core.engine.leave(stay)
+            if stay.job.adapter:
+                core.left(stay)
+            if row.outcome is not Outcome.ANSWERED:
+                gone = row.outcome is Outcome.CLIENT_GONE
+                core.tally.failed(stay.job.model, row.end_s - row.arrival_s, aborted=gone)
+
+    @staticmethod
+    def _submit(core: Core, kind: Kind, ask: wire.Ask, base: str, lot: Serve) -> Stay:
+        if kind is Kind.UPDATE:
+            update: Literal["weights", "embedding"] = "weights" if ask.details == "weights" else "embedding"
+            return core.engine.submit("update", base, 0, 0, lot.slowness, update=update)
+        adapter = "" if base == ask.model else ask.model
+        stay = core.engine.submit(
+            "inference",
+            base,
+            ask.prompt_tokens,
+            ask.output_tokens,
+            lot.slowness,
+            prompt_blocks=core.blocks(ask, base),
+            adapter=adapter,
+        )
+        if adapter:
+            core.entered(stay)
+        return stay
+
+    async def _hold(self, core: Core, number: int, visit: Visit) -> web.StreamResponse:
         """Keep a request without an answer until the fault is taken back; its client may leave before."""
         self._held[number] = released = asyncio.get_running_loop().create_future()
         try:
             await released
-            visit.break_off()
+            return visit.break_off()
         finally:
             del self._held[number]
-            self._faults.leave(number)
-        return web.Response()  # goes nowhere
+            core.faults.leave(number)
 
-    def _ask(self, request: BaseRequest, data: Mapping[str, object], kind: Kind) -> wire.Ask:
-        if kind is Kind.UPDATE:
-            return wire.Ask(request.headers.get("x-model-id", ""), prompt_tokens=0, output_tokens=0)
-        if request.method == "GET":
-            named = request.path.removeprefix("/v1/models/").removesuffix("/answer")
-            ask = wire.read_answer_get(request.headers, named)
-        else:
-            ask = wire.read_completion(request.headers, data)
-        return ask if ask.model else ask.with_model(self._setup.default_model.name)
+    @staticmethod
+    def _ask_update(headers: wire.Headers) -> wire.Ask:
+        what = headers.get("x-update", "embedding")
+        if what not in ("embedding", "weights"):
+            raise wire.BadRequestError(f"x-update is {wire.shown(what)}, expected embedding or weights", "x-update")
+        return wire.Ask(headers.get("x-model-id", ""), prompt_tokens=0, output_tokens=0, details=what)
 
     def _note_tags(self, row: Row, kind: Kind, tags: Tags) -> None:
         row.tag = tags.tag
@@ -205,20 +262,17 @@ class Backend:
         row = Row(Kind.CHECK_UP, time.monotonic(), request.method)
         ticket = self._log.add(row)
         try:
+            body = b""
             with contextlib.suppress(wire.BadRequestError):
-                await read_body(request, row)
-            known = self._check_ups.get(request.path)
-            if known is None:
-                status, content_type = 404, _JSON
-                body = wire.error(f"no such path: {request.method} {request.path}", "not_found", "not_found")
-            elif request.method not in ("GET", "HEAD"):
-                status, content_type = 405, _JSON
-                body = wire.error(f"{request.method} {request.path}: expected GET", "method_not_allowed", "not_allowed")
-            else:
-                status, body, content_type = known()
-            row.status = status
-            row.bytes_out = 0 if request.method == "HEAD" else len(body)
-            response = web.Response(status=status, body=body, content_type=content_type)
+                body = await read_body(request, row)
+            call = routes.Call(request.method, request.path, request.query, body)
+            core = self._core
+            reply = await routes.answer(core, call)
+            if core.faults.active:
+                reply = misreported(core, call, reply, self._frozen_page)
+            row.status = reply.status
+            row.bytes_out = 0 if request.method == "HEAD" else len(reply.body)
+            response = web.Response(status=reply.status, body=reply.body, content_type=reply.content_type)
             await send(request, response, row)
             return response
         except asyncio.CancelledError:
@@ -227,21 +281,6 @@ class Backend:
         finally:
             row.end_s = time.monotonic()
             self._log.update(ticket, row)
-
-    def _state(self) -> State:
-        return self._faults.seen_in(self._engine.state())
-
-    def _health(self, *, with_body: bool) -> Report:
-        state = self._state()
-        return (200 if state.ready else 503, wire.health(state) if with_body else b"", _JSON)
-
-    def _models(self) -> Report:
-        names = [self._setup.default_model.name, *(model.name for model in self._setup.models)]
-        names += self._engine.state().models
-        return (200, wire.model_list(list(dict.fromkeys(names)), self._created), _JSON)
-
-    def _metrics(self) -> Report:
-        return (200, wire.metrics(self._state(), self._setup.default_model.name), "text/plain")
 
     # -- control ---------------------------------------------------------------------------------------------
 
@@ -257,8 +296,15 @@ class Backend:
                 case "POST", "/mock/reset":
                     self.reset(read_nonce(await request.content.read()))
                     return json_response(200, b"{}")
+                case "POST", "/mock/evict":
+                    self._core.engine.evict()
+                    return json_response(200, b"{}")
+                case "POST", "/mock/pin":
+                    pin = wire.read_json(await request.content.read())
+                    self._core.engine.pin(routes.text_of(pin, "model"), pin.get("pinned", True) is True)
+                    return json_response(200, b"{}")
                 case "GET", "/mock/faults":
-                    return json_response(200, wire.faults(self._faults.report()))
+                    return json_response(200, wire.faults(self._core.faults.report()))
                 case "POST", "/mock/faults":
                     change = Change.from_json(wire.read_json(await request.content.read()))
                     return json_response(200, wire.faults(self.change_faults(change)))
@@ -279,3 +325,8 @@ class Backend:
                 outcome=Outcome.ANSWERED,
             )
         )
+
+
+def _retry_of(text: str | None) -> int:
+    """Which try it is, as OpenAI's client says."""
+    return min(int(text), 255) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else 0

@@ -88,10 +88,11 @@ class Tags:
     @property
     def carriers(self) -> int:
         """The Carrier mask of those that bore ``tag``; one that bore another tag is not among them."""
-        tag = self.tag
+        header, request_id, seed, prompt = self._by_carrier
+        tag = header or request_id or seed or prompt
         if tag == 0:
             return 0
-        return sum(1 << place for place, found in enumerate(self._by_carrier) if found == tag)
+        return (header == tag) + 2 * (request_id == tag) + 4 * (seed == tag) + 8 * (prompt == tag)
 
     @property
     def echo(self) -> int:

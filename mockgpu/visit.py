@@ -12,18 +12,28 @@ from types import MappingProxyType
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.web_request import BaseRequest
 
-from mockgpu import faults, wire
-from mockgpu.clock import Clock
+from mockgpu import faults, kserve, wire
+from mockgpu.core import Core
 from mockgpu.engine import Stage, Stay
 from mockgpu.log import Outcome, Row, body_hash_of
+from mockgpu.metrics import Seen
+from mockgpu.sending import GONE, EventStream, send_part, send_whole
 from mockgpu.tags import hex_of
+from mockgpu.wire import Api, Problem, Served
 
-_JSON = "application/json"
-_REFUSALS = {
-    "queue_full": "the waiting queue is full",
-    "out_of_memory": "the model does not fit into the memory",
-}
+# Status, type and text of an answer to a request that the model did not take.
+_REFUSALS: Mapping[str, tuple[int, str, str]] = MappingProxyType(
+    {
+        "queue_full": (503, "service_unavailable", "the waiting queue is full"),
+        "out_of_memory": (503, "service_unavailable", "the model does not fit into the memory"),
+        "asleep": (503, "service_unavailable", "the server sleeps"),
+        "not_found": (404, "invalid_request_error", "the model is not there; it was unloaded, or its adapter was"),
+        "too_long": (400, "invalid_request_error", "prompt and output are longer than the model can take"),
+    }
+)
 _NONE: Mapping[str, str] = MappingProxyType({})
+# Far more than the difference of two times can be off by rounding.
+_ROUNDING_S = 1e-8
 # Closing with this set sends a reset at once and drops what was not sent yet.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -34,12 +44,11 @@ class Visit:
     ``cut_after_tokens``: the answer breaks off there, see ``mockgpu.faults.Cut``; None: it does not.
     """
 
-    __slots__ = ("_backend", "_clock", "_created", "_request", "_row", "cut_after_tokens", "stay", "tag")
+    __slots__ = ("_api", "_core", "_request", "_row", "cut_after_tokens", "stay", "tag")
 
-    def __init__(self, backend: str, clock: Clock, created: int, request: BaseRequest, row: Row) -> None:
-        self._backend = backend
-        self._clock = clock
-        self._created = created
+    def __init__(self, core: Core, api: Api, request: BaseRequest, row: Row) -> None:
+        self._core = core
+        self._api = api
         self._request = request
         self._row = row
         self.tag = row.tag
@@ -50,97 +59,134 @@ class Visit:
         """Answer when the update is done."""
         if not await self._come_to(Stage.ENDED):
             return await self._refuse()
-        return await self._complete(wire.update_done(tag=self.tag, backend=self._backend), tokens=0)
+        body = wire.update_done(tag=self.tag, backend=self._core.name)
+        return await self._complete(wire.Whole(body), tokens=0)
 
     async def whole(self, ask: wire.Ask) -> web.StreamResponse:
         """Answer when all tokens are there."""
         if not await self._come_to(Stage.ENDED):
             return await self._refuse()
-        body = wire.completion(ask, tag=self.tag, backend=self._backend, created=self._created)
-        return await self._complete(body, ask.output_tokens)
+        self._count(ask)
+        return await self._complete(self._api.whole(ask, self._served()), ask.output_tokens)
 
     async def stream(self, ask: wire.Ask) -> web.StreamResponse:
-        """Answer with an event per token, each at its own time, which does not depend on the one before."""
+        """Answer with an event per token, each at its own time, which does not depend on when the one before went."""
         if not await self._come_to(Stage.FIRST_TOKEN):
             return await self._refuse()
-        stay = self.stay
-        assert stay is not None
-        row = self._row
-        events = wire.chunks(ask, tag=self.tag, backend=self._backend, created=self._created)
-        response = web.StreamResponse(headers=self._headers())
-        response.content_type = "text/event-stream"
+        row, tokens = self._row, ask.output_tokens
+        events = self._api.events(ask, self._served())
         row.status = 200
         row.first_byte_s = time.monotonic()
+        sent_whole = tokens if self.cut_after_tokens is None else min(self.cut_after_tokens, tokens)
+        stream = EventStream(self._request, wire.EVENTS, self._headers())
         try:
-            await response.prepare(self._request)
-            sent_whole = ask.output_tokens if self.cut_after_tokens is None else self.cut_after_tokens
-            for number in range(min(sent_whole, ask.output_tokens - 1)):
-                await self._clock.sleep_until(stay.first_token_s + number * stay.decode_step_s)
-                await response.write(events.token)
-                row.bytes_out += len(events.token)
-            if sent_whole >= ask.output_tokens:
-                await self._come_to(Stage.ENDED)
-                ending = events.last_token if ask.output_tokens else b""
-                if ending:
-                    await response.write(ending)
-                row.bytes_out += len(ending)
+            if not sent_whole:
+                stream.begin()
+            for number in range(sent_whole):
+                await (self._token(number) if number < tokens - 1 else self._come_to(Stage.ENDED))
+                event = events.token(number, number == tokens - 1)
+                if stream.put(event):
+                    await stream.drain()
+                row.bytes_out += len(event)
+                row.tokens_out = number + 1
             if self.cut_after_tokens is not None:
-                self.break_off()
-                return response
-            await response.write(events.tail)
-            row.bytes_out += len(events.tail)
-            await response.write_eof()
+                return self.break_off()
+            if not tokens:
+                await self._come_to(Stage.ENDED)
+            self._count(ask)
+            ending = events.closing if tokens else events.empty + events.closing
+            stream.end(ending)
+            row.bytes_out += len(ending)
             row.outcome = Outcome.ANSWERED
         except ClientConnectionResetError:
             row.outcome = Outcome.CLIENT_GONE
-        return response
+        return stream.response()
 
-    async def _complete(self, body: bytes, tokens: int) -> web.StreamResponse:
+    async def _token(self, number: int) -> None:
+        """Return when this token is there. What else runs may put it off while we wait."""
+        stay = self.stay
+        assert stay is not None
+        while True:
+            due_s = stay.token_due_s(number)
+            if due_s is None:  # it lost its place on the GPU
+                await self._core.engine.until(lambda: stay.token_due_s(number) is not None)
+            elif due_s > time.monotonic():
+                await self._core.clock.sleep_until(due_s)
+            else:
+                return
+
+    async def _complete(self, whole: wire.Whole, tokens: int) -> web.StreamResponse:
         """Answer what was served, or that part of it after which it is to be cut; never all of it then."""
-        cut = self.cut_after_tokens
+        cut, body = self.cut_after_tokens, whole.body
         if cut is None:
-            return await self.reply(200, body)
+            self._row.tokens_out = tokens
+            return await self.reply(200, body, whole.headers or _NONE, whole.content_type)
         row = self._row
-        part = body[: min(len(body) * cut // max(tokens, 1), len(body) - 1)]
-        response = web.StreamResponse(headers=self._headers())
-        response.content_type = _JSON
-        response.content_length = len(body)
+        part = min(len(body) * cut // max(tokens, 1), len(body) - 1)
+        headers = {**self._headers(), **(whole.headers or _NONE)}
         row.status = 200
         row.first_byte_s = time.monotonic()
         try:
-            await response.prepare(self._request)
-            await response.write(part)
-            row.bytes_out = len(part)
-            self.break_off()
+            send_part(self._request, body, part, whole.content_type, headers)
+            row.bytes_out = part
+            row.tokens_out = min(cut, tokens)
         except ClientConnectionResetError:
             row.outcome = Outcome.CLIENT_GONE
-        return response
+            return GONE
+        return self.break_off()
 
-    def break_off(self) -> None:
+    def break_off(self) -> web.StreamResponse:
         """Reset the connection, whatever has been sent."""
         self._row.outcome = Outcome.CUT
         transport = self._request.transport
         if transport is not None:
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             transport.abort()
+        return GONE
 
     async def fail(self, lot: faults.Answer) -> web.StreamResponse:
         """Answer as a fault has it."""
         text = "the capacity is used up" if lot.refused else f"a fault answers {lot.status}"
+        status, problem = lot.status, Problem(text, "service_unavailable", "fault")
+        if lot.reason == "out_of_memory":
+            status, problem = self._out_of_memory(lot.status)
+        elif lot.reason:
+            _, kind, text = _REFUSALS[lot.reason]
+            problem = Problem(text, kind, lot.reason)
         headers = {}
         if lot.retry_after_s is not None:
             headers["Retry-After"] = str(math.ceil(lot.retry_after_s))
-        response = await self.reply(lot.status, wire.error(text, "service_unavailable", "fault"), headers)
+        response = await self.refuse(status, problem, headers)
         if lot.refused and self._row.outcome is Outcome.ANSWERED:
             self._row.outcome = Outcome.REFUSED
         return response
 
-    async def reply(self, status: int, body: bytes, headers: Mapping[str, str] = _NONE) -> web.StreamResponse:
-        """Answer with a JSON body."""
-        response = web.Response(status=status, body=body, headers={**self._headers(), **headers}, content_type=_JSON)
-        self._row.status = status
-        self._row.bytes_out = len(body)
-        await send(self._request, response, self._row)
+    def _out_of_memory(self, status: int) -> tuple[int, Problem]:
+        """What a GPU out of memory makes a server say: Triton when it loads a model, vLLM when it serves one."""
+        if isinstance(self._api, kserve.Infer):
+            return 400, Problem(kserve.no_room(self._row.model), "service_unavailable", "out_of_memory")
+        return status, Problem("CUDA out of memory", "InternalServerError", "out_of_memory")
+
+    async def refuse(self, status: int, problem: Problem, headers: Mapping[str, str] = _NONE) -> web.StreamResponse:
+        """Answer with what is wrong, in the form that the request's path has."""
+        return await self.reply(status, self._api.problem(problem), headers)
+
+    async def reply(
+        self, status: int, body: bytes, headers: Mapping[str, str] = _NONE, content_type: str = wire.JSON
+    ) -> web.StreamResponse:
+        """Answer in one piece."""
+        ours, row = self._headers(), self._row
+        if headers:
+            ours.update(headers)
+        row.first_byte_s = time.monotonic()
+        try:
+            response = send_whole(self._request, status, body, content_type, ours)
+        except ClientConnectionResetError:
+            row.outcome = Outcome.CLIENT_GONE
+            return GONE
+        row.status = status
+        row.bytes_out = len(body)
+        row.outcome = Outcome.ANSWERED
         return response
 
     async def _come_to(self, stage: Stage) -> bool:
@@ -153,22 +199,54 @@ class Visit:
             if stay.stage >= Stage.STARTED and not stay.refused:
                 row.cold = int(stay.cold)
                 row.queue_wait_s = stay.queue_wait_s
+                row.batch = stay.batch
+                row.cached_tokens = stay.cached_tokens
         if stay.refused:
             return False
         if stay.stage is Stage.ENDED:
+            took_s = stay.ended_s - stay.started_s
+            if abs(took_s - row.service_asked_s) > _ROUNDING_S:
+                # Others beside it changed what the model asks for; only the rest is our own lateness.
+                row.service_asked_s = took_s
             row.service_actual_s = time.monotonic() - stay.started_s
         return True
 
     async def _refuse(self) -> web.StreamResponse:
         assert self.stay is not None
         reason = self.stay.refused
-        response = await self.reply(503, wire.error(_REFUSALS[reason], "service_unavailable", reason))
+        status, kind, text = _REFUSALS[reason]
+        if reason == "out_of_memory" and isinstance(self._api, kserve.Infer):
+            status, text = 400, kserve.no_room(self.stay.job.model)
+        response = await self.refuse(status, Problem(text, kind, reason))
         if self._row.outcome is Outcome.ANSWERED:
             self._row.outcome = Outcome.REFUSED
         return response
 
+    def _count(self, ask: wire.Ask) -> None:
+        """Note in the metrics that all was served."""
+        stay = self.stay
+        assert stay is not None
+        submitted_s = stay.started_s - stay.queue_wait_s
+        self._core.tally.answered(
+            stay.job.model,
+            Seen(
+                ask.prompt_tokens,
+                ask.output_tokens,
+                stay.queue_wait_s,
+                stay.first_token_s - submitted_s,
+                stay.ended_s - submitted_s,
+                ask.finish,
+            ),
+        )
+
+    def _served(self) -> Served:
+        core, stay = self._core, self.stay
+        assert stay is not None
+        cached = stay.cached_tokens if core.caches(stay.job.model) else -1
+        return Served(self.tag, core.name, core.created, cached)
+
     def _headers(self) -> dict[str, str]:
-        headers = {"x-backend-id": self._backend, "x-mock-cold": str(self._row.cold)}
+        headers = {"x-backend-id": self._core.name, "x-mock-cold": "1" if self._row.cold else "0"}
         if self.tag:
             headers["x-mock-tag"] = hex_of(self.tag)
         return headers
@@ -178,8 +256,10 @@ async def read_body(request: BaseRequest, row: Row) -> bytes:
     """The whole body, however large."""
     if "expect" in request.headers and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    content = request.content
     try:
-        body = await request.content.read()
+        # Most often all of it has come with the head.
+        body = content.read_nowait() if content.is_eof() else await content.read()
     except (web.RequestPayloadError, ConnectionError) as error:
         raise wire.BadRequestError(f"the body broke off: {error}") from None
     row.bytes_in = len(body)

@@ -1,11 +1,12 @@
-"""What travels over HTTP: what a request asks for, and the bodies of answers, without any socket."""
+"""What all wire forms of the mock share, without any socket: what a request asks for, and small bodies of answers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol, TypeAlias
 
 from mockgpu.events import State
 from mockgpu.tags import hex_of
@@ -13,29 +14,112 @@ from mockgpu.tags import hex_of
 # One token of common byte-pair vocabularies, so that a client's tokenizer counts as the mock does.
 WORD = " the"
 DEFAULT_OUTPUT_TOKENS = 16
+JSON = "application/json"
+EVENTS = "text/event-stream"
+Headers: TypeAlias = Mapping[str, str]
+# Beyond the context of every model; so that no request can make the mock build gigabytes.
+_MOST_TOKENS = 1_000_000
 
 
 class BadRequestError(ValueError):
     """A request that makes no sense; ``param`` names the part at fault."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str = "bad_request") -> None:
         super().__init__(message)
         self.param = param
+        self.status = status
+        self.code = code
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
-    """What an inference request asks for; an empty ``model`` leaves the choice to the server."""
+    """What an inference request asks for, whatever its form.
+
+    An empty ``model`` leaves the choice to the server. ``prompt`` is the text (or the token numbers) that the prefix
+    cache goes by, ``finish`` why the answer will end, ``details`` what only the request's own form understands.
+    """
 
     model: str
     prompt_tokens: int
     output_tokens: int
     stream: bool = False
     include_usage: bool = False
+    prompt: str = ""
+    finish: str = "length"
+    details: Any = None
 
-    def with_model(self, model: str) -> Ask:
-        """The same for another model."""
-        return replace(self, model=model)
+
+@dataclass(slots=True)
+class Served:
+    """What is known of a request once it is served. ``cached_tokens``: -1 where there is no prefix cache."""
+
+    tag: int
+    backend: str
+    created: int
+    cached_tokens: int = -1
+
+
+@dataclass(slots=True)
+class Whole:
+    """An answer that is not streamed."""
+
+    body: bytes
+    content_type: str = JSON
+    headers: Mapping[str, str] | None = None
+
+
+@dataclass(slots=True)
+class Events:
+    """A streamed answer: ``opening`` goes out with the first token, ``closing`` after the last one.
+
+    The event of token n is ``before``, the number n + ``first_number``, ``after``; the last one has an ``after`` of its
+    own. ``empty`` takes the place of the tokens where there are none.
+    """
+
+    before: bytes
+    after: bytes
+    last_after: bytes
+    closing: bytes
+    opening: bytes = b""
+    empty: bytes = b""
+    first_number: int = 0
+
+    def token(self, number: int, last: bool) -> bytes:
+        """The event of the token ``number``, counted from 0."""
+        text = b"%b%d%b" % (self.before, number + self.first_number, self.last_after if last else self.after)
+        return self.opening + text if number == 0 else text
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a request is not answered as asked; ``code`` is for machines."""
+
+    message: str
+    kind: str
+    code: str
+    param: str | None = None
+
+
+class Api(Protocol):
+    """One wire form of inference: how its requests are read and its answers written. It keeps no state."""
+
+    def load(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+        """The body, decoded; raises BadRequestError."""
+
+    def carriers(self, data: Mapping[str, Any]) -> tuple[object, object]:
+        """Where a body may carry a tag: its seed, and the end of its prompt. None, or anything, if it has none."""
+
+    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
+        """What is asked for; ``named`` is the model that the path names. Raises BadRequestError."""
+
+    def whole(self, ask: Ask, served: Served) -> Whole:
+        """The answer in one piece."""
+
+    def events(self, ask: Ask, served: Served) -> Events:
+        """The answer as events."""
+
+    def problem(self, problem: Problem) -> bytes:
+        """The body of an answer that says what is wrong."""
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -51,54 +135,68 @@ def read_json(body: bytes) -> dict[str, Any]:
     return data
 
 
-def read_completion(headers: Mapping[str, str], body: Mapping[str, Any]) -> Ask:
-    """An OpenAI completion request. Headers win over the body."""
-    output_tokens = body.get("max_tokens", DEFAULT_OUTPUT_TOKENS)
-    if type(output_tokens) is not int or output_tokens < 0:
-        raise BadRequestError(f"max_tokens is {output_tokens!r}, expected a whole number from 0", "max_tokens")
-    options = body.get("stream_options")
-    return Ask(
-        model=_model_of(headers, body.get("model", "")),
-        prompt_tokens=_count_of(headers, "x-prompt-tokens", lambda: _words_in(body.get("prompt", ""))),
-        output_tokens=output_tokens,
-        stream=body.get("stream") is True,
-        include_usage=isinstance(options, dict) and options.get("include_usage") is True,
-    )
-
-
-def read_answer_get(headers: Mapping[str, str], model: str) -> Ask:
-    """A request for an answer by GET, which has only headers and the model in its path."""
-    return Ask(
-        model=_model_of(headers, model),
-        prompt_tokens=_count_of(headers, "x-prompt-tokens", lambda: 0),
-        output_tokens=_count_of(headers, "x-output-tokens", lambda: DEFAULT_OUTPUT_TOKENS),
-    )
-
-
-def _model_of(headers: Mapping[str, str], otherwise: object) -> str:
+def model_of(headers: Mapping[str, str], otherwise: object) -> str:
+    """The model that a request names; the header wins."""
     model = headers.get("x-model-id") or otherwise
     if not isinstance(model, str):
-        raise BadRequestError(f"model is {model!r}, expected text", "model")
-    # JSON can name half a surrogate pair, which no encoding can write.
-    return model.encode(errors="replace").decode()
+        raise BadRequestError(f"model is {shown(model)}, expected text", "model")
+    return model if model.isascii() else clean(model)
 
 
-def _count_of(headers: Mapping[str, str], name: str, otherwise: Callable[[], int]) -> int:
+def clean(text: str) -> str:
+    """The text without halves of surrogate pairs, which JSON can name and no encoding can write."""
+    return text.encode(errors="replace").decode()
+
+
+def count_of(headers: Mapping[str, str], name: str, otherwise: Callable[[], int]) -> int:
+    """The whole number in a header, else what ``otherwise`` says."""
     text = headers.get(name)
     if text is None:
         return otherwise()
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise BadRequestError(f"header {name} is {text!r}, expected a whole number from 0", name)
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= _MOST_TOKENS):
+        raise BadRequestError(f"header {name} is {shown(text)}, expected a whole number from 0 to {_MOST_TOKENS}", name)
     return int(text)
 
 
-def _words_in(prompt: object) -> int:
+def limit_of(data: Mapping[str, Any], *names: str) -> int | None:
+    """The first of these limits of output tokens that is given (null is not), None if none is."""
+    for name in names:
+        value = data.get(name)
+        if value is None:
+            continue
+        if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
+            raise BadRequestError(f"{name} is {shown(value)}, expected a whole number from 0 to {_MOST_TOKENS}", name)
+        return value
+    return None
+
+
+def only_one(data: Mapping[str, Any], *names: str) -> None:
+    """Refuse more than one answer to a request; the mock gives one."""
+    for name in names:
+        if data.get(name) not in (None, 1):
+            raise BadRequestError(f"{name} is {shown(data[name])}, expected 1: the mock gives one answer", name)
+
+
+def words_in(prompt: object, name: str = "prompt") -> int:
     """Tokens of a prompt: words of a text, or the length of a list of token numbers; lists of prompts add up."""
     if isinstance(prompt, str):
         return len(prompt.split())
     if isinstance(prompt, list):
-        return sum(1 if isinstance(part, int) else _words_in(part) for part in prompt)
-    raise BadRequestError(f"prompt is {prompt!r}, expected text", "prompt")
+        return sum(1 if isinstance(part, int) else words_in(part, name) for part in prompt)
+    raise BadRequestError(f"{name} is {shown(prompt)}, expected text", name)
+
+
+def text_in(prompt: object) -> str:
+    """The text of a prompt that ``words_in`` has accepted; token numbers become words."""
+    if isinstance(prompt, list):
+        return " ".join(str(part) if isinstance(part, int) else text_in(part) for part in prompt)
+    return str(prompt)
+
+
+def shown(value: object) -> str:
+    """A value for a message, not too long and without half surrogates."""
+    text = repr(value)
+    return clean(text if len(text) <= 80 else text[:77] + "...")
 
 
 def id_of(tag: int) -> str:
@@ -106,59 +204,22 @@ def id_of(tag: int) -> str:
     return f"sy-{hex_of(tag)}" if tag else "sy-none"
 
 
-def completion(ask: Ask, *, tag: int, backend: str, created: int) -> bytes:
-    """The body of a whole completion."""
-    return json.dumps(
-        {
-            "id": id_of(tag),
-            "object": "text_completion",
-            "created": created,
-            "model": ask.model,
-            "backend": backend,
-            "choices": [{"index": 0, "text": WORD * ask.output_tokens, "logprobs": None, "finish_reason": "length"}],
-            "usage": _usage(ask),
-        }
-    ).encode()
+@lru_cache(maxsize=4096)
+def quoted(text: str) -> str:
+    """The text as JSON; the names in answers are few and come again and again."""
+    return json.dumps(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """The events of a streamed completion; ``tail`` ends it, usage included where it was asked for."""
-
-    token: bytes
-    last_token: bytes
-    tail: bytes
-
-
-def chunks(ask: Ask, *, tag: int, backend: str, created: int) -> Chunks:
-    """The three events that a streamed completion is made of: all tokens but the last look the same."""
-
-    def event(choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
-        data: dict[str, Any] = {
-            "id": id_of(tag),
-            "object": "text_completion",
-            "created": created,
-            "model": ask.model,
-            "backend": backend,
-            "choices": choices,
-        }
-        if usage is not None:
-            data["usage"] = usage
-        return b"data: " + json.dumps(data).encode() + b"\n\n"
-
-    def token(finish_reason: str | None) -> bytes:
-        return event([{"index": 0, "text": WORD, "logprobs": None, "finish_reason": finish_reason}])
-
-    tail = event([], _usage(ask)) if ask.include_usage else b""
-    return Chunks(token(None), token("length"), tail + b"data: [DONE]\n\n")
-
-
-def _usage(ask: Ask) -> dict[str, int]:
-    return {
-        "prompt_tokens": ask.prompt_tokens,
-        "completion_tokens": ask.output_tokens,
-        "total_tokens": ask.prompt_tokens + ask.output_tokens,
-    }
+def usage(ask: Ask, served: Served) -> str:
+    """OpenAI's account of tokens, as JSON."""
+    total = ask.prompt_tokens + ask.output_tokens
+    cached = (
+        f', "prompt_tokens_details": {{"cached_tokens": {served.cached_tokens}}}' if served.cached_tokens >= 0 else ""
+    )
+    return (
+        f'{{"prompt_tokens": {ask.prompt_tokens}, "completion_tokens": {ask.output_tokens}, '
+        f'"total_tokens": {total}{cached}}}'
+    )
 
 
 def update_done(*, tag: int, backend: str) -> bytes:
@@ -189,24 +250,4 @@ def health(state: State) -> bytes:
             "pending_tokens": state.pending_tokens,
             "models": state.models,
         }
-    ).encode()
-
-
-def model_list(names: list[str], created: int) -> bytes:
-    """The body of ``GET /v1/models``."""
-    data = [{"id": name, "object": "model", "created": created, "owned_by": "mockgpu"} for name in names]
-    return json.dumps({"object": "list", "data": data}).encode()
-
-
-def metrics(state: State, model: str) -> bytes:
-    """Gauges in Prometheus' text format, under vLLM's names."""
-    escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    label = f'{{model_name="{escaped}",engine="0"}}'
-    return (
-        "# HELP vllm:num_requests_running Number of requests in service.\n"
-        "# TYPE vllm:num_requests_running gauge\n"
-        f"vllm:num_requests_running{label} {state.running}\n"
-        "# HELP vllm:num_requests_waiting Number of requests waiting for a slot or for a model.\n"
-        "# TYPE vllm:num_requests_waiting gauge\n"
-        f"vllm:num_requests_waiting{label} {state.queue_depth}\n"
     ).encode()

@@ -43,6 +43,7 @@ FLOORS = {
 
 ALLOWED = {
     ("harness.target", "harness.balancer.protocol"): "a target of Python code hands out a gateway",
+    ("harness.arrivals", "harness.frozen"): "floor 0 has an order of its own",
     ("harness.model", "harness.frozen"): "floor 0 has an order of its own",
     ("harness.model", "harness.timeline"): "floor 0 has an order of its own",
     ("harness.history", "harness.frozen"): "floor 0 has an order of its own",
@@ -70,6 +71,9 @@ MAY_TOUCH_MACHINE = (
     "harness.targets.nginx",  # asks the binary for its version, before anything runs
     "mockgpu.server",
     "mockgpu.visit",
+    "mockgpu.sending",
+    "mockgpu.spoiling",
+    "mockgpu.extras",
     "mockgpu.engine",
     "mockgpu.listening",
     "mockgpu.fleet",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.live.calls import accepts
+from harness.live.calls import accepts, call
 from harness.live.ports import is_free
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +43,9 @@ GATEWAY = "pytest suites/ --target gateway.toml"
 POLICY = "pytest suites/ --target python:least:LeastPicked"
 REAL_FAULTS = "pytest suites/ --toxiproxy real"
 FLEET = "mockgpu serve --backends 4 --gpu h100-80gb --model llama-8b"
+PICTURE = "mockgpu picture --out fleet.svg"
+BALANCER = "steelyard balancer --backend http://127.0.0.1:9001 --backend http://127.0.0.1:9002"
+FAULT_PROXY = "steelyard toxiproxy --port 8474"
 
 
 def block(kind: str, holding: str) -> str:
@@ -61,9 +64,9 @@ def run(command: str, *more: str, folder: Path = ROOT) -> subprocess.CompletedPr
 
 
 def test_every_command_is_known_here() -> None:
-    known = INSTALLS | set(SHOWN) | set(JUDGED) | {GATEWAY, POLICY}
+    known = INSTALLS | set(SHOWN) | set(JUDGED) | {GATEWAY, POLICY, PICTURE}
     assert set(COMMANDS) == known - {"steelyard run --target nginx"}
-    assert set(INLINE) <= known | {REAL_FAULTS, FLEET}
+    assert set(INLINE) <= known | {REAL_FAULTS, FLEET, BALANCER, FAULT_PROXY}
 
 
 def test_ci_installs_and_tests_as_the_readme_says() -> None:
@@ -140,14 +143,44 @@ def test_a_real_fault_proxy_is_used_or_missed_in_one_line() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_fleet_alone(tmp_path: Path) -> None:
-    free = next(port for port in range(16_000, 17_000) if all(is_free(port + step) for step in range(4)))
-    words = [*shlex.split(FLEET), "--port", str(free)]
-    words[0] = str(Path(sys.executable).with_name("mockgpu"))
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+@contextmanager
+def started(command: str, *more: str, folder: Path) -> Iterator[str]:
+    """A command that serves until SIGTERM, which it must survive with exit code 0; yields its first line."""
+    words = [*shlex.split(command), *more]
+    words[0] = str(Path(sys.executable).with_name(words[0]))
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=folder)
     assert child.stdout is not None
-    line = child.stdout.readline()
-    child.send_signal(signal.SIGTERM)
-    child.stdout.close()
-    assert child.wait(10) == 0
-    assert len(json.loads(line.removeprefix("ready "))["backends"]) == 4
+    try:
+        yield child.stdout.readline()
+    finally:
+        child.send_signal(signal.SIGTERM)
+        child.stdout.close()
+        status = child.wait(10)
+    assert status == 0
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    return next(port for port in range(16_000, 17_000) if all(is_free(port + step) for step in range(count)))
+
+
+def test_the_fleet_alone(tmp_path: Path) -> None:
+    with started(FLEET, "--port", str(free_ports(4)), folder=tmp_path) as line:
+        assert len(json.loads(line.removeprefix("ready "))["backends"]) == 4
+
+
+def test_the_balancer_alone(tmp_path: Path) -> None:
+    with started(BALANCER, "--port", "0", folder=tmp_path) as line:
+        host, _, port = json.loads(line.removeprefix("ready "))["admin"].removeprefix("http://").partition(":")
+        assert call("GET", f"http://{host}:{port.strip('/')}/backends", b"", {}, 5.0).status == 200
+
+
+def test_the_fault_proxy_alone(tmp_path: Path) -> None:
+    port = free_ports(1)
+    with started(FAULT_PROXY, "--port", str(port), folder=tmp_path):
+        assert call("GET", f"http://127.0.0.1:{port}/proxies", b"", {}, 5.0).body.strip() == b"{}"
+
+
+def test_the_picture_is_the_one_shown(tmp_path: Path) -> None:
+    assert run(PICTURE, folder=tmp_path).returncode == 0
+    assert (tmp_path / "fleet.svg").read_bytes() == (ROOT / "docs" / "fleet.svg").read_bytes()

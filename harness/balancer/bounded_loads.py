@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from fractions import Fraction
+
+from harness.balancer.windows import exact_ratio
 
 
 class BoundedLoads:
@@ -24,13 +25,13 @@ class BoundedLoads:
         if not (math.isfinite(factor) and factor >= 1):
             raise ValueError(f"factor {factor}: expected 1 or more")
         # The decimal number that was written: in binary, 1.1 times 10 is more than 11.
-        self._factor = Fraction(repr(float(factor)))
+        self._numerator, self._denominator = exact_ratio(factor)
 
     def cap(self, total: int, backends: int) -> int:
         """Most requests that one of `backends` may have in flight, where all have `total` with the new one."""
         if backends < 1:
             raise ValueError(f"{backends} backends: expected 1 or more")
-        return -(-total * self._factor.numerator // (backends * self._factor.denominator))
+        return -(-total * self._numerator // (backends * self._denominator))
 
     def choose(
         self, candidates: Iterable[str], in_flight: Callable[[str], int], total: int, backends: int

@@ -37,6 +37,10 @@ class Settled(Enum):
     ABORTED = "aborted"
 
 
+FAILED = Settled.FAILED
+SAYS_NOTHING = (Settled.NEUTRAL, Settled.ABORTED)
+
+
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
     """When a breaker trips, for how long, and what closes it. None switches a reason to trip off; one must be on.
@@ -77,7 +81,7 @@ class BreakerSettings:
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Ticket:
     """The right to make one call. Compared by identity: a breaker knows its own tickets and no others."""
 
@@ -124,6 +128,11 @@ class CircuitBreaker:
         """Number of tickets not settled yet; 0 when nothing is in flight."""
         return len(self._out)
 
+    @property
+    def closed(self) -> bool:
+        """Whether everybody may call."""
+        return self._open_until_s is None
+
     def state(self, now_s: float) -> State:
         """Where the breaker is; half-open from the very end of the open time on."""
         if self._open_until_s is None:
@@ -148,9 +157,10 @@ class CircuitBreaker:
         """A ticket for one call, a probe's while half-open; None if there is none to be had, without waiting."""
         if not self.allows(now_s):
             return None
-        ticket = Ticket(self._generation, probe=self._open_until_s is not None)
+        probe = self._open_until_s is not None
+        ticket = Ticket(self._generation, probe)
         self._out.add(ticket)
-        self._probes_out += ticket.probe
+        self._probes_out += probe
         return ticket
 
     def settle(self, ticket: Ticket, settled: Settled, latency_s: float, now_s: float) -> None:
@@ -163,9 +173,9 @@ class CircuitBreaker:
             return
         self._out.remove(ticket)
         self._probes_out -= ticket.probe
-        if ticket.generation != self._generation or settled in (Settled.NEUTRAL, Settled.ABORTED):
+        if ticket.generation != self._generation or settled in SAYS_NOTHING:
             return
-        failed = settled is Settled.FAILED
+        failed = settled is FAILED
         slow = self._settings.slow_p99_s is not None and latency_s > self._settings.slow_p99_s
         if not ticket.probe:
             self._call_ended(failed, slow, now_s)
@@ -195,8 +205,11 @@ class CircuitBreaker:
 
         It does exactly if fewer calls than its rank were within the bound; so counting them is enough.
         """
+        slow = self._slow.bad(now_s)
+        if not slow:
+            return False
         calls = self._slow.calls(now_s)
-        within = calls - self._slow.bad(now_s)
+        within = calls - slow
         return calls >= self._settings.minimum_calls and within < min(rank(SLOW_QUANTILE, calls), calls)
 
     def _trip(self, now_s: float) -> None:

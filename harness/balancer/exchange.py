@@ -8,6 +8,8 @@ from harness.balancer.breaker import Settled
 from harness.balancer.members import Sent
 from harness.balancer.protocol import Request
 
+OK = Settled.OK
+
 ERROR_STATUS = {"refused": 502, "reset": 502, "timeout": 504, "aborted": 499}
 """Status of the balancer's own answer where an attempt brought none."""
 
@@ -33,21 +35,22 @@ class Attempt:
 
     def settled(self, error: str | None) -> Settled:
         """What the attempt says of its backend. An error status counts even if the attempt was cancelled for it."""
+        if error is None and self.status < 400:
+            return OK
         if error == "timeout" and self.cut_short and self.status < 500:
             return Settled.NEUTRAL  # our own deadline, not the backend's slowness
         if self.status >= 500 or error in ("refused", "reset", "timeout"):
             return Settled.FAILED
-        if error is not None:
-            return Settled.ABORTED
-        return Settled.NEUTRAL if self.status >= 400 else Settled.OK
+        return Settled.NEUTRAL if error is None else Settled.ABORTED
 
 
 @dataclass(slots=True)
 class Exchange:
     """A client's request that has no answer yet, or whose answer is on its way.
 
-    `sent` counts its attempts without hedges; `begun` once it was admitted. `timers` are those that wait for it, by
-    purpose; `retry_waits`: a retry was granted and waits in backoff.
+    `attempts` are those whose answer may become its own. `underway` counts all that have not ended, `sent` all that
+    were ever sent, hedges aside. `begun` once it was admitted. `timers` are those that wait for it, by purpose;
+    `retry_waits`: a retry was granted and waits in backoff.
     """
 
     request: Request
@@ -55,6 +58,7 @@ class Exchange:
     attempts: dict[int, Attempt] = field(default_factory=dict)
     tried: frozenset[str] = frozenset()
     sent: int = 0
+    underway: int = 0
     begun: bool = False
     answered: bool = False
     retry_waits: bool = False

@@ -8,13 +8,12 @@ still be set, and finds nothing.
 
 from __future__ import annotations
 
-from collections import deque
 from random import Random
 
 from harness.balancer import retry
+from harness.balancer.doorway import Doorway
 from harness.balancer.exchange import ERROR_STATUS, RETRY_AFTER_S, Attempt, Exchange
 from harness.balancer.hedging import Hedger
-from harness.balancer.limits import Admission, Queued, Refused
 from harness.balancer.members import Members
 from harness.balancer.protocol import (
     Action,
@@ -42,6 +41,8 @@ from harness.balancer.protocol import (
 from harness.balancer.settings import Settings
 from harness.model import Kind
 
+INFERENCE = Kind.INFERENCE
+
 
 class ReferenceGateway:
     """The reference balancer; see the module. Timers of check-ups have positive ids, all others negative ones."""
@@ -50,21 +51,17 @@ class ReferenceGateway:
         self._settings = settings
         self._random = generator
         self._members = Members(settings, generator)
+        self.condition = self._members.condition
         self._hedger = None if settings.hedge is None else Hedger(settings.hedge)
-        self._budget = (
-            None
-            if settings.retry is None
-            else retry.RetryBudget(
-                settings.retry.budget_share, settings.retry.budget_floor, settings.retry.budget_window_s
-            )
-        )
-        self._admission = None if settings.limits is None else Admission(settings.limits)
+        self._budget: retry.RetryBudget | None = None
+        if (again := settings.retry) is not None:
+            self._budget = retry.RetryBudget(again.budget_share, again.budget_floor, again.budget_window_s)
+        self._doorway: Doorway | None = None
+        if settings.limits is not None:
+            self._doorway = Doorway(settings.limits, lambda at_s: self._set_timer("admission", 0, at_s))
         self._exchanges: dict[int, Exchange] = {}
         self._attempts: dict[int, Attempt] = {}
         self._timers: dict[int, tuple[str, int]] = {}
-        self._ready: deque[int] = deque()
-        self._lingering: dict[int, int] = {}
-        self._admission_timer = 0
         self._next_attempt = 0
         self._next_timer = 0
         self._stopping = False
@@ -74,13 +71,14 @@ class ReferenceGateway:
     def idle(self) -> bool:
         """Whether nothing is in flight and no table remembers a request."""
         waiting = self._budget is not None and self._budget.waiting
-        return not (self._exchanges or self._attempts or self._lingering or waiting) and self._members.idle
+        lingering = self._doorway is not None and not self._doorway.idle
+        return not (self._exchanges or self._attempts or lingering or waiting) and self._members.idle
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """See harness.balancer.protocol.Gateway."""
         actions = self._handled(event, now_s)
-        while self._ready:  # one by one: what begins may end at once and make room for the next
-            request_id = self._ready.popleft()
+        while self._doorway is not None and self._doorway.ready:  # what begins may end at once and make room
+            request_id = self._doorway.ready.popleft()
             if request_id in self._exchanges:
                 actions += self._begin(request_id, now_s)
         if self._stopping and not self._exited and not self._exchanges and not self._attempts:
@@ -90,14 +88,14 @@ class ReferenceGateway:
 
     def _handled(self, event: Event, now_s: float) -> list[Action]:
         match event:
-            case RequestArrived(request):
-                return self._arrived(request, now_s)
-            case ResponseHead(attempt_id, status, retry_after_s):
-                return self._head(attempt_id, status, retry_after_s, now_s)
-            case FirstByte(attempt_id):
-                return self._first_byte(attempt_id, now_s)
-            case AttemptEnded(attempt_id, error):
-                return self._ended(attempt_id, error, now_s)
+            case RequestArrived():
+                return self._arrived(event.request, now_s)
+            case ResponseHead():
+                return self._head(event.attempt_id, event.status, event.retry_after_s, now_s)
+            case AttemptEnded():
+                return self._ended(event.attempt_id, event.error, now_s)
+            case FirstByte():
+                return self._first_byte(event.attempt_id, now_s)
             case ClientGone(request_id):
                 return self._gone(request_id, now_s)
             case CheckUpResult(check_id, name, ok, report):
@@ -131,9 +129,8 @@ class ReferenceGateway:
                 return self._hedge_due(exchange, now_s)
             case "drain":
                 return self._drains_due(now_s)
-            case "admission" if self._admission is not None:
-                self._admission_timer = 0
-                return self._admitted(self._admission.due(now_s), now_s)
+            case "admission" if self._doorway is not None:
+                return self._doorway.timer_fired(now_s)
             case _:
                 return []
 
@@ -159,39 +156,12 @@ class ReferenceGateway:
         if self._stopping:
             return [Reply(request.id, 503, "shutting down", RETRY_AFTER_S)]
         self._exchanges[request.id] = Exchange(request, now_s)
-        if self._admission is None:
+        if self._doorway is None:
             return self._begin(request.id, now_s)
-        actions = self._admitted(self._admission.due(now_s), now_s)
-        answer = self._admission.ask(request.id, request.urgency, request.prompt_tokens, now_s)
-        if isinstance(answer, Refused):
-            del self._exchanges[request.id]
-            return [*actions, Reply(request.id, answer.status, "over the limit", answer.retry_after_s)]
-        if isinstance(answer, Queued):
-            return actions + self._displaced(answer) + self._await_admission(now_s)
-        return actions + self._begin(request.id, now_s)
-
-    def _displaced(self, answer: Queued) -> list[Action]:
-        """A newcomer of higher urgency took the place of one that waited."""
-        if answer.shed is None or answer.refused is None:
-            return []
-        del self._exchanges[answer.shed]
-        return [Reply(answer.shed, answer.refused.status, "displaced by urgency", answer.refused.retry_after_s)]
-
-    def _await_admission(self, now_s: float) -> list[Action]:
-        """Move the one timer of the queue to when time alone admits the next request."""
-        due_s = None if self._admission is None else self._admission.next_s(now_s)
-        if due_s is None:
-            return []
-        if self._admission_timer:
-            return [SetTimer(self._admission_timer, due_s)]
-        action = self._set_timer("admission", 0, due_s)
-        self._admission_timer = action.timer_id
-        return [action]
-
-    def _admitted(self, request_ids: list[int], now_s: float) -> list[Action]:
-        """These may go; they begin once what is being handled is done."""
-        self._ready.extend(request_ids)
-        return self._await_admission(now_s)
+        asked = self._doorway.ask(request, now_s)
+        if asked.turned_away is not None:
+            del self._exchanges[asked.turned_away]
+        return asked.actions + self._begin(request.id, now_s) if asked.admitted else asked.actions
 
     def _begin(self, request_id: int, now_s: float) -> list[Action]:
         exchange = self._exchanges[request_id]
@@ -202,7 +172,7 @@ class ReferenceGateway:
             self._hedger.fresh(now_s)
         actions = self._attempt(exchange, now_s)
         delay_s = None if self._hedger is None else self._hedger.delay_s(exchange.request.model)
-        if delay_s is not None and exchange.attempts and exchange.request.kind is Kind.INFERENCE:
+        if delay_s is not None and exchange.attempts and exchange.request.kind is INFERENCE:
             actions.append(self._wait(exchange, "hedge", now_s + delay_s))
         return actions
 
@@ -221,22 +191,13 @@ class ReferenceGateway:
         if exchange.retry_waits and self._budget is not None:
             exchange.retry_waits = False
             self._budget.give_back(now_s)
-        if self._admission is not None:
-            actions += self._make_room(self._admission, exchange, now_s)
+        if self._doorway is not None:
+            actions += self._doorway.gone(exchange, now_s)
         return actions
 
-    def _make_room(self, admission: Admission, exchange: Exchange, now_s: float) -> list[Action]:
-        """Give a request's place to the next, as soon as no backend is at work on it any more."""
-        request_id = exchange.request.id
-        if not exchange.begun:
-            return self._admitted(admission.gone(request_id, now_s), now_s)
-        running = sum(attempt.request_id == request_id for attempt in self._attempts.values())
-        if running:
-            self._lingering[request_id] = running
-            return []
-        return self._admitted(admission.ended(request_id, now_s), now_s)
-
     def _drop_timers(self, exchange: Exchange) -> list[Action]:
+        if not exchange.timers:
+            return []
         timers = list(exchange.timers.values())
         exchange.timers.clear()
         return [CancelTimer(timer_id) for timer_id in timers if self._timers.pop(timer_id, None)]
@@ -263,10 +224,11 @@ class ReferenceGateway:
             self._next_attempt,
             request.id,
             self._members.begin(backend, request.prompt_tokens, now_s),
-            hedge=hedge,
-            cut_short=limit_s < self._settings.attempt_timeout_s,
+            hedge,
+            limit_s < self._settings.attempt_timeout_s,
         )
         self._attempts[attempt.id] = exchange.attempts[attempt.id] = attempt
+        exchange.underway += 1
         exchange.tried |= {backend}
         exchange.sent += not hedge
         return [Send(attempt.id, request.id, backend, limit_s)]
@@ -297,14 +259,14 @@ class ReferenceGateway:
     def _commit(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
         """This attempt's answer is the answer; the others are cancelled."""
         attempt.committed = exchange.answered = True
-        if self._hedger is not None and attempt.status < 400 and exchange.request.kind is Kind.INFERENCE:
+        if self._hedger is not None and attempt.status < 400 and exchange.request.kind is INFERENCE:
             # The whole request's time, not the winning leg's: the latter would make more and more hedges.
             self._hedger.record(exchange.request.model, now_s - exchange.arrived_s)
-        losers = [other for other in exchange.attempts if other != attempt.id]
-        for loser in losers:
-            del exchange.attempts[loser]
         actions: list[Action] = [Commit(exchange.request.id, attempt.id)]
-        return actions + [Cancel(loser) for loser in losers] + self._drop_timers(exchange)
+        if len(exchange.attempts) > 1:
+            actions += [Cancel(loser) for loser in exchange.attempts if loser != attempt.id]
+            exchange.attempts = {attempt.id: attempt}
+        return actions + self._drop_timers(exchange)
 
     def _ended(self, attempt_id: int, error: str | None, now_s: float) -> list[Action]:
         attempt = self._attempts.pop(attempt_id, None)
@@ -312,9 +274,12 @@ class ReferenceGateway:
             return []
         drained = self._members.end(attempt.sent, attempt.settled(error), now_s)
         actions: list[Action] = [BackendDrained(attempt.sent.backend)] if drained else []
-        actions += self._lingering_ended(attempt.request_id, now_s)
         exchange = self._exchanges.get(attempt.request_id)
-        if exchange is None or exchange.attempts.pop(attempt_id, None) is None:
+        if exchange is None:
+            room = [] if self._doorway is None else self._doorway.attempt_ended(attempt.request_id, now_s)
+            return actions + room
+        exchange.underway -= 1
+        if exchange.attempts.pop(attempt_id, None) is None:
             return actions
         if attempt.committed:
             return actions + self._forget(exchange, now_s)
@@ -325,21 +290,13 @@ class ReferenceGateway:
         told = error or "aborted"
         return actions + self._reply(exchange, ERROR_STATUS[told], f"attempt at {attempt.sent.backend}: {told}", now_s)
 
-    def _lingering_ended(self, request_id: int, now_s: float) -> list[Action]:
-        """An attempt ended; if its client had left before, its place may be free now."""
-        if self._admission is None or request_id not in self._lingering:
-            return []
-        self._lingering[request_id] -= 1
-        if self._lingering[request_id]:
-            return []
-        del self._lingering[request_id]
-        return self._admitted(self._admission.ended(request_id, now_s), now_s)
-
     # --- retries and hedges -------------------------------------------------------------------------------
 
     def _retryable(self, exchange: Exchange, attempt: Attempt, error: str | None, now_s: float) -> bool:
         settings = self._settings.retry
-        return settings is not None and retry.may_retry(
+        if settings is None or (error is None and attempt.status not in settings.statuses):
+            return False
+        return retry.may_retry(
             settings,
             attempt=exchange.sent,
             error=error,

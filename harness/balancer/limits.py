@@ -68,31 +68,32 @@ class Bucket:
     """One rate limit; see the module. Full (or, if leaky, free) at first."""
 
     def __init__(self, settings: BucketSettings) -> None:
-        self._settings = settings
+        self._rate_per_s = settings.rate_per_s
+        self._burst = settings.burst
         self._full_s = -math.inf
-
-    @property
-    def polices(self) -> bool:
+        self.polices = settings.kind == "token"
         """Whether what comes too early is refused, rather than made to wait."""
-        return self._settings.kind == "token"
 
     def fits(self, amount: float) -> bool:
         """Whether `amount` could ever pass."""
-        return not self.polices or amount <= self._settings.burst
+        return not self.polices or amount <= self._burst
 
     def ready_s(self, amount: float, ahead: float = 0.0) -> float:
         """The time from which `amount` passes, once an amount of `ahead` has gone before; it may be long past."""
-        lacking = ahead + amount - self._settings.burst if self.polices else ahead
-        return self._full_s + lacking / self._settings.rate_per_s
+        lacking = ahead + amount - self._burst if self.polices else ahead
+        return self._full_s + lacking / self._rate_per_s
 
     def take(self, amount: float, now_s: float) -> None:
         """Debit `amount`, at or after its `ready_s`."""
-        self._full_s = max(self._full_s, now_s) + amount / self._settings.rate_per_s
+        self._full_s = max(self._full_s, now_s) + amount / self._rate_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """The request may go now."""
+
+
+ADMITTED = Admitted()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class Admission:
         self._running: set[int] = set()
         self._queues: dict[str, OrderedDict[int, int]] = {urgency: OrderedDict() for urgency in URGENCIES}
         """Requests that wait, with their tokens, by urgency, the oldest first."""
+        self._queued = 0  # in all of them
 
     @property
     def running(self) -> frozenset[int]:
@@ -136,19 +138,23 @@ class Admission:
         """Ask for a request of `tokens` (0 or more) model tokens. ValueError for one that runs or waits already."""
         if tokens < 0:
             raise ValueError(f"request {request_id} with {tokens} tokens: expected 0 or more")
-        if request_id in self._running or any(request_id in queue for queue in self._queues.values()):
+        if request_id in self._running or (self._queued and request_id in self.waiting):
             raise ValueError(f"request {request_id} was asked for and has not ended")
+        ready_s = early_s = -math.inf
+        for bucket, amount in self._buckets(tokens):
+            if not bucket.fits(amount):
+                return Refused(413, None)
+            bucket_s = bucket.ready_s(amount)
+            ready_s = max(ready_s, bucket_s)
+            if bucket.polices:
+                early_s = max(early_s, bucket_s)
         urgency = urgency if urgency in self._queues else "normal"
-        buckets = self._buckets(tokens)
-        if not all(bucket.fits(amount) for bucket, amount in buckets):
-            return Refused(413, None)
-        early_s = max((bucket.ready_s(amount) for bucket, amount in buckets if bucket.polices), default=-math.inf)
         rank = URGENCIES.index(urgency)
-        if early_s > now_s and not any(self._queues[other] for other in URGENCIES[rank + 1 :]):
+        if early_s > now_s and not self._waits(URGENCIES[rank + 1 :]):
             return Refused(429, early_s - now_s)
-        if not any(self._queues[other] for other in URGENCIES[: rank + 1]) and self._may_go(tokens, now_s):
+        if ready_s <= now_s and self._has_place() and not self._waits(URGENCIES[: rank + 1]):
             self._admit(request_id, tokens, now_s)
-            return Admitted()
+            return ADMITTED
         return self._enqueue(request_id, urgency, tokens, now_s)
 
     def ended(self, request_id: int, now_s: float) -> list[int]:
@@ -162,7 +168,7 @@ class Admission:
         An admitted request keeps its place until `ended`, since its backend may be at work on it still.
         """
         for queue in self._queues.values():
-            queue.pop(request_id, None)
+            self._queued -= queue.pop(request_id, None) is not None
         return self.due(now_s)
 
     def due(self, now_s: float) -> list[int]:
@@ -176,6 +182,7 @@ class Admission:
             if not self._may_go(queue[request_id], now_s):
                 break
             self._admit(request_id, queue.pop(request_id), now_s)
+            self._queued -= 1
             admitted.append(request_id)
         return admitted
 
@@ -188,8 +195,9 @@ class Admission:
         return max([now_s, *(bucket.ready_s(amount) for bucket, amount in self._buckets(queue[request_id]))])
 
     def _enqueue(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Queued | Refused:
-        if sum(map(len, self._queues.values())) < self._settings.queue:
+        if self._queued < self._settings.queue:
             self._queues[urgency][request_id] = tokens
+            self._queued += 1
             return Queued()
         lowest = next((other for other in reversed(URGENCIES) if self._queues[other]), urgency)
         if URGENCIES.index(lowest) <= URGENCIES.index(urgency):
@@ -212,10 +220,14 @@ class Admission:
         return Refused(429, wait_s) if wait_s > 0 else Refused(503, self._settings.retry_after_s)
 
     def _head(self) -> tuple[int, OrderedDict[int, int]] | None:
-        for urgency in URGENCIES:
-            for request_id in self._queues[urgency]:
-                return request_id, self._queues[urgency]
-        return None
+        if not self._queued:
+            return None
+        queue = next(self._queues[urgency] for urgency in URGENCIES if self._queues[urgency])
+        return next(iter(queue)), queue
+
+    def _waits(self, urgencies: tuple[str, ...]) -> bool:
+        """Whether any request of these urgencies waits."""
+        return self._queued > 0 and any(self._queues[urgency] for urgency in urgencies)
 
     def _has_place(self) -> bool:
         return self._settings.concurrency is None or len(self._running) < self._settings.concurrency
@@ -229,5 +241,9 @@ class Admission:
         self._running.add(request_id)
 
     def _buckets(self, tokens: int) -> list[tuple[Bucket, float]]:
-        both = ((self._by_request, 1.0), (self._by_token, float(tokens)))
-        return [(bucket, amount) for bucket, amount in both if bucket is not None]
+        buckets: list[tuple[Bucket, float]] = []
+        if self._by_request is not None:
+            buckets.append((self._by_request, 1.0))
+        if self._by_token is not None:
+            buckets.append((self._by_token, float(tokens)))
+        return buckets

@@ -43,15 +43,10 @@ class LoadSettings:
 
 
 @dataclass(slots=True)
-class _Sent:
-    tokens: int
-    sent_s: float
-
-
-@dataclass(slots=True)
 class _Known:
     member: bool = True
-    own: dict[int, _Sent] = field(default_factory=dict)
+    own: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """Tokens and time of sending of our own requests in flight, by ticket."""
     own_tokens: int = 0
     foreign_requests: float = 0.0
     foreign_tokens: float = 0.0
@@ -99,7 +94,7 @@ class LoadTable:
         """Count a request with `tokens` of work, sent to a member just now; the ticket is for `ended`."""
         known = self._known[backend]
         ticket = next(self._tickets)
-        known.own[ticket] = _Sent(tokens, now_s)
+        known.own[ticket] = (tokens, now_s)
         known.own_tokens += tokens
         self._backend_of[ticket] = backend
         return ticket
@@ -110,8 +105,9 @@ class LoadTable:
         if backend is None:
             return False
         known = self._known[backend]
-        known.own_tokens -= known.own.pop(ticket).tokens
-        self._drop_if_done(backend)
+        known.own_tokens -= known.own.pop(ticket)[0]
+        if not known.member:
+            self._drop_if_done(backend)
         return True
 
     def in_flight(self, backend: str) -> int:
@@ -133,9 +129,9 @@ class LoadTable:
             return False
         if not _sane(pending_tokens, most.most_tokens):
             return False
-        covered = [sent for sent in known.own.values() if sent.sent_s < at_s]
+        covered = [tokens for tokens, sent_s in known.own.values() if sent_s < at_s]
         known.foreign_requests = max(0.0, queue_depth + running - len(covered))
-        known.foreign_tokens = max(0.0, pending_tokens - sum(sent.tokens for sent in covered))
+        known.foreign_tokens = max(0.0, pending_tokens - sum(covered))
         known.reported_s = at_s
         self._last_report_s = max(self._last_report_s, at_s)
         self._worst_known = None

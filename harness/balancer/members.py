@@ -6,31 +6,36 @@ is counted to its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 from random import Random
 
 from harness.balancer.bounded_loads import BoundedLoads
-from harness.balancer.breaker import CircuitBreaker, Settled, State, Ticket
+from harness.balancer.breaker import SAYS_NOTHING, CircuitBreaker, Settled, State, Ticket
 from harness.balancer.draining import Draining
 from harness.balancer.ejection import Ejection
 from harness.balancer.health_score import HealthScore
 from harness.balancer.levels import Levels
 from harness.balancer.load_table import LoadSettings, LoadTable
 from harness.balancer.policies import Signals, make
-from harness.balancer.protocol import Action, Backend, CheckUp, Request
+from harness.balancer.protocol import Action, Backend, CheckUp, Condition, Request
 from harness.balancer.readiness import Readiness
 from harness.balancer.ring import HashRing
 from harness.balancer.session_affinity import SessionAffinity
 from harness.balancer.settings import Settings
 from harness.balancer.slow_start import SlowStart
+from harness.balancer.tally import Tally
+from harness.frozen import lean
 from harness.model import Kind
+
+INFERENCE, OK, FAILED = Kind.INFERENCE, Settled.OK, Settled.FAILED
+"""Looked up once: to ask an enum for its member takes longer than to compare with it."""
 
 LEVELS_EVERY_S = 0.1
 """How often the ring follows health scores at most: each time some keys move."""
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class Sent:
     """What an attempt holds of its backend until it ends. `stay` numbers the backend's stay as a member."""
 
@@ -68,6 +73,12 @@ class Members:
         self._readiness = (
             None if checks is None else Readiness(checks.interval_s, checks.timeout_s, checks.unhealthy, checks.healthy)
         )
+        self._open = Tally()
+        """Who is eligible, as `_look` found; so no request has to look at all members."""
+        self._candidates: list[str] | None = None  # those of them with weight; None: to be found anew
+        self._weightless: tuple[str, ...] = ()  # members without a point on the ring
+        self._returns: list[tuple[float, str]] = []  # heap of times at which to look again at those who are out
+        self._back_s: dict[str, float] = {}  # the last such time of each
         self._now_s = 0.0
         signals = Signals(weight=self._weight_now, in_flight=self._loads.in_flight, load=self._load)
         self._policy = make(settings.update_policy or "weighted_random", generator, signals)
@@ -122,6 +133,10 @@ class Members:
         self._levels_due_s = now_s
         self._lay_out_ring(now_s, always=True)
         actions = [] if self._readiness is None else self._readiness.set_backends(self._names, now_s)
+        self._candidates = None
+        self._back_s = {name: back_s for name, back_s in self._back_s.items() if name in names}
+        for name in old | names:
+            self._look(name, now_s)
         return actions, drained
 
     def expired(self, now_s: float) -> tuple[str, ...]:
@@ -143,7 +158,7 @@ class Members:
     def checked(self, check_id: int, name: str, ok: bool, report: Backend | None, now_s: float) -> None:
         """Take a check-up's result and the report that came with it."""
         asked_s = self._asked_s.pop(check_id, now_s)
-        back = self._readiness is not None and self._readiness.result(check_id, ok, report)
+        back = self._readiness is not None and self._checked(self._readiness, check_id, ok, report, now_s)
         if back and self._slow_start is not None:
             self._slow_start.restart(name, now_s)
         if back and self._sessions is not None:
@@ -154,12 +169,31 @@ class Members:
         if self._health is not None:
             self._health.report(name, report.memory_total_mb, report.memory_used_mb, report.memory_evictable_mb, now_s)
 
+    def _checked(self, readiness: Readiness, check_id: int, ok: bool, report: Backend | None, now_s: float) -> bool:
+        rotation = readiness.rotation
+        back = readiness.result(check_id, ok, report)
+        if readiness.rotation is not rotation:
+            for name in self._names:
+                self._look(name, now_s)
+        return back
+
     # --- who may get what ---------------------------------------------------------------------------------
 
     def breaker_state(self, name: str, now_s: float) -> State:
         """State of a backend's breaker; closed where there is none."""
         breaker = self._breakers.get(name)
         return "closed" if breaker is None else breaker.state(now_s)
+
+    def condition(self, name: str, now_s: float) -> Condition | None:
+        """What is known of a member, for people; None of anybody else."""
+        if name not in self._configured:
+            return None
+        breaker = self._breakers.get(name)
+        return Condition(
+            ready=self.eligible(name, now_s),
+            breaker=None if breaker is None else breaker.state(now_s),
+            score=None if self._health is None else self._health.score(name, now_s),
+        )
 
     def eligible(self, name: str, now_s: float) -> bool:
         """Whether a backend may get a request now. Consumes nothing."""
@@ -171,37 +205,41 @@ class Members:
         return breaker is None or breaker.allows(now_s)
 
     def pick(self, request: Request, tried: frozenset[str], now_s: float) -> str | None:
-        """The backend for an attempt: one that was not tried yet, if any is eligible. None if there is none."""
+        """The backend for an attempt: one that was not tried yet, if any is eligible. None if there is none.
+
+        O(log n) for what goes to the ring and for updates by `two_choices` and `ewma`, as long as nobody comes or goes.
+        """
         self._now_s = now_s
-        if request.kind is Kind.INFERENCE and request.session and self._sessions is not None and not tried:
-            return self._of_session(request.session, now_s)
-        if request.kind is Kind.INFERENCE and (request.session or request.model):
-            return self._on_ring(request.session or request.model, tried, now_s)
-        candidates = [name for name in self._names if self._configured[name] and self.eligible(name, now_s)]
-        fresh = [name for name in candidates if name not in tried]
+        self._catch_up(now_s)
+        if request.kind is INFERENCE:
+            if request.session and self._sessions is not None and not tried:
+                return self._of_session(self._sessions, request.session, now_s)
+            if key := request.session or request.model:
+                return self._on_ring(key, tried, now_s)
+        candidates = self._all_open()
+        fresh = [name for name in candidates if name not in tried] if tried else candidates
         return self._policy.pick(fresh or candidates, now_s)
 
     def _on_ring(self, key: str, tried: frozenset[str], now_s: float) -> str | None:
         if self._bound is None:
             owner = self._ring.owner(key, lambda name: name not in tried and self.eligible(name, now_s))
         else:
-            open_to_it = [name for name in self._names if self._levels.level(name) and self.eligible(name, now_s)]
-            total = sum(map(self._loads.in_flight, open_to_it)) + 1
-            order = self._in_order(key, tried, now_s)
-            owner = self._bound.choose(order, self._loads.in_flight, total, len(open_to_it))
+            open_to_it, total = len(self._open), self._open.total + 1
+            for name in self._weightless:
+                if name in self._open.backends:
+                    open_to_it, total = open_to_it - 1, total - self._loads.in_flight(name)
+            owner = self._bound.choose(self._in_order(key, tried, now_s), self._loads.in_flight, total, open_to_it)
         if owner is None and tried:
             return self._on_ring(key, frozenset(), now_s)
         return owner
 
-    def _of_session(self, session: str, now_s: float) -> str | None:
-        assert self._sessions is not None
-        loads = [self._loads.in_flight(name) for name in self._names if self.eligible(name, now_s)]
-        return self._sessions.choose(
+    def _of_session(self, sessions: SessionAffinity, session: str, now_s: float) -> str | None:
+        return sessions.choose(
             session,
             self._ring.nearest(session, len(self._names)),
             lambda name: self.eligible(name, now_s),
             self._loads.in_flight,
-            sum(loads) / max(1, len(loads)),
+            self._open.total / max(1, len(self._open)),
             now_s,
         )
 
@@ -210,6 +248,34 @@ class Members:
             if name not in tried and self.eligible(name, now_s):
                 yield name
 
+    def _all_open(self) -> Sequence[str]:
+        """All eligible members with weight, in the order of the configuration; found anew when one comes or goes."""
+        if self._candidates is None:
+            self._candidates = [name for name in self._names if self._configured[name] and name in self._open.backends]
+        return self._candidates
+
+    def _catch_up(self, now_s: float) -> None:
+        """Look again at those whose time is over."""
+        while self._returns and self._returns[0][0] <= now_s:
+            self._look(heappop(self._returns)[1], now_s)
+
+    def _look(self, name: str, now_s: float) -> None:
+        """Count `name` among the eligible or not, after whatever may have changed that."""
+        in_flight = self._loads.in_flight(name)
+        if name in self._configured and self.eligible(name, now_s):
+            if self._open.put(name, in_flight):
+                self._candidates = None
+            return
+        if self._open.drop(name, in_flight):
+            self._candidates = None
+        breaker = self._breakers.get(name)
+        open_until_s = None if breaker is None else breaker.open_until_s(now_s)
+        ejected_until_s = None if self._ejection is None else self._ejection.until_s(name, now_s)
+        back_s = max(open_until_s or 0.0, ejected_until_s or 0.0)
+        if back_s > now_s and self._back_s.get(name) != back_s:
+            self._back_s[name] = back_s
+            heappush(self._returns, (back_s, name))
+
     # --- attempts -----------------------------------------------------------------------------------------
 
     def begin(self, name: str, tokens: int, now_s: float) -> Sent:
@@ -217,7 +283,11 @@ class Members:
         breaker = self._breakers.get(name)
         ticket = None if breaker is None else breaker.acquire(now_s)
         sent = Sent(name, self._stays[name], self._loads.sent(name, tokens, now_s), breaker, ticket, now_s)
-        self._count_connections(name)
+        self._open.count(name, 1)
+        if ticket is not None and ticket.probe:
+            self._look(name, now_s)  # it may have been the last that the breaker lets through
+        if self._health is not None:
+            self._health.connections(name, self._loads.in_flight(name))
         return sent
 
     def end(self, sent: Sent, settled: Settled, now_s: float) -> bool:
@@ -225,30 +295,31 @@ class Members:
         name = sent.backend
         latency_s = now_s - sent.started_s
         self._loads.ended(sent.load_ticket)
-        if sent.breaker is not None and sent.breaker_ticket is not None:
-            sent.breaker.settle(sent.breaker_ticket, settled, latency_s, now_s)
+        self._open.count(name, -1)
+        breaker = sent.breaker
+        if breaker is not None and sent.breaker_ticket is not None:
+            breaker.settle(sent.breaker_ticket, settled, latency_s, now_s)
         if self._stays.get(name) == sent.stay:  # a result from before a backend left says nothing of its new stay
-            self._count_connections(name)
+            if self._health is not None:
+                self._health.connections(name, self._loads.in_flight(name))
             self._learn(name, settled, latency_s, now_s)
+            if settled is FAILED or (breaker is not None and not (breaker.closed and name in self._open.backends)):
+                self._look(name, now_s)
         drained = self._draining.ended(name)
         if drained and name not in self._configured:
             self._draining.returned(name)  # nothing is left of it to remember
         return drained
 
     def _learn(self, name: str, settled: Settled, latency_s: float, now_s: float) -> None:
-        if settled not in (Settled.OK, Settled.FAILED):
+        if settled in SAYS_NOTHING:
             return
-        ok = settled is Settled.OK
+        ok = settled is OK
         self._policy.settle(name, latency_s, ok)
         if self._ejection is not None:
             self._ejection.settle(name, ok, now_s)
         if self._health is not None:
             self._health.settle(name, ok, latency_s, now_s)
             self._lay_out_ring(now_s)
-
-    def _count_connections(self, name: str) -> None:
-        if self._health is not None:
-            self._health.connections(name, self._loads.in_flight(name))
 
     # --- weights ------------------------------------------------------------------------------------------
 
@@ -272,4 +343,6 @@ class Members:
         self._levels_due_s = now_s + LEVELS_EVERY_S
         changed = [self._levels.update(name, self._weight(name, now_s)) for name in self._names]
         if always or any(changed):
-            self._ring.set_weights({name: self._levels.level(name) for name in self._names})
+            levels = {name: self._levels.level(name) for name in self._names}
+            self._ring.set_weights(levels)
+            self._weightless = tuple(name for name, level in levels.items() if not level)

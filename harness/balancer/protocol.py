@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from harness.frozen import lean
 from harness.model import Kind
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class Request:
     """A client's request, as far as a balancer may decide on it. `connection` numbers the client's connection.
 
@@ -74,14 +75,14 @@ class NowFunction:
 # --- events -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class RequestArrived:
     """A client's request is here, head and body."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class ResponseHead:
     """A backend answered with a status; the body waits until the attempt is committed or cancelled.
 
@@ -93,14 +94,14 @@ class ResponseHead:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class FirstByte:
     """The first byte of an attempt's body is here, or its end if it has none. Follows `ResponseHead`."""
 
     attempt_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class AttemptEnded:
     """An attempt is over. `error`: None (the answer came whole), refused, reset, timeout or aborted (cancelled)."""
 
@@ -108,14 +109,14 @@ class AttemptEnded:
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class ClientGone:
     """The client of a request left before its answer was complete."""
 
     request_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class CheckUpResult:
     """A check-up's answer: `ok` for 200, with the backend's report of itself where it sent one."""
 
@@ -125,21 +126,21 @@ class CheckUpResult:
     report: Backend | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class MembershipChanged:
     """The list of backends, at the start and after every change, in the order of the configuration."""
 
     backends: tuple[Backend, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class TimerFired:
     """A timer that the gateway set is due."""
 
     timer_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class ShutdownAsked:
     """The process was asked to stop: finish what is in flight, then `Exit`."""
 
@@ -160,7 +161,7 @@ Event = (
 # --- actions ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class Send:
     """Send a request to a backend as a new attempt; after `timeout_s` without its end it ends with `timeout`."""
 
@@ -170,14 +171,14 @@ class Send:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class Cancel:
     """Give up an attempt: close its connection."""
 
     attempt_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class Commit:
     """Answer a request with what an attempt brings, status and body."""
 
@@ -185,7 +186,7 @@ class Commit:
     attempt_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class Reply:
     """Answer a request with a status of the balancer's own; `retry_after_s` becomes a Retry-After header."""
 
@@ -195,7 +196,7 @@ class Reply:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class SetTimer:
     """Fire a timer at `at_s` (absolute); setting it again moves it."""
 
@@ -203,14 +204,14 @@ class SetTimer:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class CancelTimer:
     """Forget a timer."""
 
     timer_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class CheckUp:
     """Ask a backend's health route; without an answer after `timeout_s` the result is not ok."""
 
@@ -219,14 +220,14 @@ class CheckUp:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class BackendDrained:
     """A backend that left has nothing of ours in flight any more."""
 
     backend_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class Exit:
     """Nothing is in flight any more: the process may end."""
 
@@ -239,6 +240,27 @@ class Gateway(Protocol):
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """What to do about `event`, which happened at `now_s` (seconds on a clock that never goes back)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a gateway knows of a member now, for people: None where it has no such mechanism.
+
+    `ready`: may get traffic. `breaker`: closed, open or half-open. `score`: its health, 0 to 1.
+    """
+
+    ready: bool
+    breaker: str | None = None
+    score: float | None = None
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """A gateway that tells what it knows of its members."""
+
+    def condition(self, backend_id: str, now_s: float) -> Condition | None:
+        """What is known of a member; None of anybody else. Changes nothing."""
         ...
 
 

@@ -161,6 +161,11 @@ class Readiness:
         """Whether the guard acts now: so few are ready that others are in rotation too."""
         return self._guarded
 
+    @property
+    def rotation(self) -> frozenset[str]:
+        """Who is in rotation; the same object until that is decided anew."""
+        return self._rotation
+
     def set_backends(self, backends: tuple[str, ...], now_s: float) -> list[Action]:
         """Watch exactly `backends`; those watched already keep their state."""
         for gone in set(self._watched) - set(backends):

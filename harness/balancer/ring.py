@@ -84,16 +84,17 @@ class HashRing:
         if not self._points or count < 1:
             return
         wanted = min(count, self._owner_count)
-        seen: set[str] = set()
         start = bisect_left(self._points, xxhash.xxh64_intdigest(key.encode()))
-        for place in chain(range(start, len(self._points)), range(start)):
-            member = self._owners[place]
-            if member in seen:
-                continue
-            seen.add(member)
-            yield member
+        first = self._owners[start]
+        yield first  # mostly nobody asks for more
+        seen = {first}
+        for place in chain(range(start + 1, len(self._points)), range(start)):
             if len(seen) == wanted:
                 return
+            member = self._owners[place]
+            if member not in seen:
+                seen.add(member)
+                yield member
 
     def owners(self, keys: Sequence[str]) -> tuple[NDArray[np.intp], tuple[str, ...]]:
         """The owner of every key at once: an index for each key, shape (len(keys),), and the names it points into.

@@ -7,6 +7,7 @@ of calls (travis-ci/jupiter-brain#12); the latency of the last check-up in place
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from fractions import Fraction
@@ -49,53 +50,61 @@ class OutcomeWindow:
     ValueError for a window without a bound or with a minimum that it can't hold.
     """
 
-    __slots__ = ("_bad", "_calls", "_entries", "_minimum_calls", "_span_s")
+    __slots__ = ("_bad", "_calls", "_entries", "_minimum_calls", "_out_s", "_span_s")
 
     def __init__(self, *, span_s: float | None = None, calls: int | None = None, minimum_calls: int = 1) -> None:
         _check_bounds(span_s, calls, minimum_calls)
-        self._span_s = span_s
+        self._span_s = math.inf if span_s is None else span_s
         self._calls = calls
         self._minimum_calls = minimum_calls
         self._entries: deque[tuple[float, bool]] = deque()
+        self._out_s = math.inf  # when the oldest call is out
         self._bad = 0
 
     def record(self, bad: bool, now_s: float) -> None:
         """Take in a call that ended at `now_s`."""
-        self._expire(now_s)
-        if len(self._entries) == self._calls:
+        if now_s >= self._out_s:
+            self._expire(now_s)
+        entries = self._entries
+        if len(entries) == self._calls:
             self._drop()
-        self._entries.append((now_s, bad))
+        if not entries:
+            self._out_s = now_s + self._span_s
+        entries.append((now_s, bad))
         self._bad += bad
 
     def calls(self, now_s: float) -> int:
         """Number of calls in the window."""
-        self._expire(now_s)
+        if now_s >= self._out_s:
+            self._expire(now_s)
         return len(self._entries)
 
     def bad(self, now_s: float) -> int:
         """Number of bad calls in the window."""
-        self._expire(now_s)
+        if now_s >= self._out_s:
+            self._expire(now_s)
         return self._bad
 
     def rate(self, now_s: float) -> float | None:
         """Share of bad calls, 0 to 1; None while there are fewer than `minimum_calls`."""
-        self._expire(now_s)
+        if now_s >= self._out_s:
+            self._expire(now_s)
         calls = len(self._entries)
         return self._bad / calls if calls >= self._minimum_calls else None
 
     def clear(self) -> None:
         """Forget all calls."""
         self._entries.clear()
+        self._out_s = math.inf
         self._bad = 0
 
     def _expire(self, now_s: float) -> None:
-        if self._span_s is None:
-            return
-        while self._entries and now_s >= self._entries[0][0] + self._span_s:
+        while now_s >= self._out_s:
             self._drop()
 
     def _drop(self) -> None:
         self._bad -= self._entries.popleft()[1]
+        self._out_s = self._entries[0][0] + self._span_s if self._entries else math.inf
 
 
 class LatencyWindow:
@@ -106,29 +115,35 @@ class LatencyWindow:
     that it can't hold, and for a latency that is negative or no number.
     """
 
-    __slots__ = ("_calls", "_entries", "_minimum_calls", "_sorted", "_span_s")
+    __slots__ = ("_calls", "_entries", "_minimum_calls", "_out_s", "_sorted", "_span_s")
 
     def __init__(self, *, span_s: float | None = None, calls: int | None = None, minimum_calls: int = 1) -> None:
         _check_bounds(span_s, calls, minimum_calls)
-        self._span_s = span_s
+        self._span_s = math.inf if span_s is None else span_s
         self._calls = calls
         self._minimum_calls = minimum_calls
         self._entries: deque[tuple[float, float]] = deque()
+        self._out_s = math.inf  # when the oldest call is out
         self._sorted: list[float] = []
 
     def record(self, latency_s: float, now_s: float) -> None:
         """Take in a call that ended at `now_s` and had taken `latency_s`."""
         if not latency_s >= 0:
             raise ValueError(f"latency {latency_s} s: expected 0 or more")
-        self._expire(now_s)
-        if len(self._entries) == self._calls:
+        if now_s >= self._out_s:
+            self._expire(now_s)
+        entries = self._entries
+        if len(entries) == self._calls:
             self._drop()
-        self._entries.append((now_s, latency_s))
+        if not entries:
+            self._out_s = now_s + self._span_s
+        entries.append((now_s, latency_s))
         insort(self._sorted, latency_s)
 
     def calls(self, now_s: float) -> int:
         """Number of calls in the window."""
-        self._expire(now_s)
+        if now_s >= self._out_s:
+            self._expire(now_s)
         return len(self._sorted)
 
     def quantile_s(self, quantile: float, now_s: float) -> float | None:
@@ -136,7 +151,8 @@ class LatencyWindow:
 
         None while there are fewer than `minimum_calls`. Who needs the rank itself to exist compares it first (`rank`).
         """
-        self._expire(now_s)
+        if now_s >= self._out_s:
+            self._expire(now_s)
         calls = len(self._sorted)
         if calls < self._minimum_calls:
             return None
@@ -146,13 +162,13 @@ class LatencyWindow:
         """Forget all calls."""
         self._entries.clear()
         self._sorted.clear()
+        self._out_s = math.inf
 
     def _expire(self, now_s: float) -> None:
-        if self._span_s is None:
-            return
-        while self._entries and now_s >= self._entries[0][0] + self._span_s:
+        while now_s >= self._out_s:
             self._drop()
 
     def _drop(self) -> None:
         latency_s = self._entries.popleft()[1]
         del self._sorted[bisect_left(self._sorted, latency_s)]
+        self._out_s = self._entries[0][0] + self._span_s if self._entries else math.inf

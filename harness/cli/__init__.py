@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.balancer import balancer
 from harness.cli.catalogue import catalogue
 from harness.cli.run import run
 from harness.cli.targets import targets
+from harness.cli.toxiproxy import toxiproxy
 from harness.model import ClaimsError, TargetError
 
 app = typer.Typer(
@@ -22,6 +24,8 @@ app = typer.Typer(
 app.command()(run)
 app.command()(catalogue)
 app.command()(targets)
+app.command()(balancer)
+app.command()(toxiproxy)
 
 
 @app.callback(invoke_without_command=True)

@@ -7,18 +7,17 @@ harness.live.serve makes a process of it. Rules of the protocol (exactly one
 from __future__ import annotations
 
 import asyncio
-import json
 import os
+import socket
+import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -27,7 +26,6 @@ from harness.balancer.describe import described
 from harness.balancer.protocol import (
     Action,
     AttemptEnded,
-    Backend,
     BackendDrained,
     Cancel,
     CancelTimer,
@@ -35,6 +33,7 @@ from harness.balancer.protocol import (
     CheckUpResult,
     ClientGone,
     Commit,
+    Condition,
     Event,
     Exit,
     FirstByte,
@@ -46,35 +45,49 @@ from harness.balancer.protocol import (
     ResponseHead,
     Send,
     SetTimer,
+    Telling,
     TimerFired,
 )
+from harness.live.front import Connection
+from harness.live.health import health_of
+from harness.live.metrics import Meters
+from harness.live.upstreams import Place, Upstream, Upstreams
 
 HOP_BY_HOP = frozenset(
-    ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host")
+    ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
 )
-"""Headers that end at this hop (RFC 9110, section 7.6.1)."""
+"""Headers that end at this hop (RFC 9110, section 7.6.1); `expect` was answered when the body was read."""
 
-OWN_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
-"""Headers that aiohttp's client would add where a client sent none; a backend must see what the client sent."""
-
-WHOLE_BODY = 64 * 2**10
-"""Answers of a known length up to this many bytes are passed on in one write."""
+RESET = struct.pack("ii", 1, 0)
+"""Linger for no time: the connection ends with a reset."""
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """A client's request and what is to answer it: a reply of the gateway's own, or a response passed on."""
+    """A client's request and what is to answer it: a reply of the gateway's own, or a response passed on.
 
-    request: web.Request
+    `sent` counts its attempts, `running` those of them that nobody gave up.
+    """
+
+    request: web.BaseRequest
     body: bytes
+    connection: Connection
+    began_s: float
     outcome: asyncio.Future[Reply | web.StreamResponse]
+    sent: int = 0
+    running: int = 0
+    broken: bool = False
 
 
 @dataclass(slots=True)
 class _Running:
-    """An attempt: its task, and the request that it was committed to."""
+    """An attempt: its task, where it went, and the request that it was committed to."""
 
+    upstream: Upstream
+    exchange: _Exchange
     task: asyncio.Task[None] | None = None
+    given_up: bool = False
+    status: int = 0
     committed: asyncio.Event = field(default_factory=asyncio.Event)
     committed_to: int = -1
     error: str | None = "aborted"
@@ -85,35 +98,35 @@ class _ClientLeftError(Exception):
 
 
 class Shell:
-    """Runs `gateway` for the backends that `change_backends` names; `key_carrier` is where its key is claimed."""
+    """Runs `gateway` for the backends that `use` names; `key_carrier` is where its key is claimed.
+
+    `upstreams` is the list of backends: after an edit, call `membership_changed`. `meters` counts.
+    """
 
     def __init__(self, gateway: Gateway, now: NowFunction, health_path: str, key_carrier: str) -> None:
         self._gateway = gateway
         self._now = now
         self._health_path = health_path
         self._key_carrier = key_carrier
-        self._addresses: dict[str, str] = {}
+        self.upstreams = Upstreams()
+        self.meters = Meters(self.upstreams, self.condition)
         self._events: deque[Event] = deque()
         self._busy = False
         self._exchanges: dict[int, _Exchange] = {}
         self._attempts: dict[int, _Running] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._checks: set[asyncio.Task[None]] = set()
-        self._connections: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self._next_connection = 0
         self._next_request = 0
         self.stopped = asyncio.Event()
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-        self._client = aiohttp.ClientSession(
-            connector=connector,
-            auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=None),
-            trust_env=False,
-            skip_auto_headers=OWN_HEADERS,
-        )
-        # aiohttp repeats idempotent requests on its own when a pooled connection was dropped; attempts are the
-        # gateway's decision alone. There is no public switch; a test counts attempts at a dropping backend.
-        self._client._retry_connection = False
+
+    @property
+    def requests_in_flight(self) -> int:
+        """Client requests that are not answered yet."""
+        return len(self._exchanges)
+
+    def condition(self, name: str) -> Condition | None:
+        """What the gateway knows of a member now; None if it doesn't tell."""
+        return self._gateway.condition(name, time.monotonic()) if isinstance(self._gateway, Telling) else None
 
     # --- the gateway --------------------------------------------------------------------------------------
 
@@ -142,6 +155,7 @@ class Shell:
             case Cancel(attempt_id):
                 running = self._attempts.get(attempt_id)
                 if running is not None and running.task is not None:
+                    self._give_up(running)
                     running.task.cancel()
             case Commit(request_id, attempt_id):
                 self._commit(request_id, attempt_id)
@@ -159,7 +173,7 @@ class Shell:
                 self._checks.add(task)
                 task.add_done_callback(self._checks.discard)
             case BackendDrained():
-                pass  # the admin interface tells of members, not of leavers
+                pass  # what is in flight where is counted here, for every gateway alike
             case Exit():
                 self.stopped.set()
 
@@ -174,17 +188,19 @@ class Shell:
 
     # --- clients ------------------------------------------------------------------------------------------
 
-    async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Handler of every client request, whatever its path."""
-        body = await request.read()
+    async def answer(self, request: web.BaseRequest, body: bytes, connection: Connection) -> web.StreamResponse:
+        """The answer to a client's request, whatever its path; one that came from a backend is on its way already."""
+        loop = asyncio.get_running_loop()
+        if not request.path_qs.startswith("/"):
+            return web.json_response({"error": {"message": "expected a path that begins with /"}}, status=400)
         self._next_request += 1
         number = self._next_request
-        exchange = _Exchange(request, body, asyncio.get_running_loop().create_future())
+        exchange = _Exchange(request, body, connection, loop.time(), loop.create_future())
         self._exchanges[number] = exchange
         try:
             seen = described(
                 number=number,
-                connection=self._connection(request.transport),
+                connection=connection.number,
                 method=request.method,
                 path=request.path,
                 headers=request.headers,
@@ -195,20 +211,15 @@ class Shell:
             outcome = await exchange.outcome
         except asyncio.CancelledError:
             self.tell(ClientGone(number))
+            self.meters.left(loop.time() - exchange.began_s, broken=exchange.broken)
             raise
         finally:
             del self._exchanges[number]
-        return _own_answer(outcome) if isinstance(outcome, Reply) else outcome
-
-    def _connection(self, transport: object) -> int:
-        """Number of a client's connection; a new one for a client that has left already."""
-        connection = None if transport is None else self._connections.get(transport)
-        if connection is None:
-            self._next_connection += 1
-            connection = self._next_connection
-            if transport is not None:
-                self._connections[transport] = connection
-        return connection
+        if isinstance(outcome, Reply):
+            self.meters.own_answer(outcome.status, outcome.reason, loop.time() - exchange.began_s, tried=exchange.sent)
+            return _own_answer(outcome)
+        self.meters.answered(outcome.status, loop.time() - exchange.began_s)
+        return outcome
 
     # --- attempts -----------------------------------------------------------------------------------------
 
@@ -217,14 +228,31 @@ class Shell:
         if exchange is None:  # the client left in the same instant; the gateway hears of both
             self.tell(AttemptEnded(send.attempt_id, "aborted"))
             return
-        running = _Running()
+        upstream = self.upstreams.get(send.backend_id)
+        if upstream is None:
+            self.tell(AttemptEnded(send.attempt_id, "refused"))
+            return
+        if exchange.sent:
+            self.meters.another_attempt(hedge=exchange.running > 0)
+        exchange.sent += 1
+        exchange.running += 1
+        self.upstreams.sent(upstream)
+        running = _Running(upstream, exchange)
         self._attempts[send.attempt_id] = running
         running.task = asyncio.create_task(self._attempt(send, running, exchange))
         # A task that is cancelled before its first step never reaches its `finally`; the callback always runs.
         running.task.add_done_callback(lambda _: self._ended(send.attempt_id, running))
 
+    @staticmethod
+    def _give_up(running: _Running) -> None:
+        if not running.given_up:
+            running.given_up = True
+            running.exchange.running -= 1
+
     def _ended(self, attempt_id: int, running: _Running) -> None:
         del self._attempts[attempt_id]
+        self._give_up(running)
+        self.upstreams.ended(running.upstream, running.error or f"{running.status // 100}xx")
         self.tell(AttemptEnded(attempt_id, running.error))
 
     def _commit(self, request_id: int, attempt_id: int) -> None:
@@ -239,16 +267,17 @@ class Shell:
             (name, value) for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP
         )
         # Already encoded: requoting would rewrite what the client asked for.
-        url = URL(self._addresses.get(send.backend_id, "") + request.path_qs, encoded=True)
+        url = URL(running.upstream.base + request.path_qs, encoded=True)
         try:
             async with (
                 asyncio.timeout(send.timeout_s),
-                self._client.request(
+                running.upstream.client.request(
                     request.method, url, headers=headers, data=exchange.body or None, allow_redirects=False
                 ) as response,
             ):
                 retry_after = response.headers.get("Retry-After", "")
                 retry_after_s = float(retry_after) if retry_after.isdecimal() else None
+                running.status = response.status
                 self.tell(ResponseHead(send.attempt_id, response.status, retry_after_s))
                 first = b""
                 if not running.committed.is_set():  # the gateway waits for the first byte, or for something else
@@ -276,25 +305,28 @@ class Shell:
         headers = CIMultiDict(
             (name, value) for name, value in response.headers.items() if name.lower() not in HOP_BY_HOP
         )
-        length = response.content_length
         answer: web.StreamResponse
-        if length is not None and length <= WHOLE_BODY and not first:
-            try:
-                answer = web.Response(status=response.status, headers=headers, body=await response.read())
-            except (aiohttp.ClientError, OSError):
-                # The head goes out all the same: the client must see an answer that broke off, not a bare close.
-                await _to_client(web.StreamResponse(status=response.status, headers=headers).prepare(exchange.request))
-                raise
+        if response.content_length is not None and response.content.is_eof():  # all of it is here: one write
+            answer = web.Response(status=response.status, headers=headers, body=first + await response.read())
+            self.meters.first_byte(asyncio.get_running_loop().time() - exchange.began_s)
         else:
             answer = web.StreamResponse(status=response.status, headers=headers)
-            await _to_client(answer.prepare(exchange.request))
-            if first:
-                await _to_client(answer.write(first))
-            async for chunk in response.content.iter_any():
-                await _to_client(answer.write(chunk))
-            await _to_client(answer.write_eof())
+            await self._stream(response, exchange, first, answer)
         if not exchange.outcome.done():
             exchange.outcome.set_result(answer)
+
+    async def _stream(
+        self, response: aiohttp.ClientResponse, exchange: _Exchange, first: bytes, answer: web.StreamResponse
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        exchange.connection.mark(answer, loop.time())
+        await _to_client(answer.prepare(exchange.request))
+        chunk = first or await response.content.readany()
+        self.meters.first_byte(loop.time() - exchange.began_s)
+        while chunk:
+            await _to_client(answer.write(chunk))
+            chunk = await response.content.readany()
+        await _to_client(answer.write_eof())
 
     def _break_transfer(self, request_id: int) -> None:
         """Cut a client's connection: an answer that broke off must not look whole."""
@@ -303,42 +335,37 @@ class Shell:
             return
         transport = exchange.request.transport
         if transport is not None:
+            exchange.broken = True
+            if exchange.request.version < HttpVersion11:  # no length and no chunks: a mere end would be a clean one
+                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             transport.abort()
 
     # --- check-ups ----------------------------------------------------------------------------------------
 
     async def _check_up(self, check: CheckUp) -> None:
-        ok, report = False, None
-        base = self._addresses.get(check.backend_id)
+        upstream = self.upstreams.get(check.backend_id)
+        if upstream is None:
+            self.tell(CheckUpResult(check.check_id, check.backend_id, ok=False))
+            return
+        upstream.checks += 1
         try:
-            async with (
-                asyncio.timeout(check.timeout_s),
-                self._client.get((base or "") + self._health_path) as response,
-            ):
-                text = await response.read()
-                ok = response.status == 200
-                report = _report(check.backend_id, text)
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
-            ok = False
-        self.tell(CheckUpResult(check.check_id, check.backend_id, ok, report))
+            result = await health_of(upstream, check, self._health_path)
+        finally:
+            self.upstreams.checked(upstream)
+        self.tell(result)
 
     # --- the process --------------------------------------------------------------------------------------
 
-    async def set_backends(self, request: web.Request) -> web.Response:
-        """PUT /backends on the admin interface: a JSON list of {id, host, port, weight}."""
-        try:
-            self.change_backends(await request.json())
-        except (ValueError, KeyError, TypeError) as error:
-            return web.json_response({"error": f"expected a list of id, host, port, weight: {error}"}, status=400)
-        return web.json_response({})
+    def use(self, places: Iterable[Place]) -> None:
+        """Make these the list of backends, in this order. ValueError, and no change, if an id occurs twice."""
+        moved = self.upstreams.replace(places)
+        if moved:  # another address is another server: the gateway is to forget what it knows of the old one
+            self.tell(MembershipChanged(tuple(item for item in self.upstreams.members() if item.id not in moved)))
+        self.membership_changed()
 
-    def change_backends(self, items: list[dict[str, Any]]) -> None:
-        """Make these the members, in this order."""
-        backends = tuple(
-            Backend(id=item["id"], address=f"{item['host']}:{item['port']}", weight=item["weight"]) for item in items
-        )
-        self._addresses.update({backend.id: f"http://{backend.address}" for backend in backends})
-        self.tell(MembershipChanged(backends))
+    def membership_changed(self) -> None:
+        """Tell the gateway who the members are now."""
+        self.tell(MembershipChanged(self.upstreams.members()))
 
     async def close(self) -> None:
         """Let go of everything."""
@@ -346,7 +373,7 @@ class Shell:
             handle.cancel()
         for task in [*self._checks, *(item.task for item in self._attempts.values() if item.task)]:
             task.cancel()
-        await self._client.close()
+        await self.upstreams.close()
 
 
 async def _to_client(step: Awaitable[object]) -> None:
@@ -360,22 +387,3 @@ async def _to_client(step: Awaitable[object]) -> None:
 def _own_answer(reply: Reply) -> web.Response:
     headers = {} if reply.retry_after_s is None else {"Retry-After": str(max(1, round(reply.retry_after_s)))}
     return web.json_response({"error": {"message": reply.reason}}, status=reply.status, headers=headers)
-
-
-def _report(backend_id: str, text: bytes) -> Backend | None:
-    """A backend's report of itself; None where it sent none or another form of it."""
-    try:
-        said = json.loads(text)
-        return Backend(
-            id=backend_id,
-            address="",
-            memory_total_mb=float(said["memory_total_mb"]),
-            memory_used_mb=float(said["memory_used_mb"]),
-            memory_evictable_mb=float(said["memory_evictable_mb"]),
-            queue_depth=int(said["queue_depth"]),
-            running=int(said["running"]),
-            pending_tokens=int(said["pending_tokens"]),
-            loaded_models=tuple(said["models"]),
-        )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None

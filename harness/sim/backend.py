@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 from harness.balancer.protocol import Backend
+from harness.frozen import lean
 from harness.model import Ending, ModelServer, Residency
 from mockgpu import faults
 from mockgpu.catalogue import Setup
@@ -33,21 +35,26 @@ class AttemptRow:
     service_started_s: float = NAN
 
 
-@dataclass(frozen=True, slots=True)
+@lean
 class Answered:
-    """An answer that a backend has ready. `cut_after_tokens`: its body breaks off there; None: it is whole."""
+    """An answer that a backend has ready. `cut_after_tokens`: its body breaks off there; None: it is whole.
+
+    `unreadable`: its body says nothing, though all of it came as announced.
+    """
 
     attempt_id: int
     at_s: float
     status: int
     cut_after_tokens: int | None = None
     retry_after_s: float | None = None
+    unreadable: bool = False
 
 
 class SimBackend:
     """Backend number `number`. `alive`, `up`, `silent`, `resetting` and `delay_s` are the faults on it and its way.
 
-    Faults of single requests are those of `mockgpu.faults`, as in a real server.
+    Faults of single requests are those of `mockgpu.faults`, as in a real server. As answers are not streamed here, one
+    that stalls never comes, and one that drips comes when its last token would.
     """
 
     def __init__(self, number: int, server: ModelServer) -> None:
@@ -58,13 +65,17 @@ class SimBackend:
         self.silent = False
         self.resetting = False
         self.delay_s = 0.0
+        self.woken_s: float | None = None
+        """When it is to be advanced next."""
         self.rows: list[AttemptRow] = []
         self.residency: list[tuple[int, int, str, float]] = []
         self._setup = Setup.from_json(server.as_setup())
         self._gpu = GpuServer(self._setup)
         self._faults = faults.RequestFaults(self.id)
         self._open: dict[int, AttemptRow] = {}
-        self._to_cut: dict[int, int] = {}
+        self._spoiled: dict[int, tuple[faults.Serve, int]] = {}
+        """What befalls the answers of attempts inside, and how many tokens these have; only where something does."""
+        self._dripping: list[tuple[float, int]] = []
         self._ready: list[Answered] = []
 
     @property
@@ -82,17 +93,17 @@ class SimBackend:
         self.rows.append(row)
         lot = self._faults.arrive(now_s, attempt_id, job.prompt_tokens + job.output_tokens)
         match lot:
+            case faults.Serve():
+                self._open[attempt_id] = row
+                if lot.cut_after_tokens is not None or lot.spoils:
+                    self._spoiled[attempt_id] = lot, job.output_tokens
+                self._gpu.submit(now_s, job if lot.slowness == 1.0 else replace(job, slowness=lot.slowness))
             case faults.Answer(status, retry_after_s, refused):
                 answer = self._close(row, attempt_id, now_s, status, Ending.REFUSED if refused else Ending.ANSWERED)
                 later_s = None if retry_after_s is None else float(math.ceil(retry_after_s))
                 self._ready.append(replace(answer, retry_after_s=later_s))
             case faults.Hold():
                 self._open[attempt_id] = row
-            case faults.Serve(slowness, cut_after_tokens):
-                self._open[attempt_id] = row
-                if cut_after_tokens is not None:
-                    self._to_cut[attempt_id] = cut_after_tokens
-                self._gpu.submit(now_s, job if slowness == 1.0 else replace(job, slowness=slowness))
 
     def leave(self, now_s: float, attempt_id: int) -> None:
         """The client of an attempt is gone: free its place."""
@@ -100,7 +111,7 @@ class SimBackend:
         if row is None:
             return
         row.ending, row.end_s = Ending.CLIENT_GONE, now_s
-        self._to_cut.pop(attempt_id, None)
+        self._spoiled.pop(attempt_id, None)
         self._faults.leave(attempt_id)
         self._gpu.cancel(now_s, attempt_id)
 
@@ -110,6 +121,12 @@ class SimBackend:
         for attempt_id in released:
             row = self._open.pop(attempt_id)
             row.ending, row.end_s = Ending.CUT, now_s
+            self._spoiled.pop(attempt_id, None)
+            self._gpu.cancel(now_s, attempt_id)
+        if change.evicts:
+            self._gpu.evict(now_s)
+        if change.freezes:
+            self._faults.freeze(self._gpu.state())
         return released
 
     def kill(self) -> tuple[int, ...]:
@@ -117,7 +134,8 @@ class SimBackend:
         inside = self.inside
         self.alive = False
         self._open.clear()
-        self._to_cut.clear()
+        self._spoiled.clear()
+        self._dripping.clear()
         self._ready.clear()
         self._faults = faults.RequestFaults(self.id)
         self._gpu = GpuServer(self._setup)
@@ -125,26 +143,32 @@ class SimBackend:
 
     def wake_s(self) -> float | None:
         """When something happens next here."""
-        return self._gpu.next_event_s()
+        next_s = self._gpu.next_event_s()
+        if not self._dripping:
+            return next_s
+        return self._dripping[0][0] if next_s is None else min(next_s, self._dripping[0][0])
 
     def advance(self, now_s: float) -> list[Answered]:
         """Let time pass up to `now_s`; the answers that became ready."""
         ready, self._ready = self._ready, []
         for event in self._gpu.advance(now_s):
             match event:
-                case Started(at_s, job_id, cold, queue_wait_s):
-                    row = self._open[job_id]
-                    row.cold, row.queue_wait_s, row.service_started_s = cold, queue_wait_s, at_s
+                case Started():
+                    row = self._open[event.job_id]
+                    row.cold, row.queue_wait_s, row.service_started_s = event.cold, event.queue_wait_s, event.at_s
                 case FirstToken():
                     pass  # answers are not streamed: their first byte comes with the last token
-                case Finished(at_s, job_id):
-                    row = self._open.pop(job_id)
-                    row.service_s = at_s - row.service_started_s
-                    cut_after = self._to_cut.pop(job_id, None)
-                    ending = Ending.ANSWERED if cut_after is None else Ending.CUT
-                    ready.append(self._close(row, job_id, at_s, 200, ending, cut_after))
+                case Finished():
+                    row = self._open[event.job_id]
+                    row.service_s = event.at_s - row.service_started_s
+                    if event.job_id in self._spoiled:
+                        ready += self._spoil(event.at_s, event.job_id)
+                        continue
+                    del self._open[event.job_id]
+                    ready.append(self._close(row, event.job_id, event.at_s, 200, Ending.ANSWERED))
                 case Refused(at_s, job_id):
-                    self._to_cut.pop(job_id, None)
+                    self._spoiled.pop(job_id, None)
+                    self._faults.leave(job_id)
                     ready.append(self._close(self._open.pop(job_id), job_id, at_s, 503, Ending.REFUSED))
                 case Loading(at_s, model):
                     self.residency.append((self.number, Residency.LOADING, model, at_s))
@@ -152,7 +176,42 @@ class SimBackend:
                     self.residency.append((self.number, Residency.LOADED, model, at_s))
                 case Evicted(at_s, model):
                     self.residency.append((self.number, Residency.EVICTED, model, at_s))
+        while self._dripping and self._dripping[0][0] <= now_s:
+            at_s, attempt_id = heappop(self._dripping)
+            if attempt_id in self._spoiled:
+                ready += self._finish(at_s, attempt_id)
         return ready
+
+    def _spoil(self, at_s: float, attempt_id: int) -> list[Answered]:
+        """Do to an answer that is ready what a fault has in store for it."""
+        lot, tokens = self._spoiled[attempt_id]
+        gap_s = sum(spoil.gap_s for spoil in lot.spoils if isinstance(spoil, faults.Drip))
+        if gap_s and tokens > 1:
+            heappush(self._dripping, (at_s + gap_s * (tokens - 1), attempt_id))
+            return []
+        return self._finish(at_s, attempt_id)
+
+    def _finish(self, at_s: float, attempt_id: int) -> list[Answered]:
+        lot, tokens = self._spoiled.pop(attempt_id)
+        cut_after, unreadable = lot.cut_after_tokens, False
+        broken = cut_after is not None
+        for spoil in lot.spoils:
+            match spoil:
+                case faults.Stall():
+                    return []
+                case faults.Truncated():
+                    unreadable = broken = True
+                case faults.WrongLength(by=by):
+                    unreadable = broken = True
+                    if by > 0:
+                        cut_after = max(1, tokens)  # the client waits in vain for the rest
+                case faults.Garbage():
+                    unreadable = True
+                case faults.Drip():
+                    continue
+        ending = Ending.CUT if broken else Ending.ANSWERED
+        answer = self._close(self._open.pop(attempt_id), attempt_id, at_s, 200, ending, cut_after)
+        return [replace(answer, unreadable=unreadable)]
 
     @staticmethod
     def _close(
@@ -161,9 +220,15 @@ class SimBackend:
         row.status, row.ending, row.first_byte_s, row.end_s = status, ending, at_s, at_s
         return Answered(attempt_id, at_s, status, cut_after)
 
+    @property
+    def unreadable(self) -> bool:
+        """Whether nobody can read what it says of its load."""
+        return self._faults.figures in ("garbage", "missing")
+
     def report(self) -> Backend:
-        """What `/health` says."""
+        """What `/health` says, or would say were it not `unreadable`."""
         state = self._faults.seen_in(self._gpu.state())
+        self._faults.hit(faults.Metrics.kind)
         return Backend(
             id=self.id,
             address=self.id,

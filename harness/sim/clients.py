@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 
 from harness.arrivals import Arrival
 from harness.balancer.describe import described
@@ -13,11 +11,16 @@ from harness.balancer.protocol import ClientGone, Event, Request, RequestArrived
 from harness.claims import Claims
 from harness.load.wire import request_of
 from harness.model import Echo, Failure, HarnessError
-from harness.sim.agenda import HOP_S, Agenda
+from harness.sim.agenda import Agenda
 from harness.sim.evidence import ClientRow
+
+OTHER = Failure.OTHER  # looked up once, as it is needed for every request
 
 NONCE = 1
 """Marks the requests of every simulated run alike: they cannot meet those of another."""
+
+Answer = tuple[int, int, int, Echo, Failure]
+"""Number of the request, status, number of the backend (-1: the balancer itself), whose echo, and what went wrong."""
 
 
 def as_live_sees_it(arrival: Arrival, connection: int, key_carrier: str, claims: Claims, seed: int) -> Request:
@@ -56,7 +59,18 @@ class Reader:
         if known is None:
             known = as_live_sees_it(arrival, connection, self._key_carrier, self._claims, self._seed)
             self._read[alike] = known
-        return replace(known, id=arrival.number, connection=connection)
+        return Request(
+            arrival.number,
+            connection,
+            known.kind,
+            known.method,
+            known.model,
+            known.session,
+            known.urgency,
+            known.prompt_tokens,
+            known.payload_bytes,
+            known.key,
+        )
 
 
 class Clients:
@@ -84,21 +98,26 @@ class Clients:
         self._connections = streams  # those below belong to streams with a single one
         self._queues: dict[int, deque[Arrival]] = {}
         self._connection_of: dict[int, int] = {}
+        self._coming = iter(arrivals)
 
     def begin(self) -> None:
-        """Put every request on the agenda."""
-        for arrival in self._arrivals:
-            self._agenda.at(arrival.at_s, partial(self._due, arrival))
+        """Put the first request on the agenda; each is followed by the next."""
+        arrival = next(self._coming, None)
+        if arrival is not None:
+            self._agenda.before(arrival.at_s, self._due, arrival)
 
-    def answered(self, number: int, status: int, backend: int, echo: Echo) -> None:
-        """A whole answer is here; `backend` -1: the balancer's own."""
-        self._end(number, status, backend, echo, Failure.NONE)
-
-    def truncated(self, number: int, status: int, backend: int) -> None:
-        """An answer began and broke off."""
-        self._end(number, status, backend, Echo.NONE, Failure.TRUNCATED)
+    def answered(self, answer: Answer) -> None:
+        """An answer is here, whole or (TRUNCATED) broken off."""
+        number, status, backend, echo, failure = answer
+        row = self._rows[number]
+        if row.done:
+            return
+        row.status, row.answered_by, row.echo, row.failure = status, backend, echo, failure
+        row.first_byte_s = row.end_s = self._agenda.now.now_s
+        self._done(row)
 
     def _due(self, arrival: Arrival) -> None:
+        self.begin()
         if arrival.connection < 0:
             if arrival.fresh or not self._idle_connections:
                 self._connections += 1
@@ -114,34 +133,23 @@ class Clients:
     def _start(self, arrival: Arrival, connection: int) -> None:
         row = self._rows[arrival.number]
         row.sent_s = self._agenda.now.now_s
-        row.failure = Failure.OTHER  # stays so if the run ends first, as in live
+        row.failure = OTHER  # stays so if the run ends first, as in live
+        self._agenda.hop(self._tell, RequestArrived(self._see(arrival, connection)))
+        self._agenda.limit(arrival.timeout_s, self._give_up, row)
         self._connection_of[arrival.number] = connection
-        request = self._see(arrival, connection)
-        self._agenda.later(HOP_S, lambda: self._tell(RequestArrived(request)))
-        self._agenda.later(arrival.timeout_s, lambda: self._give_up(arrival.number))
 
-    def _give_up(self, number: int) -> None:
-        row = self._rows[number]
-        if not row.done:
-            row.failure, row.end_s = Failure.TIMEOUT, self._agenda.now.now_s
-            self._done(number, row)
-            self._agenda.later(HOP_S, lambda: self._tell(ClientGone(number)))
+    def _give_up(self, row: ClientRow) -> None:
+        row.failure, row.end_s = Failure.TIMEOUT, self._agenda.now.now_s
+        self._done(row)
+        self._agenda.hop(self._tell, ClientGone(row.number))
 
-    def _end(self, number: int, status: int, backend: int, echo: Echo, failure: Failure) -> None:
-        row = self._rows[number]
-        if row.done:
-            return
-        row.status, row.answered_by, row.echo, row.failure = status, backend, echo, failure
-        row.first_byte_s = row.end_s = self._agenda.now.now_s
-        self._done(number, row)
-
-    def _done(self, number: int, row: ClientRow) -> None:
+    def _done(self, row: ClientRow) -> None:
         row.done = True
         self.open -= 1
-        connection = self._connection_of.pop(number)
+        connection = self._connection_of.pop(row.number)
         queue = self._queues.get(connection)
         if queue is None:
-            if not self._arrivals[number].fresh:
+            if not self._arrivals[row.number].fresh:
                 self._idle_connections.append(connection)
             return
         queue.popleft()

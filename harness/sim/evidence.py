@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
 from harness.arrivals import Arrival
 from harness.history import ATTEMPT, CHECK_UP, RESIDENCY, History, StepSeen, empty_requests
 from harness.model import Echo, Failure, Scenario
+from harness.records import Rows
 from harness.sim.backend import SimBackend
 from harness.timeline import Step
 
@@ -20,6 +23,7 @@ ALL_CARRIERS = 15
 class ClientRow:
     """One request as its client saw it."""
 
+    number: int
     sent_s: float = NAN
     first_byte_s: float = NAN
     end_s: float = NAN
@@ -38,7 +42,7 @@ class Evidence:
         self._seed = seed
         self._arrivals = arrivals
         self._steps: list[StepSeen] = []
-        self.requests = [ClientRow() for _ in arrivals]
+        self.requests = [ClientRow(arrival.number) for arrival in arrivals]
         self.check_ups: list[tuple[int, int, float]] = []
         self.died: str | None = None
 
@@ -50,17 +54,18 @@ class Evidence:
         """Everything as columns."""
         requests = empty_requests(len(self._arrivals))
         for name in ("stream", "kind", "method", "key", "connection"):
-            requests[name] = [getattr(arrival, name) for arrival in self._arrivals]
-        requests["intended_s"] = [arrival.at_s for arrival in self._arrivals]
+            _fill(requests, name, self._arrivals)
+        _fill(requests, "intended_s", self._arrivals, "at_s")
         for name in ("sent_s", "first_byte_s", "end_s", "status", "failure", "echo", "answered_by"):
-            requests[name] = [getattr(row, name) for row in self.requests]
-        rows = sorted((row for backend in backends for row in backend.rows), key=lambda row: (row.start_s, row.request))
+            _fill(requests, name, self.requests)
+        rows = sorted((row for backend in backends for row in backend.rows), key=attrgetter("start_s", "request"))
         attempts = np.zeros(len(rows), dtype=ATTEMPT)
         for name in ("request", "backend", "kind", "ending", "cold", "status"):
-            attempts[name] = [getattr(row, name) for row in rows]
+            _fill(attempts, name, rows)
         for name in ("start_s", "first_byte_s", "end_s", "queue_wait_s"):
-            attempts[name] = [getattr(row, name) for row in rows]
-        attempts["service_asked_s"] = attempts["service_actual_s"] = [row.service_s for row in rows]
+            _fill(attempts, name, rows)
+        _fill(attempts, "service_asked_s", rows, "service_s")
+        attempts["service_actual_s"] = attempts["service_asked_s"]
         attempts["carriers"] = ALL_CARRIERS
         residency = sorted((item for backend in backends for item in backend.residency), key=lambda item: item[3])
         return History(
@@ -76,3 +81,8 @@ class Evidence:
             slack_s=np.zeros(int(self._scenario.end_s) + 1),
             died=self.died,
         )
+
+
+def _fill(columns: Rows, name: str, rows: Sequence[object], attribute: str = "") -> None:
+    """Make a column of an attribute of the rows, by default the one that has its name."""
+    columns[name] = np.fromiter(map(attrgetter(attribute or name), rows), columns.dtype[name], len(rows))

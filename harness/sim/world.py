@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 from harness.arrivals import draw
@@ -36,10 +35,10 @@ from harness.balancer.protocol import (
 )
 from harness.history import History
 from harness.load.wire import model_of
-from harness.model import Echo, HarnessError, Kind, Scenario
+from harness.model import Echo, Failure, HarnessError, Kind, Scenario
 from harness.sim.agenda import HOP_S, Agenda
 from harness.sim.backend import Answered, AttemptRow, SimBackend
-from harness.sim.clients import Clients, Reader
+from harness.sim.clients import Answer, Clients, Reader
 from harness.sim.evidence import Evidence
 from harness.target import Target
 from harness.timeline import (
@@ -63,6 +62,9 @@ from harness.timeline import (
 from mockgpu.events import Job
 from mockgpu.faults import Change, from_json
 
+UPDATE, OWN, NONE = Kind.UPDATE, Echo.OWN, Failure.NONE
+"""Looked up once: to ask an enum for its member takes longer than to compare with it."""
+
 PATIENCE_S = 2.0
 """Virtual seconds after the last client's time limit at which a run ends whatever is still open, as in live."""
 
@@ -79,6 +81,7 @@ class _Attempt:
     backend: SimBackend
     row: AttemptRow | None = None
     answer: Answered | None = None
+    done: bool = False
 
 
 class Simulation:
@@ -105,28 +108,24 @@ class Simulation:
         self._events: deque[Event] = deque()
         self._busy = False
         self._leaving = 0  # clients of attempts that are gone, which the backend has yet to see
-        self._wakes: dict[str, float] = {}
 
     def run(self) -> History:
         """Play to the end. HarnessError if nothing is scheduled though something is open."""
         self._clients.begin()
         for step in self._scenario.timeline:
-            self._agenda.at(step.at_s, partial(self._step, step))
+            self._agenda.at(step.at_s, self._step, step)
         self._tell(self._membership())
         longest_s = max((stream.timeout_s for stream in self._scenario.load.streams), default=0.0)
         last_s = self._scenario.end_s + longest_s + PATIENCE_S
-        while self._clients.open or self._now.now_s < self._scenario.end_s or self._attempts or self._leaving:
-            if self._evidence.died is not None:
+        clients, agenda, evidence = self._clients, self._agenda, self._evidence
+        while clients.open or self._now.now_s < self._scenario.end_s or self._attempts or self._leaving:
+            if evidence.died is not None or not agenda.advance(last_s):
                 break
-            next_s = self._agenda.next_s
-            if next_s is None and (self._clients.open or self._attempts):
-                raise HarnessError(
-                    f"the simulation is stuck at {self._now.now_s:.3f} s: {self._clients.open} requests and"
-                    f" {len(self._attempts)} attempts are open and nothing is scheduled"
-                )
-            if next_s is None or next_s > last_s:
-                break
-            self._agenda.advance()
+        if agenda.empty and evidence.died is None and (clients.open or self._attempts):
+            raise HarnessError(
+                f"the simulation is stuck at {self._now.now_s:.3f} s: {clients.open} requests and"
+                f" {len(self._attempts)} attempts are open and nothing is scheduled"
+            )
         return self._evidence.history(list(self._backends.values()))
 
     # --- the gateway --------------------------------------------------------------------------------------
@@ -156,59 +155,55 @@ class Simulation:
         match action:
             case Send():
                 self._send(action)
-            case Cancel(attempt_id):
-                self._cancel(attempt_id)
-            case Commit(request_id, attempt_id):
-                self._commit(request_id, attempt_id)
-            case Reply(request_id, status):
-                self._agenda.later(HOP_S, lambda: self._clients.answered(request_id, status, -1, Echo.NONE))
-            case SetTimer(timer_id, at_s):
-                self._timers[timer_id] = at_s
-                self._agenda.at(at_s, lambda: self._timer(timer_id, at_s))
-            case CancelTimer(timer_id):
-                self._timers.pop(timer_id, None)
+            case Commit():
+                self._commit(action.request_id, action.attempt_id)
+            case Cancel():
+                self._cancel(action.attempt_id)
+            case Reply():
+                self._answer((action.request_id, action.status, -1, Echo.NONE, Failure.NONE))
+            case SetTimer():
+                self._timers[action.timer_id] = action.at_s
+                self._agenda.at(action.at_s, self._timer, action)
+            case CancelTimer():
+                self._timers.pop(action.timer_id, None)
             case CheckUp():
-                self._agenda.later(HOP_S, lambda: self._check_up(action))
+                self._agenda.hop(self._check_up, action)
             case Exit() | BackendDrained():
                 pass
 
-    def _timer(self, timer_id: int, at_s: float) -> None:
-        if self._timers.get(timer_id) == at_s:
-            del self._timers[timer_id]
-            self._tell(TimerFired(timer_id))
+    def _timer(self, timer: SetTimer) -> None:
+        if self._timers.get(timer.timer_id) == timer.at_s:
+            del self._timers[timer.timer_id]
+            self._tell(TimerFired(timer.timer_id))
 
     # --- attempts -----------------------------------------------------------------------------------------
 
     def _send(self, send: Send) -> None:
         backend = self._backends.get(send.backend_id)
         if backend is None:  # no such address, which ends as in live
-            self._agenda.later(HOP_S, lambda: self._tell(AttemptEnded(send.attempt_id, "reset")))
+            self._agenda.hop(self._tell, AttemptEnded(send.attempt_id, "reset"))
             return
         attempt = _Attempt(send.attempt_id, send.request_id, backend)
         self._attempts[attempt.id] = attempt
-        self._agenda.later(send.timeout_s, lambda: self._end(attempt, "timeout"))
-        self._agenda.later(HOP_S, lambda: self._reach(attempt))
+        self._agenda.limit(send.timeout_s, self._time_out, attempt)
+        self._agenda.hop(self._reach, attempt)
 
     def _reach(self, attempt: _Attempt) -> None:
         """An attempt gets to its backend, or to the fault in front of it."""
         backend = attempt.backend
-        if attempt.id not in self._attempts or backend.silent:
+        if attempt.done or backend.silent:
             return
         if not backend.reachable or backend.resetting:
-            error = "reset" if backend.reachable else "refused"
-            self._agenda.later(HOP_S, lambda: self._end(attempt, error))
+            self._agenda.hop(self._reset if backend.reachable else self._refuse, attempt)
             return
-        arrival = self._arrivals[attempt.request_id]
-        update = arrival.kind is Kind.UPDATE
-        job = Job(
-            id=attempt.id,
-            model=model_of(arrival, self._scenario.load.key_carrier, self._seed),
-            kind="update" if update else "inference",
-            prompt_tokens=0 if update else arrival.prompt_tokens,
-            output_tokens=0 if update else arrival.output_tokens,
-        )
-        attempt.row = AttemptRow(attempt.request_id, backend.number, int(arrival.kind), self._now.now_s)
-        backend.arrive(self._now.now_s, attempt.id, attempt.row, job)
+        arrival, now_s = self._arrivals[attempt.request_id], self._now.now_s
+        if arrival.kind is UPDATE:
+            job = Job(attempt.id, "", "update", 0, 0)
+        else:
+            model = model_of(arrival, self._scenario.load.key_carrier, self._seed)
+            job = Job(attempt.id, model, "inference", arrival.prompt_tokens, arrival.output_tokens)
+        attempt.row = AttemptRow(attempt.request_id, backend.number, arrival.kind, now_s)
+        backend.arrive(now_s, attempt.id, attempt.row, job)
         self._advance(backend)
 
     def _advance(self, backend: SimBackend) -> None:
@@ -217,22 +212,27 @@ class Simulation:
             attempt = self._attempts.get(answer.attempt_id)
             if attempt is None or backend.silent:
                 continue
-            self._agenda.later(HOP_S + backend.delay_s, partial(self._head, attempt, answer))
+            if backend.delay_s:
+                self._agenda.later(HOP_S + backend.delay_s, self._head, (attempt, answer))
+            else:
+                self._agenda.hop(self._head, (attempt, answer))
         wake_s = backend.wake_s()
-        if wake_s is not None and self._wakes.get(backend.id) != wake_s:
-            self._wakes[backend.id] = wake_s
-            self._agenda.at(wake_s, lambda: self._wake(backend, wake_s))
+        if wake_s is not None and wake_s != backend.woken_s:
+            backend.woken_s = wake_s
+            self._agenda.at(wake_s, self._wake, (backend, wake_s))
 
-    def _wake(self, backend: SimBackend, wake_s: float) -> None:
-        if self._wakes.get(backend.id) == wake_s:
-            del self._wakes[backend.id]
+    def _wake(self, due: tuple[SimBackend, float]) -> None:
+        backend, wake_s = due
+        if wake_s == backend.woken_s:
+            backend.woken_s = None
             self._advance(backend)
 
-    def _head(self, attempt: _Attempt, answer: Answered) -> None:
-        if attempt.id in self._attempts:
+    def _head(self, coming: tuple[_Attempt, Answered]) -> None:
+        attempt, answer = coming
+        if not attempt.done:
             attempt.answer = answer
             self._tell(ResponseHead(attempt.id, answer.status, answer.retry_after_s))
-        if attempt.id in self._attempts:  # neither committed nor cancelled: the gateway waits for the first byte
+        if not attempt.done:  # neither committed nor cancelled: the gateway waits for the first byte
             if answer.cut_after_tokens == 0:
                 self._end(attempt, "reset")
             else:
@@ -245,27 +245,41 @@ class Simulation:
             return
         status, number = attempt.answer.status, attempt.backend.number
         if attempt.answer.cut_after_tokens is not None:
-            self._agenda.later(HOP_S, lambda: self._clients.truncated(request_id, status, number))
+            self._answer((request_id, status, number, Echo.NONE, Failure.TRUNCATED))
             self._end(attempt, "reset")
             return
-        echo = Echo.OWN if attempt.request_id == request_id else Echo.OTHER
-        if status != 200:
+        echo = OWN if attempt.request_id == request_id else Echo.OTHER
+        if status != 200 or attempt.answer.unreadable:
             echo = Echo.NONE  # an error's body repeats nothing
-        self._agenda.later(HOP_S, lambda: self._clients.answered(request_id, status, number, echo))
+        self._answer((request_id, status, number, echo, NONE))
         self._end(attempt, None)
+
+    def _answer(self, answer: Answer) -> None:
+        self._agenda.hop(self._clients.answered, answer)
 
     def _cancel(self, attempt_id: int) -> None:
         attempt = self._attempts.get(attempt_id)
         if attempt is not None:
             self._end(attempt, "aborted")
 
+    def _time_out(self, attempt: _Attempt) -> None:
+        self._end(attempt, "timeout")
+
+    def _reset(self, attempt: _Attempt) -> None:
+        self._end(attempt, "reset")
+
+    def _refuse(self, attempt: _Attempt) -> None:
+        self._end(attempt, "refused")
+
     def _end(self, attempt: _Attempt, error: str | None) -> None:
         """End an attempt exactly once; a backend that still works on it sees its client go."""
-        if self._attempts.pop(attempt.id, None) is None:
+        if attempt.done:
             return
+        attempt.done = True
+        del self._attempts[attempt.id]
         if attempt.row is not None and error is not None:
             self._leaving += 1
-            self._agenda.later(HOP_S, lambda: self._hang_up(attempt))
+            self._agenda.hop(self._hang_up, attempt)
         self._tell(AttemptEnded(attempt.id, error))
 
     def _hang_up(self, attempt: _Attempt) -> None:
@@ -277,19 +291,19 @@ class Simulation:
 
     def _check_up(self, check: CheckUp) -> None:
         backend = self._backends[check.backend_id]
+        failed = CheckUpResult(check.check_id, check.backend_id, ok=False)
         if backend.silent or backend.delay_s + 2 * HOP_S > check.timeout_s:
-            self._agenda.later(check.timeout_s - HOP_S, lambda: self._checked(check, False, None))
+            self._agenda.later(check.timeout_s - HOP_S, self._tell, failed)
             return
         if not backend.reachable or backend.resetting:
-            self._agenda.later(HOP_S, lambda: self._checked(check, False, None))
+            self._agenda.hop(self._tell, failed)
             return
         self._advance(backend)
         report = backend.report()
         self._evidence.check_ups.append((backend.number, 200 if report.ready else 503, self._now.now_s))
-        self._agenda.later(HOP_S + backend.delay_s, lambda: self._checked(check, report.ready, report))
-
-    def _checked(self, check: CheckUp, ok: bool, report: Backend | None) -> None:
-        self._tell(CheckUpResult(check.check_id, check.backend_id, ok, report))
+        said = None if backend.unreadable else report
+        answer = CheckUpResult(check.check_id, check.backend_id, report.ready, said)
+        self._agenda.later(HOP_S + backend.delay_s, self._tell, answer)
 
     # --- the timeline -------------------------------------------------------------------------------------
 
@@ -309,7 +323,10 @@ class Simulation:
         self._evidence.step(step, number, now_s, healed_s)
         self._set(step, on=True)
         if step.for_s is not None:
-            self._agenda.later(step.for_s, lambda: self._set(step, on=False))
+            self._agenda.later(step.for_s, self._heal, step)
+
+    def _heal(self, fault: Fault) -> None:
+        self._set(fault, on=False)
 
     def _set(self, fault: Fault, on: bool) -> None:
         """Begin or heal a fault."""
@@ -340,4 +357,4 @@ class Simulation:
     def _break_off(self, attempt_ids: tuple[int, ...]) -> None:
         for attempt_id in attempt_ids:
             if attempt_id in self._attempts:  # else it was given up just now, and the backend has yet to see that
-                self._agenda.later(HOP_S, partial(self._end, self._attempts[attempt_id], "reset"))
+                self._agenda.hop(self._reset, self._attempts[attempt_id])

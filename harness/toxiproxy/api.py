@@ -7,6 +7,7 @@ proxy. `forgotten` counts entries lost because the log is bounded. `DELETE /conn
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 import random
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ from aiohttp import web
 
 from harness.toxiproxy import wire
 from harness.toxiproxy.address import ListenError
+from harness.toxiproxy.metrics import MEDIA_TYPE, Metrics
 from harness.toxiproxy.proxy import Proxy
 from harness.toxiproxy.registry import ProxyWish, Registry
 from harness.toxiproxy.stage import DOWNSTREAM, UPSTREAM, Toxic
@@ -24,15 +26,25 @@ from harness.toxiproxy.wire import ApiError
 
 VERSION = "2.12.0"  # the release whose protocol this is
 REQUEST_ID_ALPHABET = "0123456789abcdefghijklmnopqrstuv"
+ANY_METHOD = "*"
+READ_S = 15.0
+"""How long the body of a request may take, in seconds, once its head is there (as Toxiproxy)."""
 
 Handler = Callable[..., Awaitable[web.Response]]
 
 
 class ControlApi:
-    """Answers the requests of the control API from a registry; `handle` is an `aiohttp.web.Server` handler."""
+    """Answers the requests of the control API; `handle` is an `aiohttp.web.Server` handler.
 
-    def __init__(self, registry: Registry) -> None:
+    Args:
+        registry: the proxies.
+        metrics: what /metrics shows; None: there is no such path.
+        read_s: how long the body of a request may take, in seconds.
+    """
+
+    def __init__(self, registry: Registry, metrics: Metrics | None = None, read_s: float = READ_S) -> None:
         self._registry = registry
+        self._read_s = read_s
         # A `*` stands for one path segment, which the handler gets as an argument.
         self._routes: dict[tuple[str, ...], dict[str, Handler]] = {
             ("version",): {"GET": self._version},
@@ -54,6 +66,9 @@ class ControlApi:
             ("reset",): {"POST": self._reset},
             ("connections",): {"GET": self._list_connections, "DELETE": self._clear_connections},
         }
+        if metrics is not None:
+            self._metrics = metrics
+            self._routes["metrics",] = {ANY_METHOD: self._show_metrics}
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         """Route a request: path first, then method, then user agent, as Toxiproxy does."""
@@ -65,12 +80,13 @@ class ControlApi:
         methods = self._methods(segments)
         if methods is None:
             return _plain(404, "404 page not found\n")
-        if request.method not in methods:
+        handler = methods.get(request.method) or methods.get(ANY_METHOD)
+        if handler is None:
             return web.Response(status=405)
         if request.headers.get("User-Agent", "").startswith("Mozilla/"):  # keeps browsers, and so web pages, out
             response = _plain(403, "User agent not allowed\n")
         else:
-            response = await self._answer(methods[request.method], request, segments)
+            response = await self._answer(handler, request, segments)
         response.headers["X-Toxiproxy-Request-Id"] = "".join(random.choices(REQUEST_ID_ALPHABET, k=20))
         return response
 
@@ -82,11 +98,25 @@ class ControlApi:
 
     async def _answer(self, handler: Handler, request: web.BaseRequest, segments: tuple[str, ...]) -> web.Response:
         try:
+            await self._read_body(request)
             return await handler(request, *segments[1::2])
         except ApiError as error:
             return _error(error)
         except ListenError as error:
             return _error(ApiError(500, str(error)))
+
+    async def _read_body(self, request: web.BaseRequest) -> None:
+        """Have the whole body read before anything is looked up; the handlers' own `read` then returns at once."""
+        try:
+            async with asyncio.timeout(self._read_s):
+                await request.read()
+        except TimeoutError:
+            raise wire.bad_body("i/o timeout") from None
+        except (ConnectionError, web.RequestPayloadError):  # the client left, or broke its own framing
+            raise wire.bad_body("unexpected EOF") from None
+
+    async def _show_metrics(self, request: web.BaseRequest) -> web.Response:
+        return web.Response(body=self._metrics.text().encode(), headers={"Content-Type": MEDIA_TYPE})
 
     # Proxies.
 

@@ -90,6 +90,8 @@ class Link:
         self.chain = Chain((), self, connection.random, 0.0)
         self._entry = connection.entry
         self._direction = direction
+        self.received_bytes = 0
+        self.lost_data = False
         self.ended = False
         self._source_over = False
         self._blocked = False
@@ -104,6 +106,7 @@ class Link:
 
     def receive(self, data: bytes) -> None:
         """Data was read from the source."""
+        self.received_bytes += len(data)
         if not self.chain.stages:
             self._write(data)  # the fast path: nothing to decide
             return
@@ -141,10 +144,13 @@ class Link:
             return
         self._entry.passed_bytes[self._direction] += len(data)
         transport.write(data)
+        if transport.is_closing():
+            self.lost_data = True
 
     def destination_lost(self) -> None:
         """The destination broke off: nothing more can be passed on, and the source stays unread."""
         self.ended = True
+        self.lost_data = self.lost_data or self._blocked
         self.pump(time.monotonic())
 
     def set_blocked(self, blocked: bool) -> None:

@@ -10,12 +10,14 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from harness.toxiproxy.address import bound_address, listen_on
 from harness.toxiproxy.chain import Chain
 from harness.toxiproxy.connection import Connection
 from harness.toxiproxy.connection_log import ConnectionLog, Ending
+from harness.toxiproxy.metrics import LinkLabels, Traffic
 from harness.toxiproxy.stage import UPSTREAM, Toxic
 
 ACCEPTED_AT_ONCE = 64
@@ -30,15 +32,19 @@ class Proxy:
         listen: address text as given; once started, the numeric address it really has.
         upstream: address text; looked up at each connection, never before.
         log: where its connections are recorded.
+        traffic: where its bytes are counted.
         random: draws toxicities, jitter and slices.
     """
 
-    def __init__(self, name: str, listen: str, upstream: str, log: ConnectionLog, random: Random) -> None:
+    def __init__(
+        self, name: str, listen: str, upstream: str, log: ConnectionLog, traffic: Traffic, random: Random
+    ) -> None:
         self.name = name
         self.listen = listen
         self.upstream = upstream
         self.toxics: dict[str, Toxic] = {}
         self._log = log
+        self._traffic = traffic
         self._random = random
         self._listener: socket.socket | None = None
         # Dictionaries, not sets: a change reaches the connections in the order they were opened, so that a seed
@@ -115,14 +121,21 @@ class Proxy:
 
     def _open(self, client: socket.socket) -> None:
         entry = self._log.open(self.name, time.monotonic())
-        connection = Connection(entry, self._random, self.toxics_of, self._forget)
+        # The addresses of now: an update changes them before the connections it drops have ended.
+        forget = partial(self._forget, self.listen, self.upstream)
+        connection = Connection(entry, self._random, self.toxics_of, forget)
         # Each dial is a task of its own, so one that hangs holds up neither other connections nor a stop.
         dial = asyncio.create_task(connection.open(client, self.upstream))
         # Not a `finally` in the task: one cancelled before its first step would never get there.
         dial.add_done_callback(lambda _: connection.dialled(client))
         self._connections[connection] = dial
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, listen: str, upstream: str, connection: Connection) -> None:
+        if connection.started:
+            for direction, link in connection.links.items():
+                labels = LinkLabels(direction, listen, self.name, upstream)
+                sent_bytes = None if link.lost_data else connection.entry.passed_bytes[direction]
+                self._traffic.link_ended(labels, link.received_bytes, sent_bytes)
         self._connections.pop(connection, None)
         self._leaving.discard(connection)
         if not self._leaving:

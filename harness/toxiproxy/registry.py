@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from harness.toxiproxy.address import resolve_listen
 from harness.toxiproxy.connection_log import ConnectionLog
+from harness.toxiproxy.metrics import Traffic
 from harness.toxiproxy.proxy import Proxy
 from harness.toxiproxy.wire import ApiError
 
@@ -36,6 +37,7 @@ class Registry:
     def __init__(self, seed: int | None = None) -> None:
         self.proxies: dict[str, Proxy] = {}
         self.log = ConnectionLog()
+        self.traffic = Traffic()
         self._random = Random(seed)
 
     def find(self, name: str) -> Proxy:
@@ -146,7 +148,7 @@ class Registry:
             raise ApiError(404, "proxy not found")
 
     def _new(self, wish: ProxyWish) -> Proxy:
-        return Proxy(wish.name, wish.listen, wish.upstream, self.log, self._random)
+        return Proxy(wish.name, wish.listen, wish.upstream, self.log, self.traffic, self._random)
 
 
 async def _address_if_started(wish: ProxyWish) -> str | None:

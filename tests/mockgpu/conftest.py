@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -26,6 +27,18 @@ class Served:
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        """Status and decoded JSON (None for no body) of a GET."""
+        async with self.session.get(self.url(path)) as answer:
+            body = await answer.read()
+            return answer.status, json.loads(body) if body else None
+
+    async def post(self, path: str, **fields: Any) -> tuple[int, Any]:
+        """The same for a POST of JSON."""
+        async with self.session.post(self.url(path), json=fields) as answer:
+            body = await answer.read()
+            return answer.status, json.loads(body) if body and answer.content_type == "application/json" else body
 
     def rows(self) -> list[Row]:
         return read_rows(self.log.dump())

@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 
 import pytest
@@ -6,36 +5,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mockgpu.events import State
+from mockgpu.fault_kinds import AT_ONCE, SPOILS, Aimed
 from mockgpu.faults import (
     KINDS,
     Answer,
     Capacity,
     Change,
     Cut,
+    Drip,
+    Evict,
     Fault,
-    FaultError,
+    Garbage,
     Hang,
     Hold,
     Lot,
+    Metrics,
+    NotAlive,
     NotReady,
+    OutOfMemory,
+    QueueFull,
     RequestFaults,
     Serve,
     Slow,
+    Spoil,
+    Stall,
     Status,
-    from_json,
-    to_json,
+    Truncated,
+    WrongLength,
+    Zombie,
 )
 
-FAULTS: tuple[Fault, ...] = (
-    Status(500),
-    Status(503, first=3, retry_after_s=2.5),
-    Status(429, share=0.25, seed=7),
-    Capacity(10.0, 2),
-    Slow(4.0),
-    Hang(),
-    Cut(3),
-    NotReady(),
-)
 STATE = State(True, 1000, 300, 100, 2, 4, 50, ("m",))
 
 
@@ -67,6 +66,36 @@ def test_a_status_answers_all_or_the_first_ones() -> None:
     assert lots(under(Status(500, retry_after_s=1.5)), 2) == [Answer(500, 1.5)] * 2
     assert hit(under(Status(500, first=3)), 10) == [0, 1, 2]
     assert hit(under(Status(500, first=0)), 10) == []
+
+
+def test_an_aim_is_every_so_manieth_and_after_some() -> None:
+    assert hit(under(Status(500, every=3)), 10) == [2, 5, 8]
+    assert hit(under(Status(500, every=1)), 3) == [0, 1, 2]
+    assert hit(under(Status(500, first=2, after=3)), 10) == [3, 4]
+    assert hit(under(Status(500, every=2, after=3)), 8) == [4, 6]
+    assert hit(under(Status(500, after=7)), 10) == [7, 8, 9]
+    shifted = hit(under(Status(500, share=0.4, after=5)), 55)
+    assert shifted == [5 + place for place in hit(under(Status(500, share=0.4)), 50)]
+
+
+SAMPLES: dict[str, Fault] = {
+    fault.kind: fault
+    for fault in (
+        Status(500, first=1), QueueFull(first=1), OutOfMemory(first=1), Hang(first=1), Zombie(first=1),
+        Slow(2.0, first=1), Cut(1, first=1), Stall(1, first=1), Truncated(1, first=1), Drip(0.1, first=1),
+        Garbage(first=1), WrongLength(5, first=1),
+    )
+}  # fmt: skip
+AIMED = [kind for kind, made in KINDS.items() if issubclass(made, Aimed)]
+
+
+@pytest.mark.parametrize("kind", AIMED)
+def test_every_aimed_kind_strikes_whom_it_is_aimed_at_and_counts(kind: str) -> None:
+    faults = under(SAMPLES[kind])
+    struck, spared = lots(faults, 2)
+    assert struck != Serve()
+    assert spared == Serve()
+    assert [fault["hits"] for fault in faults.report()] == [1]
 
 
 def test_setting_a_status_again_begins_anew() -> None:
@@ -165,6 +194,94 @@ def test_not_ready_shows_in_the_state_only() -> None:
     assert faults.report() == [{"kind": "not-ready", "hits": 1}]
 
 
+def test_a_full_queue_and_a_full_memory_refuse() -> None:
+    assert lots(under(QueueFull()), 1) == [Answer(503, refused=True, reason="queue_full")]
+    assert lots(under(QueueFull(2.5)), 1) == [Answer(503, 2.5, True, "queue_full")]
+    faults = under(OutOfMemory())
+    assert lots(faults, 1) == [Answer(500, refused=True, reason="out_of_memory")]
+    assert faults.seen_in(STATE).ready
+    assert not under(OutOfMemory(dead=True)).seen_in(STATE).ready
+
+
+def test_a_zombie_reports_that_some_wait_and_none_runs() -> None:
+    faults = under(Zombie())
+    assert lots(faults, 3) == [Hold()] * 3
+    busy = replace(STATE, kv_blocks_total=10, kv_blocks_used=6, kv_blocks_cached=2)
+    waiting = STATE.queue_depth + STATE.running + 3
+    assert faults.seen_in(busy) == replace(
+        busy, queue_depth=waiting, running=0, pending_tokens=50 + 30, kv_blocks_used=0, kv_blocks_cached=0
+    )
+    assert faults.change(1.0, Change(clear=frozenset({"hang"}))) == ()
+    assert faults.change(1.0, Change(clear=frozenset({"zombie"}))) == (0, 1, 2)
+    assert faults.seen_in(busy) == busy
+
+
+def test_the_stalled_are_freed_but_do_not_count_as_queued() -> None:
+    faults = under(Stall(2))
+    assert lots(faults, 2) == [Serve(spoils=(Stall(2),))] * 2
+    assert faults.seen_in(STATE) == STATE
+    faults.leave(0)
+    assert faults.change(1.0, Change(clear=frozenset(KINDS))) == (1,)
+
+
+def test_spoils_go_together_but_for_a_second_end() -> None:
+    spoils: tuple[Spoil, ...] = (Stall(1), Truncated(2), Drip(0.1), Garbage(), WrongLength(3))
+    assert {type(spoil) for spoil in spoils} == set(SPOILS)
+    assert lots(under(*spoils[::-1]), 1) == [Serve(spoils=(Stall(1), Drip(0.1), Garbage()))]
+    assert lots(under(*spoils[1:]), 1) == [Serve(spoils=(Truncated(2), Drip(0.1), Garbage()))]
+    assert lots(under(*spoils[2:]), 1) == [Serve(spoils=(Drip(0.1), Garbage(), WrongLength(3)))]
+    faults = under(Cut(4), *spoils)
+    assert lots(faults, 1) == [Serve(1.0, 4, (Drip(0.1), Garbage()))]
+    assert faults.change(0.0, Change(clear=frozenset(KINDS))) == (), "what is cut does not stall"
+    assert [fault["hits"] for fault in under(Cut(4), Stall(1)).report()] == [0, 0]
+
+
+def test_faults_of_reports_leave_requests_alone() -> None:
+    faults = under(NotAlive(), Metrics("garbage"), Evict())
+    assert lots(faults, 2) == [Serve()] * 2
+    assert faults.figures == "garbage"
+    assert faults.hit(NotAlive.kind)
+    assert not faults.hit(NotReady.kind)
+    hits = {fault["kind"]: fault["hits"] for fault in faults.report()}
+    assert hits == {"not-alive": 1, "metrics": 0, "evict": 1}, "an eviction has been done when it is set"
+    assert (Change((Evict(),)).evicts, Change((Slow(2.0),)).evicts) == (True, False)
+
+
+def test_frozen_figures_stay_but_readiness_does_not() -> None:
+    faults = under(Metrics("frozen"), Hang())
+    assert Change((Metrics("frozen"),)).freezes and not Change((Metrics("missing"),)).freezes
+    lots(faults, 1)
+    frozen = faults.freeze(STATE)
+    assert frozen.queue_depth == STATE.queue_depth + 1
+    lots(faults, 3)
+    later = replace(STATE, queue_depth=40, ready=False)
+    assert faults.seen_in(later) == replace(frozen, ready=False)
+    faults.change(0.0, Change(clear=frozenset({"metrics", "hang"})))
+    assert faults.seen_in(later) == later
+
+
+# --- brought by the request -------------------------------------------------------------------------------
+
+
+def test_a_request_brings_faults_for_itself_alone() -> None:
+    faults = RequestFaults("gpu-0")
+    assert faults.arrive(0.0, 0, 10, (Status(503),)) == Answer(503)
+    assert faults.arrive(0.0, 1, 10, (Slow(2.0), Garbage())) == Serve(2.0, None, (Garbage(),))
+    assert faults.arrive(0.0, 2, 10) == Serve()
+    assert faults.arrive(0.0, 3, 10, (Hang(),)) == Hold()
+    assert faults.report() == []
+    assert faults.seen_in(STATE).queue_depth == STATE.queue_depth + 1
+    assert faults.change(0.0, Change(clear=frozenset(KINDS))) == (3,)
+
+
+def test_what_a_request_brings_takes_the_place_of_its_kind() -> None:
+    faults = under(Slow(2.0), Status(500, first=1, after=1))
+    assert faults.arrive(0.0, 0, 10, (Slow(5.0),)) == Serve(5.0)
+    assert faults.arrive(0.0, 1, 10, (Status(404),)) == Answer(404)
+    assert faults.arrive(0.0, 2, 10) == Answer(500), "the one before did not come to the fault that is set"
+    assert [fault["hits"] for fault in faults.report()] == [0, 1]
+
+
 # --- together ---------------------------------------------------------------------------------------------
 
 
@@ -179,64 +296,25 @@ def test_the_order_of_precedence_and_the_counts() -> None:
     assert hits == {"status": 1, "slow": 1, "cut": 1}
 
 
+def test_all_that_is_answered_at_once_comes_in_its_order() -> None:
+    them: tuple[Fault, ...] = (
+        Status(500, first=1), Capacity(0.0, 5), QueueFull(first=1), OutOfMemory(first=1), Hang(first=1), Zombie(first=1)
+    )  # fmt: skip
+    assert tuple(type(fault) for fault in them) == AT_ONCE
+    faults = under(*them[::-1])
+    assert lots(faults, 7) == [
+        Answer(500),
+        Answer(503, None, True, "queue_full"),
+        Answer(500, None, True, "out_of_memory"),
+        Hold(),
+        Hold(),
+        Serve(),
+        Answer(503, refused=True),
+    ]
+    assert {fault["hits"] for fault in faults.report()} == {1}
+
+
 def test_clearing_comes_before_setting() -> None:
     faults = under(Slow(2.0))
     faults.change(0.0, Change(set=(Slow(3.0),), clear=frozenset(KINDS)))
     assert lots(faults, 1) == [Serve(3.0)]
-
-
-# --- as JSON ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_json_comes_back_as_it_was(fault: Fault) -> None:
-    assert from_json(json.loads(json.dumps(to_json(fault)))) == fault
-
-
-def test_a_change_comes_back_as_it_was() -> None:
-    change = Change(FAULTS[:1] + FAULTS[4:], frozenset({"slow", "cut"}))
-    assert Change.from_json(json.loads(json.dumps(change.to_json()))) == change
-    assert Change.from_json({}) == Change()
-    assert Change.from_json({"clear": "all"}) == Change(clear=frozenset(KINDS))
-
-
-def test_every_kind_has_a_case_here() -> None:
-    assert {fault.kind for fault in FAULTS} == set(KINDS)
-
-
-ALL = "status, capacity, slow, hang, cut, not-ready"
-
-
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        ({"set": [{"kind": "melt"}]}, f"no fault 'melt'; there are: {ALL}"),
-        ({"set": [{}]}, f"no fault None; there are: {ALL}"),
-        ({"set": [{"kind": ["slow"]}]}, f"no fault ['slow']; there are: {ALL}"),
-        ({"set": ["slow"]}, f"a fault is 'slow', expected an object with a kind: {ALL}"),
-        ({"set": {"kind": "slow"}}, f"set is {{'kind': 'slow'}}, expected a list of faults; kinds: {ALL}"),
-        ({"clear": ["melt"]}, f"no fault 'melt'; there are: {ALL}"),
-        ({"clear": "slow"}, f"clear is 'slow', expected \"all\" or a list of: {ALL}"),
-        ({"heal": []}, "a change of faults has no 'heal', expected set or clear"),
-        ({"set": [{"kind": "slow"}]}, "fault slow needs factor; its fields: factor"),
-        ({"set": [{"kind": "hang", "for_s": 1}]}, "fault hang has no for_s; its fields: none"),
-        ({"set": [{"kind": "slow", "factor": 0}]}, "fault slow: factor is 0, expected a number above 0"),
-        ({"set": [{"kind": "slow", "factor": True}]}, "fault slow: factor is True, expected a number above 0"),
-        ({"set": [{"kind": "status", "status": 200}]}, "status is 200, expected a status from 400 to 599"),
-        ({"set": [{"kind": "status", "status": "500"}]}, "status is '500', expected a status from 400 to 599"),
-        ({"set": [{"kind": "status", "status": 500, "share": 1.5}]}, "share is 1.5, expected a number from 0 to 1"),
-        ({"set": [{"kind": "status", "status": 500, "first": -1}]}, "first is -1, expected a whole number from 0"),
-        ({"set": [{"kind": "status", "status": 500, "first": 1, "share": 0.5}]}, "share is 0.5, expected none beside"),
-        ({"set": [{"kind": "status", "status": 500, "retry_after_s": "x"}]}, "retry_after_s is 'x', expected a number"),
-        ({"set": [{"kind": "status", "status": 500, "seed": 0.5}]}, "seed is 0.5, expected a whole number"),
-        ({"set": [{"kind": "capacity", "rate_per_s": -1, "burst": 1}]}, "rate_per_s is -1, expected a number from 0"),
-        ({"set": [{"kind": "capacity", "rate_per_s": 1, "burst": 0}]}, "burst is 0, expected a whole number from 1"),
-        ({"set": [{"kind": "cut", "after_tokens": 1.5}]}, "after_tokens is 1.5, expected a whole number from 0"),
-        ({"set": [{"kind": "capacity", "rate_per_s": float("nan"), "burst": 1}]}, "rate_per_s is nan, expected"),
-    ],
-)
-def test_nonsense_is_told_in_one_line(data: dict[str, object], told: str) -> None:
-    with pytest.raises(FaultError) as caught:
-        Change.from_json(data)
-    assert told in str(caught.value)
-    assert "\n" not in str(caught.value)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mockgpu.faults import KINDS
 from mockgpu.log import Kind, Outcome, Row, read_rows
 from mockgpu.tags import tag_of
 
@@ -136,7 +137,8 @@ def test_all_backends_serve_and_are_reset_together(tmp_path: Path, options: tupl
 def test_a_fleet_of_one_process_kills_nothing(tmp_path: Path) -> None:
     with fleet(tmp_path) as it:
         assert it.step("/fleet/gpu-0/kill") == 409
-        assert it.step("/fleet/gpu-0/restart") == 409
+        assert it.step("/fleet/gpu-0/pause") == 409
+        assert it.step("/fleet/gpu-0/resume") == 409
         assert it.states() == ["alive", "alive"]
         assert it.pids == [it.process.pid] * 2
 
@@ -196,7 +198,7 @@ def test_faults_are_passed_on_to_the_backend(tmp_path: Path, options: tuple[str,
         status, data = call(it.control, "POST", "/fleet/gpu-0/faults", {"set": [{"kind": "melt"}]})
         assert (status, json.loads(data)["error"]) == (
             400,
-            "no fault 'melt'; there are: status, capacity, slow, hang, cut, not-ready",
+            f"no fault 'melt'; there are: {', '.join(KINDS)}",
         )
         assert it.step("/fleet/gpu-7/faults", asked) == 404
         assert it.step("/fleet/reset", {"nonce": NONCE}) == 200

@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.model import (
+from mockgpu.events import (
     Event,
     Evicted,
     Finished,
     FirstToken,
-    GpuServer,
     Job,
     Loaded,
     Loading,
     Refused,
     Started,
 )
+from mockgpu.model import GpuServer
 
 
 def setup(
@@ -56,7 +56,7 @@ def test_one_job_is_served_at_the_times_the_formula_gives() -> None:
     server = GpuServer(setup())
     server.submit(1.0, inference(1))
     assert server.next_event_s() == 1.0
-    assert server.advance(100.0) == [Started(1.0, 1, False, 0.0), FirstToken(3.0, 1), Finished(4.0, 1)]
+    assert server.advance(100.0) == [Started(1.0, 1, False, 0.0, batch=1), FirstToken(3.0, 1), Finished(4.0, 1)]
     assert server.next_event_s() is None
 
 
@@ -64,7 +64,7 @@ def test_a_late_caller_gets_exact_times() -> None:
     server = GpuServer(setup(max_running=1))
     server.submit(0.0, inference(1))
     server.submit(1.0, inference(2))
-    assert server.advance(50.0)[-3:] == [Started(3.0, 2, False, 2.0), FirstToken(5.0, 2), Finished(6.0, 2)]
+    assert server.advance(50.0)[-3:] == [Started(3.0, 2, False, 2.0, batch=1), FirstToken(5.0, 2), Finished(6.0, 2)]
 
 
 def test_jobs_without_output_and_updates_have_no_first_token() -> None:
@@ -72,8 +72,8 @@ def test_jobs_without_output_and_updates_have_no_first_token() -> None:
     server.submit(0.0, inference(1, output_tokens=0))
     server.submit(0.0, Job(2, "", "update", 0, 0))
     assert drain(server) == [
-        Started(0.0, 1, False, 0.0),
-        Started(0.0, 2, False, 0.0),
+        Started(0.0, 1, False, 0.0, batch=1),
+        Started(0.0, 2, False, 0.0, batch=0),
         Finished(1.0, 1),
         Finished(5.0, 2),
     ]
@@ -95,7 +95,7 @@ def test_a_free_slot_takes_a_cold_job_even_where_nobody_may_queue() -> None:
     server.submit(0.0, inference(2, "a"))
     events = drain(server)
     assert Refused(0.0, 2, "queue_full") in events
-    assert Started(10.0, 1, True, 10.0) in events
+    assert Started(10.0, 1, True, 10.0, batch=1) in events
 
 
 def test_a_missing_model_is_loaded_once_for_all_who_wait() -> None:
@@ -107,9 +107,9 @@ def test_a_missing_model_is_loaded_once_for_all_who_wait() -> None:
     assert [event for event in events if isinstance(event, Loading | Loaded | Started)] == [
         Loading(0.0, "a"),
         Loaded(10.0, "a"),
-        Started(10.0, 1, True, 10.0),
-        Started(10.0, 2, True, 6.0),
-        Started(13.0, 3, False, 1.0),
+        Started(10.0, 1, True, 10.0, batch=1),
+        Started(10.0, 2, True, 6.0, batch=2),
+        Started(13.0, 3, False, 1.0, batch=2),
     ]
 
 

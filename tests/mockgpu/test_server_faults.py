@@ -8,48 +8,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientError
 
-from mockgpu.catalogue import Gpu, Model, Setup
+from mockgpu.faults import KINDS
 from mockgpu.log import Outcome
-from mockgpu.tags import hex_of, tag_of
-
-TAG = tag_of(77, 5)
-STEP_S = 0.004
-SETUP = Setup(Gpu("box", 1_000, 4, None, update_s=0.005), Model("any", 0, 0.0, 10_000.0, STEP_S))
-LONG_AGO = 60.0
-
-
-def ask(**fields: Any) -> dict[str, Any]:
-    return {"model": "m", "prompt": "one two three", "max_tokens": 5, "seed": TAG} | fields
-
-
-async def change(it: Any, *faults: dict[str, Any], clear: Any = ()) -> list[dict[str, Any]]:
-    body = {"set": list(faults), "clear": clear if clear == "all" else list(clear)}
-    async with it.session.post(it.url("/mock/faults"), json=body) as answer:
-        assert answer.status == 200
-        data: list[dict[str, Any]] = (await answer.json())["faults"]
-        return data
-
-
-async def complete(it: Any, **fields: Any) -> tuple[int, bytes, Any]:
-    async with it.session.post(it.url("/v1/completions"), json=ask(**fields)) as answer:
-        return answer.status, await answer.read(), answer.headers
-
-
-async def raw(it: Any, body: dict[str, Any], path: str = "/v1/completions") -> tuple[bytes, bool]:
-    """All bytes of an answer on a connection of its own, and whether that ended by a reset."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
-    data = json.dumps(body).encode()
-    writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
-    got = b""
-    try:
-        async with asyncio.timeout(LONG_AGO):
-            while block := await reader.read(65_536):
-                got += block
-    except ConnectionResetError:
-        return got, True
-    finally:
-        writer.close()
-    return got, False
+from mockgpu.tags import hex_of
+from tests.mockgpu.fault_calls import SETUP, STEP_S, TAG, ask, change, complete, raw
 
 
 def test_control_sets_shows_and_clears(serve: Any) -> None:
@@ -57,7 +19,7 @@ def test_control_sets_shows_and_clears(serve: Any) -> None:
         shown = await change(it, {"kind": "status", "status": 500, "first": 2}, {"kind": "slow", "factor": 2.0})
         assert shown == [
             {"kind": "status", "status": 500, "first": 2, "seed": 0, "hits": 0},
-            {"kind": "slow", "factor": 2.0, "hits": 0},
+            {"kind": "slow", "factor": 2.0, "seed": 0, "hits": 0},
         ]
         assert [(await complete(it))[0] for _ in range(3)] == [500, 500, 200]
         async with it.session.get(it.url("/mock/faults")) as answer:
@@ -81,7 +43,7 @@ def test_bad_input_changes_nothing_and_names_the_kinds(serve: Any) -> None:
                 assert "\n" not in text
                 if "melt" in body:
                     told = json.loads(text)["error"]["message"]
-                    assert told == "no fault 'melt'; there are: status, capacity, slow, hang, cut, not-ready"
+                    assert told == f"no fault 'melt'; there are: {', '.join(KINDS)}"
         assert await change(it) == []
 
     serve(test, SETUP)

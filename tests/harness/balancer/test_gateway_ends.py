@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.balancer.breaker import BreakerSettings
+from harness.balancer.hedging import HedgeSettings
 from harness.balancer.limits import AdmissionSettings, BucketSettings
 from harness.balancer.protocol import (
     Action,
     Backend,
     Cancel,
     ClientGone,
+    Commit,
     Exit,
     MembershipChanged,
     Reply,
@@ -121,3 +123,30 @@ def test_no_room_is_counted_for_members_of_weight_0() -> None:
     members = (Backend("a", "a"), Backend("b", "b", weight=0.0), Backend("c", "c", weight=0.0))
     bench.gateway.handle(MembershipChanged(members), 0.0)
     assert [bench.send().backend_id for _ in range(5)] == ["a"] * 5
+
+
+def test_a_place_that_is_free_before_the_rate_allows_sets_the_timer() -> None:
+    limits = AdmissionSettings(requests=BucketSettings(1.0, kind="leaky"), concurrency=1, queue=1)
+    bench = Bench(replace(CALM, limits=limits), "a")
+    (send,) = arrive(bench, 1)
+    assert isinstance(send, Send)
+    assert arrive(bench, 2) == []
+    bench.gateway.handle(ClientGone(1), 0.1)
+    (timer,) = bench.end(send, "aborted")
+    assert isinstance(timer, SetTimer) and timer.at_s == 1.0
+    (following,) = bench.gateway.handle(TimerFired(timer.timer_id), 1.0)
+    assert isinstance(following, Send) and following.request_id == 2
+
+
+def test_a_leg_that_lost_is_cancelled_once() -> None:
+    """Also where its end has not come yet when the client leaves the winner's answer."""
+    bench = Bench(replace(CALM, hedge=HedgeSettings(quantile=0.5, share=1.0, minimum=1)), "a", "b")
+    first = bench.send("m")
+    bench.head(first)
+    bench.end(first)
+    primary, timer = bench.gateway.handle(RequestArrived(Request(2, 1, Kind.INFERENCE, "POST", "m")), 0.0)
+    assert isinstance(primary, Send) and isinstance(timer, SetTimer)
+    (other,) = bench.gateway.handle(TimerFired(timer.timer_id), timer.at_s)
+    assert isinstance(other, Send)
+    assert bench.head(other) == [Commit(2, other.attempt_id), Cancel(primary.attempt_id)]
+    assert bench.gateway.handle(ClientGone(2), 1.0) == [Cancel(other.attempt_id)]

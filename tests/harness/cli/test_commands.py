@@ -30,7 +30,7 @@ def test_help_is_quick_and_names_all_commands() -> None:
     done = steelyard("--help")
     assert time.perf_counter() - start_s < 3
     assert done.returncode == 0
-    for name in ("run", "catalogue", "targets"):
+    for name in ("run", "catalogue", "targets", "balancer"):
         assert name in done.stdout
 
 

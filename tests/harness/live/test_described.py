@@ -11,6 +11,7 @@ from aiohttp import web
 from harness.arrivals import draw
 from harness.balancer.protocol import Action, Event, NowFunction, Reply, Request, RequestArrived
 from harness.claims import Affinity, Claims
+from harness.live.front import Front
 from harness.live.shell import Shell
 from harness.load.wire import request_of
 from harness.model import Keys, Kind, Load, Method, Stream
@@ -44,9 +45,7 @@ async def told_live(requests: list[bytes], carrier: str) -> list[Request]:
     """What a gateway is told of these bytes, each on a connection of its own."""
     mirror = Mirror()
     shell = Shell(mirror, NowFunction(), "/health", carrier)
-    application = web.Application()
-    application.router.add_route("*", "/{tail:.*}", shell.serve)
-    runner = web.AppRunner(application)
+    runner = web.ServerRunner(Front(shell.answer))
     await runner.setup()
     site = web.TCPSite(runner, HOST, 0)
     await site.start()

@@ -20,10 +20,10 @@ from harness.verdict import Outcome, Record
 from tests.harness.live.helpers import traffic
 
 BUGGY = """
-import mockgpu.wire
+import mockgpu.completions
 def broken(*words):
     raise RuntimeError("planted")
-mockgpu.wire.{place} = broken
+mockgpu.completions.{place} = broken
 from mockgpu.cli import main
 main()
 """
@@ -37,7 +37,7 @@ def session() -> Iterator[LiveSession]:
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes a function of `mockgpu.wire` raise in every fleet of this test."""
+    """Makes a method in `mockgpu.completions` raise in every fleet of this test."""
 
     def break_function(place: str) -> None:
         def start(words: Sequence[str], log: Path) -> Child:
@@ -64,7 +64,7 @@ def test_without_the_bug_it_passes(session: LiveSession) -> None:
 
 
 def test_a_bug_that_shows_in_the_run_only(session: LiveSession, plant: Callable[[str], None]) -> None:
-    plant("read_answer_get")  # the preflight sends POST alone
+    plant("AnswerByGet.ask")  # the preflight sends POST alone
     record = judged(session)
     assert record.outcome is Outcome.ERROR
     assert record.reason.startswith("the mock gpu-0 itself failed at "), record.reason
@@ -74,7 +74,7 @@ def test_a_bug_that_shows_in_the_run_only(session: LiveSession, plant: Callable[
 def test_a_bug_that_shows_at_once_is_not_a_balancer_that_does_not_get_ready(
     session: LiveSession, plant: Callable[[str], None]
 ) -> None:
-    plant("read_completion")
+    plant("Completions.ask")
     record = judged(session)
     assert record.outcome is Outcome.ERROR
     assert record.reason.endswith(": RuntimeError: planted"), record.reason

@@ -9,19 +9,18 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from harness.live.shell import WHOLE_BODY
+from tests.harness.live.conftest import Serve
 from tests.harness.live.helpers import (
     HOST,
     PATIENCE_S,
     Behave,
     Call,
-    RawBackend,
     ShellProcess,
     fine,
     free_ports,
@@ -29,39 +28,6 @@ from tests.harness.live.helpers import (
 )
 
 BROKEN = (http.client.HTTPException, OSError)
-Serve = Callable[[Behave], RawBackend]
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShellProcess]:
-    shell = ShellProcess(tmp_path_factory.mktemp("shell"))
-    shell.await_listening()
-    yield shell
-    assert shell.child.status is None, shell.child.ending()
-    shell.child.stop()
-
-
-@pytest.fixture
-def shell(process: ShellProcess) -> ShellProcess:
-    """The shell of all tests, without backends."""
-    process.use()
-    return process
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Starts raw backends; all are closed in the end."""
-    started: list[RawBackend] = []
-
-    def start(behave: Behave) -> RawBackend:
-        started.append(RawBackend(behave))
-        return started[-1]
-
-    yield start
-    for backend in started:
-        backend.close()
-
-
 # --- attempts ---------------------------------------------------------------------------------------------
 
 
@@ -156,53 +122,17 @@ def test_own_answers_say_when_to_come_again(shell: ShellProcess) -> None:
     assert json.loads(answer.body) == {"error": {"message": "no backend is ready"}}
 
 
-# --- what is passed on ------------------------------------------------------------------------------------
-
-
-def test_requests_arrive_as_they_were_sent(shell: ShellProcess, serve: Serve) -> None:
-    backend = serve(fine)
-    shell.use(a=backend.port)
-    body = bytes(range(256)) * 5000
-    connection = shell.connect()
-    connection.request("POST", "/a%20b/c?d=%2F&e", body, {"x-one": "1", "cookie": "k=v", "te": "x", "Keep-Alive": "9"})
-    assert connection.getresponse().read() == b"fine"
-    connection.putrequest("GET", "/bare", skip_accept_encoding=True)
-    connection.endheaders()
-    assert connection.getresponse().read() == b"fine"
-    connection.close()
-    first, second = backend.calls
-    assert first.head.startswith("POST /a%20b/c?d=%2F&e HTTP/1.1\r\n")
-    assert first.body == body
-    lines = first.head.lower().split("\r\n")
-    assert {"x-one: 1", "cookie: k=v", f"content-length: {len(body)}", f"host: {HOST}:{backend.port}"} <= set(lines)
-    assert not [line for line in lines if line.startswith(("te:", "keep-alive:", "connection:"))]
-    names = {line.partition(":")[0].lower() for line in second.head.split("\r\n")[1:] if line}
-    assert names == {"host"}, "nothing that the client did not send"
-
-
-@pytest.mark.parametrize("status", ["200 OK", "204 No Content", "301 Moved", "404 Not Found", "503 Busy"])
-def test_answers_come_back_as_they_were(shell: ShellProcess, serve: Serve, status: str) -> None:
-    body = b"" if status.startswith("204") else b"said"
-
-    async def behave(call: Call) -> None:
-        await call.answer(body, status, "X-One: 1\r\nContent-Encoding: gzip\r\nKeep-Alive: 7\r\nLocation: /there\r\n")
-
-    backend = serve(behave)
-    shell.use(a=backend.port)
-    answer = shell.call()
-    assert (answer.status, answer.body) == (int(status[:3]), body)
-    assert (answer.headers["x-one"], answer.headers["content-encoding"]) == ("1", "gzip")
-    assert "keep-alive" not in answer.headers
-    assert len(backend.calls) == 1
+# --- how transfers end --------------------------------------------------------------------------------------
 
 
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
+@pytest.mark.parametrize("size", [10, 65_536])
 @pytest.mark.parametrize("chunked", [True, False])
-def test_chunks_pass_one_by_one(shell: ShellProcess, serve: Serve, chunked: bool) -> None:
-    step, size = threading.Semaphore(0), WHOLE_BODY if not chunked else 10
+def test_chunks_pass_one_by_one(shell: ShellProcess, serve: Serve, chunked: bool, size: int) -> None:
+    step = threading.Semaphore(0)
 
     async def behave(call: Call) -> None:
         form = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {3 * size}"
@@ -274,6 +204,26 @@ def test_the_client_of_a_cut_answer_sees_that_it_had_begun(shell: ShellProcess, 
     head, _, body = got.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n") and b"X-Mine: yes" in head
     assert b"half".startswith(body)
+
+
+def test_a_client_of_old_is_reset_when_its_answer_breaks_off(shell: ShellProcess, serve: Serve) -> None:
+    """HTTP/1.0 has no chunks, so an answer of unknown length ends with its connection."""
+    died = threading.Event()
+
+    async def behave(call: Call) -> None:
+        await call.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"x" * 100))
+        assert await asyncio.to_thread(died.wait, PATIENCE_S)
+        call.writer.close()
+
+    shell.use(a=serve(behave).port)
+    with socket.create_connection((HOST, shell.port), timeout=PATIENCE_S) as client:
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        got = b""
+        while not got.endswith(b"x" * 100):
+            got += client.recv(65_536)
+        died.set()
+        with pytest.raises(ConnectionResetError):
+            client.recv(65_536)
 
 
 # --- clients that leave -----------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import http.client
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,10 +16,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from harness.toxiproxy.connection_log import Ending
 from harness.toxiproxy.stage import Chunk
 
 ROOT = Path(__file__).parents[3]
+REAL = "toxiproxy-server"
+KINDS = ("embedded", "real")
+GARBAGE = (b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 5000, b'{"name": 1}', b"1" * 5000, b'{"a": NaN}')
+"""Bodies that no path of the API wants."""
+
 LONG_S = 10.0  # how long to wait for what must come; only a failing test waits so long
 
 
@@ -80,6 +89,43 @@ class ServerProcess:
         assert self.process.returncode == 0
 
 
+class RealServer:
+    """A real `toxiproxy-server` from PATH as a child; use as a context manager. Skips the test where there is none."""
+
+    def __init__(self, *options: str) -> None:
+        binary = shutil.which(REAL)
+        if binary is None:
+            pytest.skip(f"no {REAL} on PATH to compare with")
+        (self.port,) = free_ports(1)
+        self.process = subprocess.Popen(
+            [binary, "-host", "127.0.0.1", "-port", str(self.port), *options],
+            env={**os.environ, "LOG_LEVEL": "fatal"},
+            stdout=subprocess.DEVNULL,
+        )
+
+        def answers() -> bool:
+            assert self.process.poll() is None, f"{REAL} has left with {self.process.returncode}"
+            try:
+                connect(self.port).close()
+            except ConnectionRefusedError:
+                return False
+            return True
+
+        wait_until(answers, f"{REAL} to answer")
+
+    def __enter__(self) -> RealServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()  # it may be blocked by what a test did to it
+        self.process.wait()
+
+
+def start_server(kind: str, *options: str) -> ServerProcess | RealServer:
+    """The `embedded` server or the `real` one, with options that both know."""
+    return ServerProcess(*options) if kind == "embedded" else RealServer(*options)
+
+
 class Backend:
     """A listening socket on loopback whose connections are each served by `serve` in a thread.
 
@@ -126,6 +172,10 @@ class Backend:
                 connected.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(LONG_S)
+
+
+BackendWith = Callable[[Callable[[socket.socket], object]], Backend]
+"""The fixture `backend_with`: makes backends that serve so, and closes them after the test."""
 
 
 def echo(connected: socket.socket) -> str:
@@ -197,6 +247,17 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, f"waited {LONG_S:g} s in vain for: {what}"
         time.sleep(0.005)
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """Status and answer of one request, which must come in time."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_S)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
 
 
 def free_ports(count: int) -> Iterator[int]:

@@ -1,0 +1,118 @@
+"""Metrics of the fault proxy in Prometheus' text form, as Toxiproxy's `/metrics` has them.
+
+Toxiproxy 2.12 counts the bytes of a link when the link ends, so connections that are open show nothing yet; bytes
+sent count only where the destination took them all, as far as can be seen. Its runtime metrics are those of a Go
+process: here are those that any process has, under the same names, and `python_info` in place of `go_info`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PROCESS_STATE = Path("/proc/self")  # Linux; elsewhere the metrics read from it are left out
+ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+class LinkLabels(NamedTuple):
+    """The labels of Toxiproxy's counters; `direction` is `upstream` or `downstream`, the addresses are texts."""
+
+    direction: str
+    listener: str
+    proxy: str
+    upstream: str
+
+
+class Traffic:
+    """Bytes of the links that have ended, summed over all links of equal labels. Those of deleted proxies stay."""
+
+    def __init__(self) -> None:
+        self._received: Counter[LinkLabels] = Counter()
+        self._sent: Counter[LinkLabels] = Counter()
+
+    def link_ended(self, labels: LinkLabels, received_bytes: int, sent_bytes: int | None) -> None:
+        """Add a link: bytes read from its source, and bytes written to its destination (None: that took not all)."""
+        self._received[labels] += received_bytes
+        if sent_bytes is not None:
+            self._sent[labels] += sent_bytes
+
+    def lines(self) -> Iterator[str]:
+        """The two counters, with one series for each set of labels."""
+        for name, help_text, counts in (
+            ("toxiproxy_proxy_received_bytes_total", "Bytes read from the source of ended links.", self._received),
+            ("toxiproxy_proxy_sent_bytes_total", "Bytes written to the destination of ended links.", self._sent),
+        ):
+            if counts:
+                yield from _metric(name, "counter", help_text)
+            for labels, count_bytes in sorted(counts.items()):
+                yield f"{name}{_labelled(labels._asdict())} {count_bytes}"
+
+
+class Metrics:
+    """What `/metrics` shows.
+
+    Args:
+        traffic: the counters of the proxies, or None to leave them out (`-proxy-metrics`).
+        runtime: whether to show the process, too (`-runtime-metrics`).
+    """
+
+    def __init__(self, traffic: Traffic | None, runtime: bool) -> None:
+        self._traffic = traffic
+        self._runtime = runtime
+        self._start_s = time.time()
+
+    def text(self) -> str:
+        """All metrics, sorted by name as Toxiproxy has them."""
+        lines = list(self._process_lines()) if self._runtime else []
+        if self._traffic is not None:
+            lines += self._traffic.lines()
+        return "".join(f"{line}\n" for line in lines)
+
+    def _process_lines(self) -> Iterator[str]:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        values = [
+            ("process_cpu_seconds_total", "counter", "User and system CPU time.", used.ru_utime + used.ru_stime),
+            (
+                "process_max_fds",
+                "gauge",
+                "How many file descriptors may be open.",
+                resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            ),
+        ]
+        if PROCESS_STATE.is_dir():
+            pages = (PROCESS_STATE / "statm").read_text(encoding="ascii").split()
+            page_bytes = resource.getpagesize()
+            open_fds = len(os.listdir(PROCESS_STATE / "fd"))  # noqa: PTH208 - quicker than a Path for each
+            values += [
+                ("process_open_fds", "gauge", "File descriptors that are open.", open_fds),
+                ("process_resident_memory_bytes", "gauge", "Resident memory.", int(pages[1]) * page_bytes),
+                ("process_virtual_memory_bytes", "gauge", "Virtual memory.", int(pages[0]) * page_bytes),
+            ]
+        values.append(("process_start_time_seconds", "gauge", "When it started, since the epoch.", self._start_s))
+        for name, kind, help_text, value in sorted(values):
+            yield from _metric(name, kind, help_text)
+            yield f"{name} {value}"
+        yield from _metric("python_gc_collections_total", "counter", "Collections by generation.")
+        for generation, counts in enumerate(gc.get_stats()):
+            yield f"python_gc_collections_total{_labelled({'generation': str(generation)})} {counts['collections']}"
+        yield from _metric("python_info", "gauge", "The interpreter.")
+        info = {"implementation": sys.implementation.name, "version": platform.python_version()}
+        yield f"python_info{_labelled(info)} 1"
+
+
+def _metric(name: str, kind: str, help_text: str) -> Iterator[str]:
+    yield f"# HELP {name} {help_text}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _labelled(labels: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{value.translate(ESCAPES)}"' for name, value in labels.items()) + "}"

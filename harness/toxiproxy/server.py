@@ -1,0 +1,138 @@
+"""The fault proxy as a process: from options to a server that runs until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import resource
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from harness.toxiproxy.address import LOOPBACK, ListenError, bound_address, join_address, listen_on, resolve_listen
+from harness.toxiproxy.api import ControlApi, read_wishes
+from harness.toxiproxy.metrics import Metrics
+from harness.toxiproxy.registry import ProxyWish, Registry
+from harness.toxiproxy.wire import ApiError
+
+DEFAULT_PORT = 8474
+SHUTDOWN_S = 1.0
+LINGER_S = 1.0  # how long what comes after an early answer is still read, so that the answer is not lost in a reset
+IDLE_S = 60.0
+"""How long a client of the API may take between two requests and for the head of one, in seconds (as Toxiproxy)."""
+
+
+class StartError(Exception):
+    """It can't start; the text is one line for the user."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How to run; each is Toxiproxy's option of that name.
+
+    Args:
+        host: address of the control API.
+        port: its port; 0 takes a free one.
+        config: a file with a JSON array of proxies, as for /populate.
+        seed: of toxicities, jitter and slices; None draws a fresh one.
+        proxy_metrics: whether /metrics counts the bytes of each proxy.
+        runtime_metrics: whether /metrics shows the process.
+    """
+
+    host: str = LOOPBACK
+    port: int = DEFAULT_PORT
+    config: Path | None = None
+    seed: int | None = None
+    proxy_metrics: bool = False
+    runtime_metrics: bool = False
+
+
+def run_server(options: ServerOptions) -> None:
+    """Serve until SIGTERM or SIGINT; prints `ready host:port` once the control API answers.
+
+    Raises:
+        StartError: the port is taken, or the configuration is no good.
+    """
+    wishes = [] if options.config is None else _read_config(options.config)
+    _raise_descriptor_limit()
+    try:
+        asyncio.run(_serve(options, wishes))
+    except KeyboardInterrupt:  # before the signal handlers were there
+        return
+
+
+def control_server(api: ControlApi, idle_s: float = IDLE_S) -> web.Server:
+    """The API behind HTTP. A head that takes longer than `idle_s` seconds, or is larger than 1 MiB, is cut off."""
+    logger = logging.getLogger(__name__)
+    logger.addFilter(_not_the_clients_fault)
+    return web.Server(api.handle, access_log=None, logger=logger, keepalive_timeout=idle_s, lingering_time=LINGER_S)
+
+
+def _not_the_clients_fault(record: logging.LogRecord) -> bool:
+    """Whether an error belongs into our log: not what a client got wrong in HTTP, which it is told with a 400."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+def _read_config(path: Path) -> list[ProxyWish]:
+    try:
+        return read_wishes(path.read_bytes())
+    except OSError as error:
+        raise StartError(f"can't read --config {path}: {error.strerror}; check the path") from None
+    except ApiError as error:
+        raise StartError(f"--config {path} is no array of proxies: {error}; correct the file") from None
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many connections as the system does: each takes two descriptors (Toxiproxy's runtime does so too)."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _serve(options: ServerOptions, wishes: list[ProxyWish]) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    registry = Registry(options.seed)
+    listener = await _listen(options.host, options.port)
+    try:
+        await _configure(registry, wishes)
+        http = control_server(ControlApi(registry, _metrics(options, registry)))
+        server = await loop.create_server(http, sock=listener)
+        # What was loaded so far lives as long as the process: keep it out of every later collection.
+        gc.collect()
+        gc.freeze()
+        print(f"ready {bound_address(listener)}", flush=True)
+        await stop.wait()
+        server.close()
+        await http.shutdown(SHUTDOWN_S)
+    finally:
+        await registry.close()
+        listener.close()
+
+
+def _metrics(options: ServerOptions, registry: Registry) -> Metrics | None:
+    if not (options.proxy_metrics or options.runtime_metrics):
+        return None
+    return Metrics(registry.traffic if options.proxy_metrics else None, options.runtime_metrics)
+
+
+async def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return listen_on(await resolve_listen(join_address(host, port)))
+    except ListenError as error:
+        raise StartError(
+            f"can't serve the control API on {host}:{port} ({error}); choose another --port, or 0 for a free one"
+        ) from None
+
+
+async def _configure(registry: Registry, wishes: list[ProxyWish]) -> None:
+    try:
+        await registry.populate(wishes, [])
+    except (ApiError, ListenError) as error:
+        raise StartError(f"can't start the proxies of --config: {error}; correct the file or free the port") from None

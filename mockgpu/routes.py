@@ -1,0 +1,99 @@
+"""What is asked of a backend beside inference: readiness, models, metrics, and what routers and operators look for.
+
+=============================================  ===========================================================
+``/health``, ``/ready``, ``/ping``             readiness, with and without a body; a sign of life
+``/v2/health/ready``, ``/v2/health/live``      the same by KServe's names
+``/metrics``                                   see ``mockgpu.metrics``
+``/v1/models``, ``/v1/models/{model}``         models and adapters by OpenAI's names
+``/v2``, ``/v2/models/...``, ``/v2/repository/...``  see ``mockgpu.repository``
+``/version``, ``/server_info``, ...            see ``mockgpu.extras``
+=============================================  ===========================================================
+
+A path that is not there is answered 404, another method than its own 405, in JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+from mockgpu import extras, kserve, repository, wire
+from mockgpu.calls import Call, Reply, text_of
+from mockgpu.core import Core
+
+__all__ = ["Call", "Reply", "answer", "text_of"]
+
+Handler: TypeAlias = Callable[[Core, Call], Awaitable[Reply]]
+
+_EXACT: Mapping[str, Mapping[str, Handler]] = MappingProxyType(
+    {
+        "/health": {"GET": extras.health},
+        "/ready": {"GET": extras.ready},
+        "/ping": {"GET": extras.alive, "POST": extras.alive},
+        "/metrics": {"GET": extras.metrics_page},
+        "/v1/models": {"GET": extras.models},
+        "/version": {"GET": extras.version},
+        "/server_info": {"GET": extras.server_info},
+        "/get_server_info": {"GET": extras.server_info},
+        "/model_info": {"GET": extras.model_info},
+        "/get_model_info": {"GET": extras.model_info},
+        "/loads": {"GET": extras.loads},
+        "/v1/loads": {"GET": extras.loads},
+        "/get_load": {"GET": extras.load},
+        "/tokenize": {"POST": extras.tokenize},
+        "/detokenize": {"POST": extras.detokenize},
+        "/v1/load_lora_adapter": {"POST": extras.load_adapter},
+        "/v1/unload_lora_adapter": {"POST": extras.unload_adapter},
+        "/sleep": {"POST": extras.sleep},
+        "/wake_up": {"POST": extras.wake},
+        "/is_sleeping": {"GET": extras.is_sleeping},
+        "/reset_prefix_cache": {"POST": extras.reset_prefix_cache},
+        "/v2": {"GET": repository.server},
+        "/v2/health/live": {"GET": extras.alive},
+        "/v2/health/ready": {"GET": extras.ready},
+        "/v2/repository/index": {"POST": repository.index},
+    }
+)
+
+
+async def answer(core: Core, call: Call) -> Reply:
+    """Answer anything that is no inference, update or control."""
+    methods = _find(call.path)
+    if methods is None:
+        return _problem(call, 404, f"no such path: {call.method} {call.path}", "not_found")
+    # HEAD is a GET without the body, which the caller leaves out.
+    handler = methods.get("GET" if call.method == "HEAD" else call.method)
+    if handler is None:
+        expected = " or ".join(methods)
+        return _problem(call, 405, f"{call.method} {call.path}: expected {expected}", "method_not_allowed")
+    try:
+        return await handler(core, call)
+    except wire.BadRequestError as bad:
+        return _problem(call, bad.status, str(bad), bad.code, bad.param)
+
+
+def _find(path: str) -> Mapping[str, Handler] | None:
+    """Handlers by method; exact paths first, then those that name a model."""
+    found = _EXACT.get(path)
+    if found is None and len(path) > 1 and path.endswith("/"):
+        found = _EXACT.get(path[:-1])
+    if found is not None:
+        return found
+    if path.startswith("/v1/models/"):
+        return {"GET": extras.model}
+    if path.startswith("/v2/models/") and path != "/v2/models/":
+        return {"GET": repository.model}
+    if path.startswith("/v2/repository/models/"):
+        if path.endswith("/load"):
+            return {"POST": repository.load}
+        if path.endswith("/unload"):
+            return {"POST": repository.unload}
+    return None
+
+
+def _problem(call: Call, status: int, message: str, code: str, param: str | None = None) -> Reply:
+    message = wire.clean(message)
+    if call.path.startswith("/v2"):
+        return Reply(kserve.error(message), status)
+    return Reply(wire.error(message, "invalid_request_error" if status == 400 else code, code, param), status)

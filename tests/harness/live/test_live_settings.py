@@ -1,0 +1,82 @@
+"""Numbers for real use, and the file that changes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.balancer.settings import EjectionSettings
+from harness.live.live_settings import LONGEST_ANSWER_S, live_settings, settings_from
+from harness.model import ClaimsError
+from harness.targets.reference import ReferenceTarget
+
+BASE = live_settings()
+
+
+def test_every_mechanism_of_the_reference_is_on() -> None:
+    assert ReferenceTarget(BASE).claims.names == ReferenceTarget().claims.names
+
+
+def test_a_completion_may_stream_for_minutes() -> None:
+    assert BASE.retry is not None and BASE.breaker is not None
+    assert min(BASE.attempt_timeout_s, BASE.retry.deadline_s) == LONGEST_ANSWER_S >= 300
+    assert BASE.breaker.slow_p99_s is None
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "settings.toml"
+
+
+def test_a_file_changes_what_it_names(file: Path) -> None:
+    file.write_text(
+        "attempt_timeout_s = 60\nhedge = false\n[breaker]\nopen_s = 5.0\n[retry]\nstatuses = [503]\n"
+        "[ejection]\nfailures = 7\n"
+    )
+    changed = settings_from(file, BASE)
+    assert BASE.breaker is not None and BASE.retry is not None
+    assert changed == replace(
+        BASE,
+        attempt_timeout_s=60.0,
+        hedge=None,
+        breaker=replace(BASE.breaker, open_s=5.0),
+        retry=replace(BASE.retry, statuses=frozenset({503})),
+        ejection=EjectionSettings(failures=7),
+    )
+    assert isinstance(changed.attempt_timeout_s, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("braker = false", "braker is unknown; did you mean breaker"),
+        ("[breaker]\nopens = 1", "breaker.opens is unknown; did you mean open_s"),
+        ("[breaker]\nopen_s = 'long'", "breaker.open_s 'long': input should be a valid number"),
+        ("[breaker]\nopen_s = -1", "breaker: open_s -1.0: expected above 0"),
+        ("breaker = 7", "breaker 7: "),
+        ("attempt_timeout_s = false", "attempt_timeout_s false: expected another kind"),
+        ("virtual_nodes = true", "virtual_nodes true: expected another kind"),
+        ("virtual_nodes = 0", "virtual_nodes 0: expected"),
+        ("attempt_timeout_s = 0", "attempt_timeout_s 0.0: expected above 0"),
+        ("drain_deadline_s = 0", "deadline_s 0.0: expected above 0"),
+        ("commit_at = 'haed'", "commit_at 'haed' is unknown; did you mean head?"),
+        ("update_policy = 'two_choice'", "update_policy 'two_choice' is unknown; did you mean two_choices"),
+        ("bounded_load = 0.5", ""),
+        ("[checks]\ninterval_s = 0", "interval_s 0.0"),
+        ("[ejection]\nfailures = 0", ""),
+        ("virtual_nodes", "no TOML: "),
+    ],
+)
+def test_nonsense_is_one_line(file: Path, text: str, told: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ClaimsError) as caught:
+        settings_from(file, BASE)
+    assert str(caught.value).startswith(f"settings file {file}: {told}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(file: Path) -> None:
+    with pytest.raises(ClaimsError, match="No such file or directory; give a readable TOML file"):
+        settings_from(file, BASE)

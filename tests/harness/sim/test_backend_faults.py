@@ -1,0 +1,189 @@
+"""Every kind of fault of the mock servers shows in a simulated history, or there is a reason why it can't."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.balancer.bare import BareGateway
+from harness.balancer.protocol import (
+    Action,
+    CheckUp,
+    CheckUpResult,
+    Event,
+    MembershipChanged,
+    SetTimer,
+    TimerFired,
+)
+from harness.history import History
+from harness.model import Echo, Ending, Failure, Keys, Residency
+from harness.sim.world import Simulation
+from mockgpu.fault_kinds import (
+    KINDS,
+    Capacity,
+    Cut,
+    Drip,
+    Evict,
+    Fault,
+    Garbage,
+    Hang,
+    Metrics,
+    NotAlive,
+    NotReady,
+    OutOfMemory,
+    QueueFull,
+    Slow,
+    Stall,
+    Status,
+    Truncated,
+    WrongLength,
+    Zombie,
+)
+from mockgpu.faults import Change
+from tests.harness.sim.rig import COLD_SERVER, GatewayOf, Listening, OneBackend, scenario, stream
+
+AT_S = 0.505
+FAULTS: dict[str, Fault] = {
+    fault.kind: fault
+    for fault in (
+        Status(500), Capacity(0.0, 3), QueueFull(), OutOfMemory(dead=True), Hang(), Zombie(), Slow(3.0), Cut(1),
+        Stall(1), Truncated(1), Drip(0.005), Garbage(), WrongLength(5), NotReady(), NotAlive(), Metrics("missing"),
+        Evict(),
+    )
+}  # fmt: skip
+IMPOSSIBLE = {
+    "not-alive": "check-ups of the simulator ask for readiness, never for liveness",
+}
+ONLY_HEARD = ("metrics",)
+"""Kinds that a history does not hold; the gateway hears of them."""
+TIMER = 1_000_000
+
+
+class Checked:
+    """The bare gateway, which also checks its backend every 50 ms; remembers what it heard."""
+
+    def __init__(self) -> None:
+        self.bare = BareGateway(OneBackend(), attempt_timeout_s=0.5)
+        self.reports: list[tuple[float, CheckUpResult]] = []
+
+    def react(self, event: Event, now_s: float) -> list[Action]:
+        """As the bare gateway, with check-ups."""
+        check = CheckUp(len(self.reports), "gpu-0", 0.05)
+        if isinstance(event, MembershipChanged):
+            return [*self.bare.handle(event, now_s), check]
+        if isinstance(event, TimerFired) and event.timer_id == TIMER:
+            return [check]
+        if isinstance(event, CheckUpResult):
+            self.reports.append((now_s, event))
+            return [SetTimer(TIMER, now_s + 0.05)] if now_s < 2.0 else []
+        return list(self.bare.handle(event, now_s))
+
+
+def played(fault: Fault | None, *later: Change) -> tuple[History, Checked]:
+    """A run in which the fault is set at AT_S, and other changes follow, half a second after one another."""
+    checked = Checked()
+    load = stream(timeout_s=1.0, keys=Keys(3))
+    what = scenario(load=load, server=COLD_SERVER)
+    simulation = Simulation(GatewayOf(Listening(checked.react)), what, 1)
+    changes = [*([] if fault is None else [Change((fault,))]), *later]
+    for place, change in enumerate(changes):
+        simulation._agenda.at(AT_S + place / 2, lambda each: apply(simulation, each), change)
+    return simulation.run(), checked
+
+
+def apply(simulation: Simulation, change: Change) -> None:
+    """As a fault of the timeline is set."""
+    backend = simulation._backends["gpu-0"]
+    simulation._break_off(backend.change_faults(simulation._now.now_s, change))
+
+
+def same(one: History, other: History) -> bool:
+    """Whether two histories hold the same rows."""
+    names = ("requests", "attempts", "check_ups", "residency")
+    return all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in names)
+
+
+def after(history: History) -> Any:
+    """Attempts that begin under the fault."""
+    return history.attempts[history.attempts["start_s"] > AT_S]
+
+
+def test_every_kind_has_a_case_here() -> None:
+    assert set(FAULTS) == set(KINDS)
+    assert set(IMPOSSIBLE) < set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_shows_or_there_is_a_reason(kind: str) -> None:
+    plain, _ = played(None)
+    history, checked = played(FAULTS[kind])
+    assert same(history, plain) == (kind in IMPOSSIBLE or kind in ONLY_HEARD)
+    again, _ = played(FAULTS[kind])
+    assert same(history, again), "the same seed gives the same history"
+    if kind in ONLY_HEARD:
+        assert all((result.report is None) == (at_s > AT_S + 0.001) for at_s, result in checked.reports)
+
+
+def test_refusals_are_answered_at_once() -> None:
+    for kind, status in (("queue-full", 503), ("out-of-memory", 500)):
+        history, checked = played(FAULTS[kind])
+        rows = after(history)
+        assert Counter(zip(rows["ending"], rows["status"], strict=True)) == {(Ending.REFUSED, status): len(rows)}
+        assert checked.reports[-1][1].ok == (kind != "out-of-memory"), "a dead engine is not ready"
+
+
+@pytest.mark.parametrize("kind", ["hang", "zombie", "stall"])
+def test_what_is_silent_is_left_by_its_client_or_freed(kind: str) -> None:
+    history, checked = played(FAULTS[kind])
+    assert set(after(history)["ending"]) == {Ending.CLIENT_GONE}
+    last = checked.reports[-1][1].report
+    assert last is not None and last.running == 0
+    assert (last.queue_depth > 0) == (kind != "stall")
+    history, _ = played(FAULTS[kind], Change(clear=frozenset({kind})))
+    rows = after(history)
+    assert set(rows["ending"][rows["start_s"] < AT_S + 0.5]) == {Ending.CUT}
+    assert set(rows["ending"][rows["start_s"] > AT_S + 0.5]) == {Ending.ANSWERED}
+
+
+def test_a_drip_comes_later_by_its_gaps() -> None:
+    plain, _ = played(None)
+    history, _ = played(Drip(0.005))
+    took_s = after(history)["end_s"] - after(history)["start_s"]
+    assert took_s == pytest.approx(after(plain)["end_s"] - after(plain)["start_s"] + 3 * 0.005)
+    assert set(after(history)["ending"]) == {Ending.ANSWERED}
+    history, _ = played(Drip(0.5))
+    assert Ending.CLIENT_GONE in set(after(history)["ending"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "ending", "failure"),
+    [
+        (Garbage(), Ending.ANSWERED, Failure.NONE),
+        (Truncated(1), Ending.CUT, Failure.NONE),
+        (WrongLength(-5), Ending.CUT, Failure.NONE),
+        (WrongLength(5), Ending.CUT, Failure.TRUNCATED),
+    ],
+    ids=str,
+)
+def test_a_spoiled_body_repeats_nothing(fault: Fault, ending: Ending, failure: Failure) -> None:
+    history, _ = played(fault)
+    assert set(after(history)["ending"]) == {ending}
+    asked = history.requests[history.requests["sent_s"] > AT_S]
+    assert set(asked["echo"]) == {Echo.NONE}
+    assert set(asked["failure"]) == {failure}
+    assert set(asked["status"]) == {200}
+
+
+def test_an_eviction_makes_the_next_request_cold() -> None:
+    history, _ = played(Evict())
+    assert Counter(history.residency["event"])[Residency.EVICTED] >= 1
+    assert after(history)["cold"][0] and not np.all(after(history)["cold"])
+
+
+def test_frozen_figures_stay_in_the_simulator() -> None:
+    _, checked = played(Metrics("frozen"), Change((Hang(),)))
+    reports = {result.report for at_s, result in checked.reports if at_s > AT_S + 0.001}
+    assert len(reports) == 1

@@ -1,0 +1,301 @@
+"""Experiments on how much later and slower data arrives: latency and bandwidth. See `test_recorded_data_path`."""
+
+from __future__ import annotations
+
+import time
+
+from tests.harness.toxiproxy import rig
+from tests.harness.toxiproxy.lab import Lab, Lap, Parts, Run, Way, answers, collect, echo, extent, read, since, trips
+
+PARTS = Parts()
+part = PARTS.part
+
+
+def drip(way: Way, count: int) -> list[float]:
+    """Send messages of 1, 2, 3 ... bytes, 30 ms apart, over a new connection; when each was sent (seconds)."""
+    client = way.connect()
+    time.sleep(0.05)  # so that the dial is no part of what is measured
+    sent_s = []
+    for size in range(1, count + 1):
+        sent_s.append(time.monotonic())
+        client.sendall(bytes(size))
+        time.sleep(0.03)
+    return sent_s
+
+
+def arrivals_since(way: Way, start_s: float) -> list[list[object]]:
+    """Bytes and time of each read of a backend that collects."""
+    return [[event.detail, Lap.between(start_s, event.at_s)] for event in way.events if event.what == "data"]
+
+
+def await_bytes(way: Way, size: int) -> None:
+    """Return when a backend that collects has so many bytes, or after a while."""
+    deadline_s = time.monotonic() + 3
+    while sum(int(str(e.detail)) for e in way.events if e.what == "data") < size and time.monotonic() < deadline_s:
+        time.sleep(0.002)
+
+
+# Latency.
+
+
+def latency_one_way(stream: str, latency_ms: int, count: int) -> tuple[str, Run]:
+    """Name and function of a part that measures round trips under latency in one direction."""
+
+    def run(lab: Lab) -> dict[str, Lap]:
+        with lab.way(echo) as way:
+            way.toxic("latency", stream, latency=latency_ms)
+            return extent(trips(way.connect(), count))
+
+    return (stream if latency_ms == 100 else f"lat{latency_ms}"), run
+
+
+for stream, latency_ms, count in (
+    ("downstream", 100, 10),
+    ("upstream", 100, 10),
+    ("downstream", 1, 50),
+    ("downstream", 5, 50),
+    ("downstream", 20, 25),
+):
+    key, run = latency_one_way(stream, latency_ms, count)
+    part("latency_precision", key)(run)
+
+
+@part("latency_precision", "both")
+def latency_both(lab: Lab) -> dict[str, Lap]:
+    with lab.way(echo) as way:
+        way.toxic("latency", "upstream", latency=100)
+        way.toxic("latency", "downstream", latency=50)
+        return extent(trips(way.connect(), 10))
+
+
+@part("latency_precision")
+def connecting_is_not_delayed(lab: Lab) -> dict[str, Lap]:
+    laps = {}
+    for stream in ("downstream", "upstream"):
+        with lab.way(echo) as way:
+            way.toxic("latency", stream, latency=100)
+            start_s = time.monotonic()
+            way.connect()
+            laps[f"{stream}_connect"] = since(start_s)
+    return laps
+
+
+def jittered(latency_ms: int, jitter_ms: int) -> Run:
+    """A part that measures round trips under latency with jitter."""
+
+    def run(lab: Lab) -> dict[str, Lap]:
+        with lab.way(echo) as way:
+            way.toxic("latency", latency=latency_ms, jitter=jitter_ms)
+            return extent(trips(way.connect(), 60))
+
+    return run
+
+
+for latency_ms, jitter_ms in ((50, 20), (5, 20), (0, 20), (20, -10)):
+    part("latency_jitter", f"{latency_ms}+-{jitter_ms}")(jittered(latency_ms, jitter_ms))
+
+
+@part("latency_pipelined")
+def latency_pipelined(lab: Lab) -> dict[str, object]:
+    with lab.way(collect) as way:
+        way.toxic("latency", "upstream", latency=200)
+        sent_s = drip(way, 6)
+        await_bytes(way, 21)
+        came = [event.at_s for event in way.events]
+        delays = [Lap.between(sent, at) for sent, at in zip(sent_s, came, strict=False)]
+        return {"delays": delays, "sizes": [event.detail for event in way.events]}
+
+
+@part("latency_pipelined")
+def latency_and_the_end(lab: Lab) -> dict[str, object]:
+    with lab.way(collect) as way, lab.way(collect) as idle:
+        for each in (way, idle):
+            each.toxic("latency", "upstream", latency=200)
+        quiet, client = idle.connect(), way.connect()
+        time.sleep(0.05)
+        start_s = time.monotonic()
+        quiet.close()
+        idle.await_event("eof")
+        eof_delay = idle.ends_since(start_s)[0][1]
+        start_s = time.monotonic()
+        client.sendall(b"abc")
+        client.close()
+        way.await_event("eof")
+        both = [[event.what, event.detail, Lap.between(start_s, event.at_s)] for event in way.events]
+        return {"eof_delay": eof_delay, "send_then_close": both}
+
+
+@part("latency_two_chained_queued")
+def latency_two_chained(lab: Lab) -> dict[str, object]:
+    with lab.way(collect) as way:
+        way.toxic("latency", "upstream", name="first", latency=100)
+        way.toxic("latency", "upstream", name="second", latency=100)
+        sent_s = drip(way, 6)
+        await_bytes(way, 21)
+        came = [event.at_s for event in way.events]
+        delays = [Lap.between(sent, at) for sent, at in zip(sent_s, came, strict=False)]
+        return {"delays": delays, "sizes": [event.detail for event in way.events]}
+
+
+@part("latency_jitter_order")
+def latency_jitter_order(lab: Lab) -> dict[str, object]:
+    with lab.way(echo) as way:
+        way.toxic("latency", latency=30, jitter=30)
+        client = way.connect()
+        data = bytes(range(200))
+        for start in range(len(data)):
+            client.sendall(data[start : start + 1])
+            time.sleep(0.001)
+        return {"in_order": rig.read_exactly(client, len(data)) == data}
+
+
+@part("latency_bulk", alone=True)
+def latency_bulk(lab: Lab) -> dict[str, object]:
+    with lab.way(answers(20 << 20)) as way:
+        way.toxic("latency", latency=100)
+        client = way.connect()
+        start_s = time.monotonic()
+        client.sendall(b"x")
+        reading = read(client, patience_s=10)
+        total = since(start_s)
+        first = Lap.between(start_s, reading.arrivals[0][0])
+        return {"outcome": reading.ending, "mib": reading.size / 2**20, "first_byte": first, "total": total}
+
+
+@part("latency_update_live")
+def latency_update_live(lab: Lab) -> dict[str, object]:
+    with lab.way(collect) as way:
+        toxic = way.toxic("latency", "upstream", latency=1000)
+        client = way.connect()
+        time.sleep(0.05)
+        start_s = time.monotonic()
+        client.sendall(b"a")
+        time.sleep(0.05)
+        client.sendall(b"bb")
+        time.sleep(0.15)
+        updated = since(start_s)
+        way.update(toxic, latency=400)
+        await_bytes(way, 3)
+        return {"update_at": updated, "arrive": arrivals_since(way, start_s)}
+
+
+@part("latency_remove_live")
+def latency_remove_live(lab: Lab) -> dict[str, object]:
+    with lab.way(collect) as way:
+        toxic = way.toxic("latency", "upstream", latency=1000)
+        client = way.connect()
+        time.sleep(0.05)
+        start_s = time.monotonic()
+        for data in (b"a", b"bb", b"ccc"):
+            client.sendall(data)
+            time.sleep(0.05)
+        time.sleep(0.05)
+        removed = since(start_s)
+        way.remove(toxic)
+        await_bytes(way, 6)
+        return {"rm_at": removed, "arrive": arrivals_since(way, start_s)}
+
+
+@part("latency_other_toxic_added_live")
+def latency_other_toxic_added_live(lab: Lab) -> dict[str, object]:
+    with lab.way(collect) as way:
+        way.toxic("latency", "upstream", latency=1000)
+        client = way.connect()
+        time.sleep(0.05)
+        start_s = time.monotonic()
+        client.sendall(b"a")
+        time.sleep(0.2)
+        way.toxic("noop", "upstream")
+        await_bytes(way, 1)
+        return {"arrive_after_append_noop": arrivals_since(way, start_s)}
+
+
+@part("add_live")
+def add_live(lab: Lab) -> dict[str, object]:
+    with lab.way(echo) as way:
+        client = way.connect()
+        before = extent(trips(client, 3))["max"]
+        toxic = way.toxic("latency", latency=80)
+        during = trips(client, 3)
+        way.remove(toxic)
+        return {"before": before, "during": during, "after": extent(trips(client, 3))["max"]}
+
+
+# Bandwidth.
+
+
+def transfer(rate: int, size: int) -> Run:
+    """A part that measures how long a transfer takes at so many KB/s."""
+
+    def run(lab: Lab) -> dict[str, object]:
+        with lab.way(answers(size, then_close=False)) as way:
+            way.toxic("bandwidth", rate=rate)
+            client = way.connect()
+            start_s = time.monotonic()
+            client.sendall(b"x")
+            reading = read(client, size, patience_s=20)
+            total = since(start_s)
+            first_s, first_bytes = reading.arrivals[0]
+            return {
+                "total": total,
+                "ideal": round(size / rate, 1),
+                "first": [Lap.between(start_s, first_s), first_bytes],
+            }
+
+    return run
+
+
+for rate, size in (
+    (10, 5000),
+    (100, 100_000),
+    (100, 32768),
+    (320, 320_000),
+    (1000, 1_000_000),
+    (10_000, 10_000_000),
+    (100_000, 50_000_000),
+):
+    part("bandwidth_rates", f"{rate}KBs_{size}B", alone=rate >= 10_000)(transfer(rate, size))
+
+
+@part("bandwidth_small")
+def bandwidth_small(lab: Lab) -> dict[str, object]:
+    with lab.way(echo) as way:
+        way.toxic("bandwidth", rate=1)
+        client = way.connect()
+        at_once = trips(client, 3, 50)
+        time.sleep(0.5)
+        return {"rtt_50B_at_1KBs": at_once, "after_idle": trips(client, 3, 50)}
+
+
+@part("bandwidth_zero")
+def bandwidth_zero(lab: Lab) -> dict[str, object]:
+    with lab.way(echo) as way:
+        toxic = way.toxic("bandwidth", rate=0)
+        client = way.connect()
+        client.sendall(b"abc")
+        stalled = read(client, 3, patience_s=1).ending
+        way.remove(toxic)
+        return {"recv": stalled, "after_remove": read(client, 3, patience_s=2).outcome}
+
+
+@part("bandwidth_zero")
+def bandwidth_zero_hides_the_end(lab: Lab) -> dict[str, object]:
+    with lab.way(answers(3)) as way:  # it closes after its answer
+        way.toxic("bandwidth", rate=0)
+        client = way.connect()
+        client.sendall(b"x")
+        return {"upstream_close_while_stalled": read(client, patience_s=1).ending}
+
+
+@part("bandwidth_two_conns")
+def bandwidth_two_conns(lab: Lab) -> dict[str, object]:
+    with lab.way(answers(50_000, then_close=False)) as way:
+        way.toxic("bandwidth", rate=100)
+        clients = [way.connect(), way.connect()]
+        start_s = time.monotonic()
+        for client in clients:
+            client.sendall(b"x")
+        for client in clients:
+            read(client, 50_000)
+        total = since(start_s)
+        return {"two_conns_50KB_each_at_100KBs": total, "per_connection": total < 800}

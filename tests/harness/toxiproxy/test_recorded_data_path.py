@@ -1,0 +1,243 @@
+"""The data path against the recorded behaviour of Toxiproxy 2.12.0, and the real server too where it is installed.
+
+`recorded/data_path_2.12.0.jsonl` has what 33 experiments on the real server saw, one a line. Outcomes, bytes and
+booleans must be equal. Times (ms) must be equal within 12 ms or 5 %, where nothing held up test or server: a sentinel
+that sleeps 1 ms and makes a round trip, again and again, was never 3 ms late while the time was measured. A part with
+a time that does not count is repeated, whatever it was; in the end all times of at least 25 experiments must have
+counted. What is random by nature is held to bounds instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.toxiproxy import experiments_cuts, experiments_draws, experiments_opening, experiments_pace, rig
+from tests.harness.toxiproxy.lab import Lab, Lap, Part, Sentinel, laps_in
+
+RECORDED = Path(__file__).parent / "recorded" / "data_path_2.12.0.jsonl"
+EXPERIMENTS = 33
+MUST_COUNT = 25
+ROUNDS = 3
+BESIDE = 8  # how many parts run beside each other
+LATE_S = 0.003
+TOLERANCE_MS, TOLERANCE = 12.0, 0.05
+
+NOT_COMPARED = {
+    "first": "depends on where the kernel cuts reads",
+    "nreads": "depends on where the kernel cuts reads",
+    "sizes": "depends on where the kernel cuts reads",
+    "span": "of that",
+    "max": "one hiccup",
+    "p90": "a few hiccups",
+    "mean": "one hiccup",
+    "api_ms": "how long a call takes is nobody's promise",
+    "update_call": "how long a call takes is nobody's promise",
+    "rm_call": "how long a call takes is nobody's promise",
+    "rm_ms": "how long a call takes is nobody's promise",
+    "connect_ms": "the kernel's, not the proxy's",
+}
+
+TIMES_WITHIN = {
+    # At the end of what reader and server can do: the real one takes 11 to 25 % longer than was asked.
+    "bandwidth_rates/100000KBs_50000000B/total": (495.0, 700.0),
+}
+
+Problems = Iterator[str]
+
+
+# What is random by nature, or deliberately different: a bound for each instead of the recorded value.
+
+
+def check_noop(seen: dict[str, Any]) -> Problems:
+    if not seen["direct"]["p50"] < seen["via"]["p50"] < seen["direct"]["p50"] + 5:
+        yield f"a round trip takes {seen['via']['p50']:.3f} ms, {seen['direct']['p50']:.3f} ms without the proxy"
+
+
+def check_jitter(seen: dict[str, Any]) -> Problems:
+    for key, laps in seen.items():
+        latency_ms, jitter_ms = map(int, key.split("+-"))
+        jitter_ms = max(0, jitter_ms)
+        if laps["min"] < latency_ms - jitter_ms:
+            yield f"{key}: {laps['min']:.1f} ms is early"
+        # The middle of 60 draws is further than this from the middle of the range once in 10,000 runs.
+        middle_ms = latency_ms if latency_ms >= jitter_ms else (latency_ms + max(0, latency_ms - jitter_ms)) / 2
+        if not middle_ms - 0.6 * jitter_ms <= laps["p50"] <= latency_ms + 0.6 * jitter_ms + TOLERANCE_MS:
+            yield f"{key}: {laps['p50']:.1f} ms in the middle"
+
+
+def check_sum_of_delays(seen: dict[str, Any]) -> Problems:
+    if sum(seen["sizes"]) != 21:
+        yield f"{sum(seen['sizes'])} of 21 bytes came"
+
+
+def check_embedded_sum_of_delays(seen: dict[str, Any]) -> Problems:
+    """The embedded server gives each chunk the whole of both delays, the real one too little of the second."""
+    yield from check_sum_of_delays(seen)
+    if min(seen["delays"]) < 200:
+        yield f"delays of {', '.join(f'{delay:.1f}' for delay in seen['delays'])} ms, expected 200 or more"
+
+
+def check_removed(seen: dict[str, Any]) -> Problems:
+    """All that was held leaves at once, in as many reads as the kernel likes."""
+    came = seen["arrive"]
+    if sum(size for size, _ in came) != 6 or not seen["rm_at"] <= came[0][1] <= came[-1][1] < 600:
+        yield f"removed at {seen['rm_at']:.0f} ms, came {came}"
+
+
+def check_slices(seen: dict[str, Any]) -> Problems:
+    for key, slices in seen.items():
+        if slices["total"] != (20_000 if "20000B" in key else 1000):
+            yield f"{key}: {slices['total']} bytes came"
+    even = seen["avg100var0delay10000us_1000B"]
+    if even["sizes"] != [62, 63] * 8 or even["span"] < 150:
+        yield f"1000 bytes by 100 came as {even['sizes']} within {even['span']:.0f} ms"
+    uneven = seen["avg100var50delay10000us_1000B"]["sizes"]
+    if not (len(set(uneven)) > 2 and max(uneven) <= 150):
+        yield f"1000 bytes by 50 to 150 came as {uneven}"
+
+
+def check_toxicity(seen: dict[str, Any]) -> Problems:
+    """Counts of fair draws leave these bounds less than once in 100,000 runs."""
+    exact = ("mixed_within_connection", "toxicity_0", "toxicity_-1", "toxicity_2.5", "redrawn_on_update")
+    for key, expected in zip((*exact, "redrawn_on_next_add_remove"), (0, 0, 0, 20, True, True), strict=True):
+        if seen[key] != expected:
+            yield f"{key}: {seen[key]}, expected {expected}"
+    if not seen["redrawn_on_next_appended(first only)"]["rest_const"]:
+        yield "redrawn when a toxic was appended further on"
+    both = seen["up_and_down_independent"]
+    if not (13 <= seen["hit"] <= 47 and 2 <= both["0"] <= 32 and 2 <= both["2"] <= 32 and both["1"] >= 13):
+        yield f"{seen['hit']} of 60 hit; neither, one or both directions: {both}"
+
+
+def check_stall(seen: dict[str, Any]) -> Problems:
+    expected = {"recv": "timeout", "after_remove": ["ok", 3], "upstream_close_while_stalled": "timeout"}
+    if seen != expected:
+        yield f"{seen}, expected {expected}"
+
+
+def check_hung_dial(seen: dict[str, Any]) -> Problems:
+    """A real server does not come back from disabling; the embedded one answers at once."""
+    if (seen["client"], seen["disable"][0], seen["get_during"]) != ("timeout", "200", 200) or seen["disable"][1] > 1000:
+        yield f"{seen}"
+
+
+BOUNDS: dict[str, Callable[[dict[str, Any]], Problems]] = {
+    "noop_rtt": check_noop,
+    "latency_jitter": check_jitter,
+    "latency_two_chained_queued": check_sum_of_delays,
+    "latency_remove_live": check_removed,
+    "slicer": check_slices,
+    "toxicity": check_toxicity,
+    "bandwidth_zero": check_stall,
+}
+DIFFERENT_HERE: dict[str, Callable[[dict[str, Any]], Problems]] = {
+    "latency_two_chained_queued": check_embedded_sum_of_delays,
+    "hung_dial": check_hung_dial,
+}
+"""The only experiments in which the embedded server is to differ from the real one."""
+
+
+# Comparison.
+
+
+def differences(real: object, seen: object, counts: Callable[[Lap], bool], path: str) -> Problems:
+    """Where a value differs from the recorded one."""
+    if isinstance(seen, Lap):
+        if not isinstance(real, int | float):
+            yield f"{path}: {seen:.1f} ms, recorded {real!r}"
+        elif path in TIMES_WITHIN:
+            if not TIMES_WITHIN[path][0] <= seen <= TIMES_WITHIN[path][1]:
+                yield f"{path}: {seen:.1f} ms, expected {TIMES_WITHIN[path]}"
+        elif counts(seen) and abs(seen - real) > max(TOLERANCE_MS, TOLERANCE * abs(real)):
+            yield f"{path}: {seen:.1f} ms, recorded {real} ms"
+    elif isinstance(real, dict) and isinstance(seen, dict):
+        for key in real.keys() - NOT_COMPARED.keys():
+            if key in seen:
+                yield from differences(real[key], seen[key], counts, f"{path}/{key}")
+            else:
+                yield f"{path}/{key}: nothing, recorded {real[key]!r}"
+        for key in seen.keys() - real.keys() - NOT_COMPARED.keys():
+            yield f"{path}/{key}: {seen[key]!r}, nothing recorded"
+    elif isinstance(real, list) and isinstance(seen, list) and len(real) == len(seen):
+        for index, (one, other) in enumerate(zip(real, seen, strict=True)):
+            yield from differences(one, other, counts, f"{path}[{index}]")
+    elif real != seen:
+        yield f"{path}: {seen!r}, recorded {real!r}"
+
+
+class Laboratory:
+    """Runs all experiments against one server, and again those parts whose times did not count."""
+
+    def __init__(self, port: int) -> None:
+        self._lab = Lab(port)
+        self._parts = [
+            *experiments_draws.PARTS,  # the longest first
+            *experiments_pace.PARTS,
+            *experiments_cuts.PARTS,
+            *experiments_opening.PARTS,
+        ]
+        self._values: dict[Part, Any] = {}
+        self.uncounted: dict[Part, list[Lap]] = {}
+
+    def run(self) -> dict[str, dict[str, Any]]:
+        """What was seen, by experiment."""
+        again = self._parts
+        for _ in range(ROUNDS):
+            with Sentinel(self._lab) as sentinel:
+                with ThreadPoolExecutor(BESIDE) as pool:
+                    beside = [part for part in again if not part.alone]
+                    self._values.update(zip(beside, pool.map(self._run, beside), strict=True))
+                for part in again:
+                    if part.alone:
+                        self._values[part] = self._run(part)
+            for part in again:
+                laps = () if part.experiment in BOUNDS else laps_in(self._values[part])
+                self.uncounted[part] = [lap for lap in laps if sentinel.worst_s(lap) >= LATE_S]
+            again = [part for part in again if self.uncounted[part]]
+        seen: dict[str, dict[str, Any]] = defaultdict(dict)
+        for part, value in self._values.items():
+            seen[part.experiment].update(value if part.key is None else {part.key: value})
+        return {**seen, "hung_dial": experiments_opening.hung_dial(self._lab)}
+
+    def _run(self, part: Part) -> Any:
+        try:
+            return part.run(self._lab)
+        except Exception as error:
+            raise AssertionError(f"{part.experiment} {part.key or ''}: {type(error).__name__}: {error}") from error
+
+    def counted(self) -> set[str]:
+        """The experiments of which all times count."""
+        left_out = {part.experiment for part, laps in self.uncounted.items() if laps}
+        return {part.experiment for part in self._parts} - left_out
+
+    def counts(self, lap: Lap) -> bool:
+        """Whether a time counts."""
+        return not any(lap is late for laps in self.uncounted.values() for late in laps)
+
+
+@pytest.mark.parametrize("kind", rig.KINDS)
+def test_behaves_as_recorded(kind: str) -> None:
+    recorded = {line["exp"]: line["obs"] for line in map(json.loads, RECORDED.read_text(encoding="utf-8").splitlines())}
+    assert len(recorded) == EXPERIMENTS
+    with rig.start_server(kind) as server:
+        laboratory = Laboratory(server.port)
+        seen = laboratory.run()
+    assert seen.keys() == recorded.keys()
+    bounds = {**BOUNDS, **(DIFFERENT_HERE if kind == "embedded" else {})}
+    found = []
+    for experiment, real in recorded.items():
+        if experiment in bounds:
+            problems = bounds[experiment](seen[experiment])
+        else:
+            problems = differences(real, seen[experiment], laboratory.counts, experiment)
+        found += [f"{experiment}: {problem}" for problem in problems]
+    assert not found, "\n".join(found)
+    counted = laboratory.counted() | {"hung_dial"}
+    assert len(counted) >= MUST_COUNT, f"too noisy a machine: only the times of {sorted(counted)} count; repeat it"

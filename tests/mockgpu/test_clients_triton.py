@@ -1,0 +1,25 @@
+"""Triton's own client against the mock."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+from mockgpu.catalogue import setup_of
+from mockgpu.log import Kind
+
+SCRIPT = Path(__file__).parent / "triton_calls.py"
+
+
+def test_all_its_calls(serve: Any) -> None:
+    async def test(it: Any) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(SCRIPT), str(it.port), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        told, _ = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 0, told.decode()
+        assert sum(row.kind is Kind.INFERENCE for row in it.rows()) == 5
+
+    serve(test, setup_of("tiny", "tiny"))

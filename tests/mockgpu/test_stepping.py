@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mockgpu.catalogue import Pools
@@ -124,13 +126,14 @@ def test_a_job_gives_way_itself_if_it_is_the_latest() -> None:
 
 @pytest.mark.parametrize("pools", [None, Pools(2, 2)])
 def test_a_job_that_gave_way_may_start_again_at_once(pools: Pools | None) -> None:
-    server = blocks(6, pools=pools)
+    model = replace(free(kv_bytes_per_token=MB // 4), prefill_tokens_per_s=2.0)
+    server = box(model, memory_mb=6, kv_share=1.0, block_tokens=4, pools=pools)
     server.submit(0.0, inference(1, prompt_tokens=8, output_tokens=6, prompt_blocks=CHAIN[:2]))
     server.submit(0.0, inference(2, prompt_tokens=9, output_tokens=6, prompt_blocks=CHAIN[:2]))
     events = drain(server)
     # Both computed the same two blocks. The second, in want of its fourth, now finds those of the first instead.
-    assert times(events, Preempted) == times(events, Resumed) == pytest.approx({2: 4.9})
-    assert times(events, Finished) == pytest.approx({1: 6.8, 2: 4.9 + 0.5 + 2})
+    assert times(events, Preempted) == times(events, Resumed) == {2: 8.5}
+    assert times(events, Finished) == {1: 10.0, 2: 8.5 + 2.5 + 2}
 
 
 def test_one_that_is_done_at_that_instant_ends_instead() -> None:

@@ -189,9 +189,9 @@ class State:
     ``adapters`` are the known ones, each with its base model.
 
     ``kv_blocks_total`` is in blocks of the default model; ``kv_blocks_used`` are held by jobs,
-    ``kv_blocks_cached`` kept for prompts that begin alike. ``asleep_level`` is 0 while awake. The rest are
-    counters since the start: prompt tokens looked up in the prefix cache and found there, preemptions, and
-    tokens computed or made for inferences that have come that far.
+    ``kv_blocks_cached`` kept for prompts that begin alike. ``asleep_level`` is 0 while awake; asleep, models take
+    no memory. The rest are counters since the start: prompt tokens looked up in the prefix cache and found there,
+    preemptions, and prompt and output tokens of the inferences that have finished.
     """
 
     ready: bool

@@ -162,7 +162,9 @@ class GpuServer(Scheduler):
         self._sleeper.sleep(now_s, level)
         self._judge_simple()
         if self._gpu.refuse_asleep:
-            self._refuse(now_s, [task for task in self._tasks.values() if task.stage == WAITING], "asleep")
+            waiting = [task for task in self._tasks.values() if task.stage == WAITING]
+            begun = [task for task in waiting if isinstance(task, SteppedTask) and task.started]
+            self._refuse(now_s, [task for task in waiting if task not in begun], "asleep")
 
     def wake(self, now_s: float) -> None:
         """Wake up, see ``mockgpu.sleeping``; does nothing if awake."""

@@ -270,7 +270,10 @@ class Scheduler:
 
     def _has_place(self, task: Task) -> bool:
         """Whether the head of the queue may start; if so it has its KV blocks."""
-        return self._sleeper.awake and (type(task) is not SteppedTask or self._stepper.make_room(task))
+        if type(task) is not SteppedTask:
+            return self._sleeper.awake
+        # What was preempted ends before the server sleeps.
+        return (self._sleeper.awake or task.started) and self._stepper.make_room(task)
 
     def _objection(self, job: Job, spec: Model | None) -> Reason | None:
         """Why a job is not to be served, if so."""
@@ -343,7 +346,8 @@ class Scheduler:
             self._dismiss(at_s, task, False)
 
     def _is_quiet(self) -> bool:
-        return self._running == 0 and not self._models.loading and not self._adapters.slots.loading
+        preempted = bool(self._ready) and self._ready[0][0] < 0
+        return not (self._running or preempted or self._models.loading or self._adapters.slots.loading)
 
     def _note_slept(self, at_s: float) -> None:
         self._stepper.kv.clear()

@@ -1,7 +1,7 @@
 """Sleep and wake-up of a GPU server, as in vLLM with ``mode=wait``.
 
-Once told to sleep no job starts and no load begins; when those that run have ended it falls asleep, which takes a
-while, and so does waking up. Jobs that wait or come meanwhile wait until it is awake, which is what vLLM does
+Once told to sleep no job starts and no load begins; when those that have started have ended it falls asleep, which
+takes a while, and so does waking up. Jobs that wait or come meanwhile wait until it is awake, which is what vLLM does
 with them (vllm-project/vllm#45326), or are refused, as the setup says.
 """
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mockgpu.catalogue import Pools
-from mockgpu.events import Event, Finished, FirstToken, Job, Preempted, Refused, Resumed, Started
+from mockgpu.events import Event, Finished, FirstToken, Job, Preempted, Refused, Resumed, Slept, Started
 from mockgpu.model import GpuServer
 from tests.mockgpu.boxes import MB, box, drain, free, heavy, inference, times
 
@@ -134,6 +134,21 @@ def test_a_job_that_gave_way_may_start_again_at_once(pools: Pools | None) -> Non
     # Both computed the same two blocks. The second, in want of its fourth, now finds those of the first instead.
     assert times(events, Preempted) == times(events, Resumed) == {2: 8.5}
     assert times(events, Finished) == {1: 10.0, 2: 8.5 + 2.5 + 2}
+
+
+@pytest.mark.parametrize("refuse_asleep", [False, True])
+def test_a_preempted_job_ends_before_the_server_sleeps(refuse_asleep: bool) -> None:
+    server = blocks(4, sleep_s=(1.0, 1.0), wake_s=(1.0, 1.0), refuse_asleep=refuse_asleep)
+    server.submit(0.0, inference(1, prompt_tokens=7, output_tokens=6))
+    server.submit(0.1, inference(2, prompt_tokens=7, output_tokens=6))
+    server.submit(0.2, inference(3, prompt_tokens=7, output_tokens=1))
+    server.advance(3.0)
+    server.sleep(3.0, 1)
+    events = drain(server)
+    assert times(events, Finished) == pytest.approx({1: 6.7, 2: 12.5})
+    assert times(events, Refused) == ({3: 3.0} if refuse_asleep else {})
+    assert [event.at_s for event in events if isinstance(event, Slept)] == [pytest.approx(13.5)]
+    assert server.state().queue_depth == (0 if refuse_asleep else 1)
 
 
 def test_one_that_is_done_at_that_instant_ends_instead() -> None:

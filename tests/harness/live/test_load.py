@@ -14,7 +14,7 @@ from harness.live.load import LoadProcess
 from harness.load.job import Job
 from harness.model import Failure, HarnessError, Keys, Load, Method, Stream
 from harness.records import read_requests
-from tests.harness.live.helpers import HOST, PATIENCE_S, RawBackend, fine, runs, until
+from tests.harness.live.helpers import HOST, PATIENCE_S, RawBackend, fine, until
 
 
 @pytest.fixture(scope="module")

@@ -239,6 +239,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing_and_the_next_run_works(
 # --- the end of the whole process -------------------------------------------------------------------------
 
 SCRIPT = """
+import signal
 import sys
 from harness.live.load import LoadProcess
 from harness.live.session import LiveSession
@@ -246,6 +247,7 @@ from harness.timeline import Kill
 from harness.targets import resolve
 from tests.harness.live.helpers import traffic
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
 begin = LoadProcess.begin
 
 def told(self, job, path):

@@ -48,7 +48,9 @@ def balancer(
     max_connection_age_s: MaxAge = None,
     max_connection_requests: MaxRequests = None,
 ) -> None:
-    """Balance requests over backends, by every mechanism of the reference balancer, until SIGTERM or Ctrl-C.
+    """Balance requests over backends as the reference balancer does, until SIGTERM or Ctrl-C.
+
+    Limits, ejection and slow start are off unless --settings gives their numbers; all else is on.
 
     When it listens, one line says so: ready, and JSON with the URLs. Health checks ask each backend's --health-path; a
     backend without one needs --without health-checks.

@@ -31,7 +31,7 @@ LONGEST_ANSWER_S = 600.0
 
 
 def live_settings() -> Settings:
-    """Every mechanism of the reference, with times for real use."""
+    """The mechanisms that the reference has on, with times for real use; limits, ejection and slow start are off."""
     return Settings(
         attempt_timeout_s=LONGEST_ANSWER_S,
         checks=CheckSettings(interval_s=1.0, timeout_s=1.0),

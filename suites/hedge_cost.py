@@ -8,14 +8,13 @@ import numpy as np
 
 from harness.claims import Breaker, Claims, Hedge, Retry
 from harness.history import UNSEEN, History, Mask, Times
-from harness.model import Kind, UnsupportedError
+from harness.model import Kind
 from harness.property import Finding, Findings, declare, held
 from suites.hedge_evidence import hedges, in_flight, inference_hedges, outlasted, probes, winners
 from suites.hedge_scenarios import (
     BREAKER_OTHERS,
     LONG,
     OTHERS,
-    OVERLOADED,
     SHORT,
     half_open,
     overload,
@@ -178,8 +177,6 @@ def overload_off(history: History, claims: Claims) -> Findings:
     llm-d/llm-d-router#646 lists it as a risk.
     """
     attempts, requests, inside = history.attempts, history.requests, overloaded(claims[Hedge])
-    if inside > OVERLOADED:
-        raise UnsupportedError(f"hedges with up to {claims[Hedge].load_threshold:g} requests inside each backend")
     full = math.ceil(inside * history.scenario.backends)
     slow = outlasted(history, claims, Kind.INFERENCE) & (in_flight(history, requests["sent_s"]) >= full)
     if not slow.any():

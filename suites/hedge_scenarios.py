@@ -173,6 +173,8 @@ def overload(claims: Claims) -> Scenario:
     from the one to the other: a fifth of the interval.
     """
     hedge = claims[Hedge]
+    if overloaded(hedge) > OVERLOADED:
+        raise UnsupportedError(f"hedges with up to {hedge.load_threshold:g} requests inside each backend")
     backends = claims.fleet(4, at_least=2)
     overload_s = warm_s(hedge)
     end_s = overload_s + OVERLOAD_S

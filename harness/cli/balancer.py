@@ -29,7 +29,10 @@ Without = Annotated[
 SettingsFile = Annotated[Path | None, typer.Option(help="TOML file with numbers of the mechanisms.")]
 HealthPath = Annotated[str, typer.Option(help="Route of the backends that answers 200 when ready.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of all random choices; drawn by default.")]
-DrainDeadline = Annotated[float, typer.Option(help="Longest wait for answers on a shutdown or drain.")]
+DrainDeadline = Annotated[
+    float | None,
+    typer.Option(help="Longest wait for answers on a shutdown, drain or leave, 30 by default; what is left is cut."),
+]
 MaxAge = Annotated[float | None, typer.Option(help="Age at which a client connection gets its last answer.")]
 MaxRequests = Annotated[int | None, typer.Option(help="Requests after which a client connection is closed.")]
 
@@ -44,13 +47,14 @@ def balancer(
     settings: SettingsFile = None,
     health_path: HealthPath = "/health",
     seed: Seed = None,
-    drain_deadline_s: DrainDeadline = 30.0,
+    drain_deadline_s: DrainDeadline = None,
     max_connection_age_s: MaxAge = None,
     max_connection_requests: MaxRequests = None,
 ) -> None:
     """Balance requests over backends as the reference balancer does, until SIGTERM or Ctrl-C.
 
-    Limits, ejection and slow start are off unless --settings gives their numbers; all else is on.
+    Limits, ejection, slow start and breakers that trip on slowness are off unless --settings gives their numbers; all
+    else is on.
 
     When it listens, one line says so: ready, and JSON with the URLs. Health checks ask each backend's --health-path; a
     backend without one needs --without health-checks.
@@ -72,8 +76,9 @@ def balancer(
             raise ClaimsError("--port 65535 leaves no port for the admin interface: add --admin-port or --no-admin")
     if admin_port == port and port and admin:
         raise ClaimsError(f"--admin-port {admin_port}: expected another one than --port")
+    made = _settings(settings, without or [], drain_deadline_s)
     serving = Serving(
-        spec=reference_spec(_settings(settings, without or [], drain_deadline_s)),
+        spec=reference_spec(made),
         host=host,
         port=port,
         admin_port=admin_port if admin else None,
@@ -81,7 +86,7 @@ def balancer(
         key_carrier="header:x-model-id",
         seed=secrets.randbelow(ANY_SEED) if seed is None else seed,
         backends=_places(backend),
-        drain_deadline_s=drain_deadline_s,
+        drain_deadline_s=made.drain_deadline_s,
         limits=limits,
     )
 
@@ -95,12 +100,12 @@ def balancer(
         raise TargetError(f"cannot listen on {host}: {error}; give another --port, --admin-port or --host") from None
 
 
-def _checked(age_s: float | None, requests: int | None, drain_s: float) -> Any:
+def _checked(age_s: float | None, requests: int | None, drain_s: float | None) -> Any:
     """The limits of client connections. ClaimsError for numbers that make no sense."""
     from harness.live.front import ConnectionLimits
     from harness.model import ClaimsError
 
-    if not 0 < drain_s < float("inf"):
+    if drain_s is not None and not 0 < drain_s < float("inf"):
         raise ClaimsError(f"--drain-deadline-s {drain_s:g}: expected above 0")
     try:
         return ConnectionLimits(age_s, requests)
@@ -126,8 +131,8 @@ def _places(texts: list[str]) -> tuple[Any, ...]:
     return tuple(places)
 
 
-def _settings(path: Path | None, without: list[str], drain_deadline_s: float) -> Any:
-    """The reference's settings for real use, with those of a file, and without what is switched off."""
+def _settings(path: Path | None, without: list[str], drain_deadline_s: float | None) -> Any:
+    """The reference's settings for real use, with those of a file, of options, and without what is switched off."""
     from dataclasses import replace
 
     from harness.claims import nearest
@@ -139,5 +144,6 @@ def _settings(path: Path | None, without: list[str], drain_deadline_s: float) ->
     for name in off:
         if name not in ReferenceTarget.switches:
             raise ClaimsError(f"--without {name!r} is unknown; {nearest(name, ReferenceTarget.switches)}")
-    base = replace(live_settings(), drain_deadline_s=drain_deadline_s)
-    return (base if path is None else settings_from(path, base)).without(frozenset(off))
+    made = live_settings() if path is None else settings_from(path, live_settings())
+    made = made if drain_deadline_s is None else replace(made, drain_deadline_s=drain_deadline_s)
+    return made.without(frozenset(off))

@@ -5,7 +5,7 @@
     POST   /backends                join: {url} with id and weight where wanted, or {id, host, port, weight}
     GET    /backends/{id}           one of them
     PATCH  /backends/{id}           weigh: {weight}; PUT does the same
-    DELETE /backends/{id}           leave: nothing new, what is in flight ends by itself
+    DELETE /backends/{id}           leave: nothing new; what is in flight has the drain deadline to end, then it is cut
     POST   /backends/{id}/drain     as leave, but it stays listed until it is told to leave; ?wait_s=5 waits for the end
     GET    /metrics                 see harness.live.metrics
 

@@ -6,11 +6,12 @@ is no reason to trip a breaker here: how long an answer takes depends on how lon
 
 from __future__ import annotations
 
+import math
 import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,7 +32,7 @@ LONGEST_ANSWER_S = 600.0
 
 
 def live_settings() -> Settings:
-    """The mechanisms that the reference has on, with times for real use; limits, ejection and slow start are off."""
+    """The mechanisms that the reference has on, with times for real use; no breaker trips on slowness."""
     return Settings(
         attempt_timeout_s=LONGEST_ANSWER_S,
         checks=CheckSettings(interval_s=1.0, timeout_s=1.0),
@@ -66,15 +67,21 @@ def _check(settings: Settings) -> None:
     one_of(settings.commit_at, "commit_at", ("head", "first_byte"))
     if settings.update_policy is not None:
         one_of(settings.update_policy, "update_policy", POLICIES)
+    if not 0 < settings.drain_deadline_s < math.inf:
+        raise ValueError(f"drain_deadline_s {settings.drain_deadline_s}: expected above 0, and an end")
     if not settings.attempt_timeout_s > 0:
         raise ValueError(f"attempt_timeout_s {settings.attempt_timeout_s}: expected above 0")
     ReferenceGateway(settings, Random(0))
 
 
 def _changed(base: Any, document: Mapping[str, Any], where: str) -> Any:
-    """The dataclass `base` with the fields that `document` names. ValueError with the place for anything wrong."""
-    hints = typing.get_type_hints(type(base))
-    valid = [field.name for field in fields(base)]
+    """The dataclass `base`, or a new one of that class, with the fields that `document` names.
+
+    ValueError with the place for anything wrong.
+    """
+    kind = base if isinstance(base, type) else type(base)
+    hints = typing.get_type_hints(kind)
+    valid = [field.name for field in fields(kind)]
     changes: dict[str, Any] = {}
     for key, value in document.items():
         place = f"{where}{key}"
@@ -82,13 +89,17 @@ def _changed(base: Any, document: Mapping[str, Any], where: str) -> Any:
             raise ValueError(f"{place} is unknown; {nearest(key, valid)}")
         part: Any = next((kind for kind in _members(hints[key]) if is_dataclass(kind)), None)
         if part is not None and isinstance(value, dict):
-            changes[key] = _changed(getattr(base, key) or part(), value, f"{place}.")
+            changes[key] = _changed((base is not kind and getattr(base, key)) or part, value, f"{place}.")
         elif value is False and type(None) in _members(hints[key]):
             changes[key] = None
         else:
             changes[key] = _value(hints[key], value, place)
+    wanted = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    missing = [name for name in wanted if base is kind and name not in changes]
+    if missing:
+        raise ValueError(f"{where}{missing[0]} is missing; it has no default")
     try:
-        return replace(base, **changes)
+        return kind(**changes) if base is kind else replace(base, **changes)
     except ValueError as error:
         raise ValueError(f"{where.rstrip('.')}: {error}" if where else str(error)) from None
 

@@ -33,10 +33,7 @@ Conditions = Callable[[str], Condition | None]
 
 
 class Meters:
-    """Counts of one balancer. `conditions` tells of a member what its gateway knows of it, if it does.
-
-    `gauges`: further figures by name, with what they mean, read at each scrape.
-    """
+    """Counts of one balancer. `conditions` tells of a member what its gateway knows of it, if it does; see `gauge`."""
 
     def __init__(self, upstreams: Upstreams, conditions: Conditions) -> None:
         self.registry = CollectorRegistry()

@@ -7,6 +7,7 @@ harness.live.serve makes a process of it. Rules of the protocol (exactly one
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import struct
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import HttpVersion11, web
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from harness.balancer.crash import crash_line
@@ -263,9 +264,7 @@ class Shell:
 
     async def _attempt(self, send: Send, running: _Running, exchange: _Exchange) -> None:
         request = exchange.request
-        headers = CIMultiDict(
-            (name, value) for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP
-        )
+        headers = _passed_on(request.headers)
         # Already encoded: requoting would rewrite what the client asked for.
         url = URL(running.upstream.base + request.path_qs, encoded=True)
         try:
@@ -302,9 +301,7 @@ class Shell:
         """Give a backend's answer to a client as it comes; `first` is what was read of its body already."""
         if exchange is None:
             return
-        headers = CIMultiDict(
-            (name, value) for name, value in response.headers.items() if name.lower() not in HOP_BY_HOP
-        )
+        headers = _passed_on(response.headers)
         answer: web.StreamResponse
         if response.content_length is not None and response.content.is_eof():  # all of it is here: one write
             answer = web.Response(status=response.status, headers=headers, body=first + await response.read())
@@ -384,6 +381,13 @@ async def _to_client(step: Awaitable[object]) -> None:
         raise _ClientLeftError from None
 
 
+def _passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """Headers without those that end at this hop: the known ones, and those that `Connection` names."""
+    named = {name.strip().lower() for value in headers.getall("connection", ()) for name in value.split(",")}
+    ending = HOP_BY_HOP | named if named else HOP_BY_HOP
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in ending)
+
+
 def _own_answer(reply: Reply) -> web.Response:
-    headers = {} if reply.retry_after_s is None else {"Retry-After": str(max(1, round(reply.retry_after_s)))}
+    headers = {} if reply.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(reply.retry_after_s)))}
     return web.json_response({"error": {"message": reply.reason}}, status=reply.status, headers=headers)

@@ -249,13 +249,14 @@ async def at_200_a_second(serve: Callable[[], Coroutine[None, None, float]]) -> 
 
 
 def test_service_is_never_early_and_closer_than_asyncio_sleep() -> None:
-    ours: list[float] = []
-    theirs: list[float] = []
-    for _ in range(3):  # in turn, and each in a loop of its own: they would wake each other
-        ours += asyncio.run(lateness_of_service_s())
-        theirs += asyncio.run(lateness_of_sleep_s())
-    mine, other = statistics.median(ours), statistics.median(theirs)
-    print(f"\nlate by {mine * 1e3:.3f} ms (at most {max(ours) * 1e3:.2f}), asyncio.sleep {other * 1e3:.3f} ms")
+    early, ratios, medians_ms = [], [], []
+    for _ in range(5):  # in turn, and each in a loop of its own: they would wake each other
+        ours, theirs = asyncio.run(lateness_of_service_s()), asyncio.run(lateness_of_sleep_s())
+        early.append(min(ours))
+        medians_ms.append(statistics.median(ours) * 1e3)
+        ratios.append(statistics.median(ours) / statistics.median(theirs))
+    shown = statistics.median(medians_ms)
+    print(f"\nlate by {shown:.3f} ms, {statistics.median(ratios):.2f} of what asyncio.sleep is late by", end="")
     # The sum of sixteen steps and their product may differ in the last digits.
-    assert min(ours) >= -1e-9
-    assert mine <= other / 2  # a quiet machine shows a tenth; what else runs delays both
+    assert min(early) >= -1e-9
+    assert statistics.median(ratios) <= 1 / 4  # of pairs side by side: what else runs disturbs a pair, not the median

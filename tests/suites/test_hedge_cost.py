@@ -190,7 +190,7 @@ def test_overload_is_64_inside_each_or_a_quarter_more_than_claimed() -> None:
     assert overload_off(crowded(hedged=True, inside=28), threshold(8.0)) == []
     assert not only(overload_off, crowded(hedged=True, inside=29), threshold(8.0)).ok
     with pytest.raises(UnsupportedError, match="hedges with up to 52 requests"):
-        overload_off(crowded(hedged=True, inside=191), threshold(52.0))
+        overload(threshold(52.0))
     assert overload_off(crowded(hedged=True, inside=190), CLAIMS) == []
     assert not only(overload_off, crowded(hedged=True, inside=191), CLAIMS).ok
 
@@ -253,7 +253,7 @@ def test_every_backend_stalls_equally_often_and_others_fail_beside() -> None:
     assert 7.0 < scenario.end_s < 7.5 and len(on_time(scenario)) == len(scenario.timeline)
 
 
-@pytest.mark.parametrize(("threshold", "flood_per_s"), [(None, 340.0), (32.0, 115.6), (8.0, 1.4), (1000.0, 340.0)])
+@pytest.mark.parametrize(("threshold", "flood_per_s"), [(None, 340.0), (32.0, 115.6), (8.0, 1.4), (51.0, 340.0)])
 def test_the_flood_is_as_large_as_overload_needs(threshold: float | None, flood_per_s: float) -> None:
     """Four times 1.25 x 32 requests inside within 55 % of 0.7 s, 300/s of them from the usual load."""
     scenario = overload(Claims((Hedge(load_threshold=threshold),)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.balancer.limits import AdmissionSettings, BucketSettings
 from harness.balancer.settings import EjectionSettings
 from harness.live.live_settings import LONGEST_ANSWER_S, live_settings, settings_from
 from harness.model import ClaimsError
@@ -48,6 +49,11 @@ def test_a_file_changes_what_it_names(file: Path) -> None:
     assert isinstance(changed.attempt_timeout_s, float)
 
 
+def test_a_file_gives_limits(file: Path) -> None:
+    file.write_text("[limits]\nconcurrency = 3\n[limits.requests]\nrate_per_s = 5\n")
+    assert settings_from(file, BASE).limits == AdmissionSettings(BucketSettings(5.0), concurrency=3)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -60,7 +66,10 @@ def test_a_file_changes_what_it_names(file: Path) -> None:
         ("virtual_nodes = true", "virtual_nodes true: expected another kind"),
         ("virtual_nodes = 0", "virtual_nodes 0: expected"),
         ("attempt_timeout_s = 0", "attempt_timeout_s 0.0: expected above 0"),
-        ("drain_deadline_s = 0", "deadline_s 0.0: expected above 0"),
+        ("drain_deadline_s = 0", "drain_deadline_s 0.0: expected above 0"),
+        ("drain_deadline_s = inf", "drain_deadline_s inf: expected above 0, and an end"),
+        ("[limits.requests]\nburst = 5", "limits.requests.rate_per_s is missing"),
+        ("[limits.tokens]\nrate_per_s = 0", "limits.tokens: rate_per_s 0.0 and burst 1.0: expected above 0"),
         ("commit_at = 'haed'", "commit_at 'haed' is unknown; did you mean head?"),
         ("update_policy = 'two_choice'", "update_policy 'two_choice' is unknown; did you mean two_choices"),
         ("bounded_load = 0.5", ""),

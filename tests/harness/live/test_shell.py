@@ -118,7 +118,7 @@ def test_a_hanging_backend_is_given_up_after_the_timeout(tmp_path: Path, serve: 
 
 def test_own_answers_say_when_to_come_again(shell: ShellProcess) -> None:
     answer = shell.call()
-    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "2")
     assert json.loads(answer.body) == {"error": {"message": "no backend is ready"}}
 
 

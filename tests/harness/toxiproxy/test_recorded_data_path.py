@@ -26,7 +26,7 @@ from tests.harness.toxiproxy.lab import Lab, Lap, Part, Sentinel, laps_in
 RECORDED = Path(__file__).parent / "recorded" / "data_path_2.12.0.jsonl"
 EXPERIMENTS = 33
 MUST_COUNT = 25
-ROUNDS = 3
+ROUNDS = 5
 BESIDE = 8  # how many parts run beside each other
 LATE_S = 0.003
 TOLERANCE_MS, TOLERANCE = 12.0, 0.05
@@ -243,5 +243,4 @@ def test_behaves_as_recorded(kind: str) -> None:
         found += [f"{experiment}: {problem}" for problem in problems]
     assert not found, "\n".join(found)
     counted = laboratory.counted() | {"hung_dial"}
-    if len(counted) < MUST_COUNT:  # all else is as recorded; how many times can be judged is the machine's doing
-        pytest.skip(f"inconclusive on so noisy a machine: only {len(counted)} of 33 times count, {MUST_COUNT} must")
+    assert len(counted) >= MUST_COUNT, f"inconclusive on so noisy a machine: only {sorted(counted)} count; repeat it"

@@ -175,7 +175,7 @@ class Chat(OpenAi):
 def conversation(messages: object, name: str) -> str:
     """The text of a list of messages, a line for each; raises BadRequestError naming ``name``."""
     if not isinstance(messages, list) or not messages:
-        raise BadRequestError(f"{name} is {wire.shown(messages)}, expected a list of messages", name)
+        raise BadRequestError(f"{name} is {wire.shown(messages)}, expected a list of at least one message", name)
     lines = []
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role", "user"), str):

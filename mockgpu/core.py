@@ -122,6 +122,10 @@ class Core:
         """What the backend reports of itself, its faults included."""
         return self.faults.seen_in(self.engine.state())
 
+    def figures(self) -> State:
+        """The load figures that it reports, its faults included."""
+        return self.faults.figures_in(self.engine.state())
+
     def adapters_in_use(self) -> Adapters:
         """Which adapters the requests inside use."""
         running = {stay.job.adapter for stay in self._with_adapter if stay.stage >= Stage.STARTED}

@@ -50,7 +50,7 @@ class Stage(IntEnum):
 class Stay:
     """One job inside. Times are CLOCK_MONOTONIC seconds as the model has them, 0 until they are known.
 
-    ``batch`` and ``cached_tokens`` are those of its start; ``preemptions`` counts how often it had to begin anew.
+    ``batch`` and ``cached_tokens`` are those of its start.
     """
 
     __slots__ = (
@@ -60,11 +60,9 @@ class Stay:
         "batch",
         "cached_tokens",
         "cold",
-        "decode_step_s",
         "ended_s",
         "first_token_s",
         "job",
-        "preemptions",
         "queue_wait_s",
         "refused",
         "service_asked_s",
@@ -73,17 +71,13 @@ class Stay:
         "submitted_s",
     )
 
-    def __init__(
-        self, job: Job, service_asked_s: float, decode_step_s: float, due_s: Callable[[int, int], float | None]
-    ) -> None:
+    def __init__(self, job: Job, service_asked_s: float, due_s: Callable[[int, int], float | None]) -> None:
         self.job = job
         self.service_asked_s = service_asked_s
-        self.decode_step_s = decode_step_s
         self.stage = Stage.WAITING
         self.cold = False
         self.batch = 0
         self.cached_tokens = 0
-        self.preemptions = 0
         self.queue_wait_s = 0.0
         self.submitted_s = 0.0
         self.started_s = 0.0
@@ -151,11 +145,11 @@ class Engine:
         self._next_id += 1
         job = Job(self._next_id, model, kind, prompt_tokens, output_tokens, slowness, prompt_blocks, adapter, update)
         if kind == "update":
-            stay = Stay(job, self._setup.gpu.update_service_s(update) * slowness, 0.0, self._gpu.token_due_s)
+            stay = Stay(job, self._setup.gpu.update_service_s(update) * slowness, self._gpu.token_due_s)
         else:
             spec = self._specs.get(model, self._setup.default_model)
             service_s = spec.service_s(prompt_tokens, output_tokens) * slowness
-            stay = Stay(job, service_s, spec.decode_step_s * slowness, self._gpu.token_due_s)
+            stay = Stay(job, service_s, self._gpu.token_due_s)
         self._stays[job.id] = stay
         stay.submitted_s = now_s = time.monotonic()
         self._gpu.submit(now_s, job)
@@ -296,9 +290,7 @@ class Engine:
                 del self._stays[event.job_id]
                 stay.ended_s = event.at_s
                 stay.reach(Stage.ENDED)
-            case Preempted():
-                stay.preemptions += 1
-            case Resumed():
+            case Preempted() | Resumed():
                 return
             case Refused():
                 del self._stays[event.job_id]

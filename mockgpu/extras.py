@@ -41,13 +41,13 @@ async def ready(core: Core, call: Call) -> Reply:
 
 
 async def alive(core: Core, call: Call) -> Reply:
-    """A sign of life, which no fault takes away."""
+    """A sign of life; only the fault ``not-alive`` takes it away."""
     return Reply()
 
 
 async def metrics_page(core: Core, call: Call) -> Reply:
     """All metrics."""
-    page = metrics.page(core.state(), core.tally, core.setup, core.adapters_in_use(), time.time())
+    page = metrics.page(core.figures(), core.tally, core.setup, core.adapters_in_use(), time.time())
     return Reply(page, content_type="text/plain")
 
 
@@ -112,7 +112,7 @@ async def model_info(core: Core, call: Call) -> Reply:
 
 
 def _load_of(core: Core) -> dict[str, Any]:
-    state, block = core.state(), core.setup.gpu.block_tokens
+    state, block = core.figures(), core.setup.gpu.block_tokens
     return {
         "dp_rank": 0,
         "num_running_reqs": state.running,
@@ -134,7 +134,7 @@ async def loads(core: Core, call: Call) -> Reply:
 async def load(core: Core, call: Call) -> Reply:
     """Load as SGLang had it before."""
     seen = _load_of(core)
-    tokens = core.state().pending_tokens
+    tokens = core.figures().pending_tokens
     rank = {"dp_rank": 0, "num_reqs": seen["num_total_reqs"], "num_waiting_reqs": seen["num_waiting_reqs"]}
     return _json([{**rank, "num_tokens": tokens}])
 

@@ -316,6 +316,12 @@ class RequestFaults:
         self._hits[kind] += 1
         return True
 
+    def figures_in(self, state: State) -> State:
+        """The load figures that the backend reports, where ``state`` is what its GPU says."""
+        if self._frozen is not None and self.figures == "frozen":
+            return self._frozen
+        return self._loaded(state)
+
     def seen_in(self, state: State) -> State:
         """What the backend reports of itself under its faults, where ``state`` is what its GPU says."""
         if not self._active and not self._held:
@@ -324,8 +330,7 @@ class RequestFaults:
         memory = self._active.get(OutOfMemory.kind)
         if isinstance(memory, OutOfMemory) and memory.dead:
             ready = False
-        seen = self._frozen if self._frozen is not None and self.figures == "frozen" else self._loaded(state)
-        return replace(seen, ready=ready)
+        return replace(self.figures_in(state), ready=ready)
 
     def _loaded(self, state: State) -> State:
         """The state with those that are held among the waiting."""

@@ -2,7 +2,7 @@
 
 The same facts stand there under the names of vLLM, SGLang and Triton (with TensorRT-LLM's), so that each balancer finds
 those it reads. Labels name the models of the setup; whatever has another name counts under the default model. All times
-are the model's own, so they hold no lateness of this process.
+are the model's own, so they hold no lateness of this process, but for those of failed requests.
 
 Bounds of the histograms are vLLM's. The gaps between the tokens of one answer are all counted at their mean.
 """
@@ -77,7 +77,6 @@ class Sums:
     failed_s: float = 0.0
     queue_s: float = 0.0
     service_s: float = 0.0
-    cached_tokens: int = 0
     finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
 
 

@@ -143,11 +143,15 @@ class EventStream:
         data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if self._chunked else data
         _write(self._request, self._head + data)
 
-    def end_wrongly(self, data: bytes, by: int) -> None:
-        """The same with a chunk whose length is ``by`` off, or, where there are no chunks, with half of the data."""
-        half = data[: len(data) // 2]
-        data = b"%x\r\n%b\r\n0\r\n\r\n" % (max(1, len(data) + by), data) if self._chunked else half
-        _write(self._request, self._head + data)
+    def end_wrongly(self, data: bytes, by: int) -> int:
+        """The same with a chunk whose length is ``by`` off, or, where there are no chunks, with half of the data.
+
+        Returns how many bytes of the data went out.
+        """
+        sent = data if self._chunked else data[: len(data) // 2]
+        framed = b"%x\r\n%b\r\n0\r\n\r\n" % (max(1, len(data) + by), data) if self._chunked else sent
+        _write(self._request, self._head + framed)
+        return len(sent)
 
     def response(self) -> web.StreamResponse:
         """What the handler is to return."""

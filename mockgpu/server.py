@@ -105,8 +105,8 @@ class Backend:
     def reset(self, nonce: int) -> None:
         """Begin run ``nonce``: nothing resident, nobody waiting, no fault, nothing counted, an empty log.
 
-        Requests in flight are served to the end beside the new run, but those that hang are reset; their rows are
-        dropped.
+        Requests in flight are served to the end beside the new run, but those that hang or stall are reset; their rows
+        are dropped.
         """
         self.change_faults(Change(clear=frozenset(KINDS)))
         self._core.engine.retire()
@@ -211,7 +211,7 @@ class Backend:
             core.engine.leave(stay)
             if stay.job.adapter:
                 core.left(stay)
-            if row.outcome is not Outcome.ANSWERED:
+            if stay.job.kind == "inference" and row.outcome is not Outcome.ANSWERED:
                 gone = row.outcome is Outcome.CLIENT_GONE
                 core.tally.failed(stay.job.model, row.end_s - row.arrival_s, aborted=gone)
 

@@ -1,6 +1,6 @@
 """Answers as faults spoil them: silent after a part, dripping, too short, full of noise, or of the wrong length.
 
-Apart from ``mockgpu.visit`` so that good answers don't pay for it. See ``mockgpu.fault_kinds`` for what each kind does.
+Good answers pay one look at ``Visit.spoiled`` for each event. See ``mockgpu.fault_kinds`` for what each kind does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from aiohttp.web_request import BaseRequest
 from mockgpu import metrics, wire
 from mockgpu.calls import Call, Reply
 from mockgpu.core import Core
-from mockgpu.engine import Stage
 from mockgpu.faults import Drip, Garbage, Metrics, NotAlive, Spoil, Stall, Truncated, WrongLength
 from mockgpu.log import Outcome, Row
 from mockgpu.sending import GONE, EventStream, begin_whole, send_piece
@@ -37,6 +36,7 @@ def noise(text: str, length: int) -> bytes:
 class SpoiledVisit(Visit):
     """A visit whose answer is spoiled. ``released`` is done when the one that stalls is to be reset."""
 
+    spoiled = True
     __slots__ = ("_drip", "_ending", "_garbage", "_paced_s", "_wrong", "number", "released")
 
     def __init__(
@@ -63,48 +63,28 @@ class SpoiledVisit(Visit):
 
     async def stream(self, ask: wire.Ask) -> web.StreamResponse:
         """As ``Visit.stream``, spoiled."""
-        if not await self._come_to(Stage.FIRST_TOKEN):
-            return await self._refuse()
-        row, tokens = self._row, ask.output_tokens
-        events = self._api.events(ask, self._served())
-        row.status = 200
-        row.first_byte_s = time.monotonic()
-        stop = self._stop(tokens)
-        stream = EventStream(self._request, wire.EVENTS, self._headers())
         try:
-            if stop == 0:
-                stream.begin()
-            for number in range(tokens if stop is None else min(stop, tokens)):
-                await (self._token(number) if number < tokens - 1 else self._come_to(Stage.ENDED))
-                await self._pace()
-                event = self._noisy(events.token(number, number == tokens - 1))
-                await stream.write(event)
-                row.bytes_out += len(event)
-                row.tokens_out = 0 if self._garbage else number + 1
-            closing = events.closing if tokens else events.empty + events.closing
-            if stop is not None:
-                following = events.token(stop, stop == tokens - 1) if stop < tokens else closing
-                return await self._stop_stream(stream, following)
-            if not tokens:
-                await self._come_to(Stage.ENDED)
-            await self._pace()
-            if self._wrong:
-                stream.end_wrongly(self._noisy(closing), self._wrong)
-                row.outcome = Outcome.CUT
-                return GONE
-            self._count(ask)
-            stream.end(self._noisy(closing))
-            row.bytes_out += len(closing)
-            row.outcome = Outcome.ANSWERED
-        except ClientConnectionResetError:
-            row.outcome = Outcome.CLIENT_GONE
-        return stream.response()
+            return await super().stream(ask)
+        finally:
+            if self._garbage:
+                self._row.tokens_out = 0
 
     def _stop(self, tokens: int) -> int | None:
         """After how many tokens the answer goes no further; None: it goes to its end."""
         if self.cut_after_tokens is not None:
             return min(self.cut_after_tokens, tokens)
         return None if self._ending is None else min(self._ending.after_tokens, tokens)
+
+    async def _spoil(self, data: bytes) -> bytes:
+        await self._pace()
+        return self._noisy(data)
+
+    def _end_stream(self, stream: EventStream, closing: bytes) -> None:
+        if not self._wrong:
+            super()._end_stream(stream, closing)
+            return
+        self._row.bytes_out += stream.end_wrongly(closing, self._wrong)
+        self._row.outcome = Outcome.CUT
 
     async def _stop_stream(self, stream: EventStream, following: bytes) -> web.StreamResponse:
         if self.cut_after_tokens is None:
@@ -131,7 +111,8 @@ class SpoiledVisit(Visit):
                 await self._pace()
                 send_piece(self._request, piece)
                 row.bytes_out += len(piece)
-                row.tokens_out = 0 if self._garbage else min(row.bytes_out * count // len(body), tokens)
+                made = -(-row.bytes_out * count // len(body))  # rounded up, as the part was rounded down
+                row.tokens_out = 0 if self._garbage else min(made, tokens)
         except ClientConnectionResetError:
             row.outcome = Outcome.CLIENT_GONE
             return GONE

@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import ClassVar
 
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.web_request import BaseRequest
@@ -41,9 +42,11 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 class Visit:
     """A request to be served: waits for its stay to progress and writes the answer, noting all in its row.
 
-    ``cut_after_tokens``: the answer breaks off there, see ``mockgpu.faults.Cut``; None: it does not.
+    ``cut_after_tokens``: the answer breaks off there, see ``mockgpu.faults.Cut``; None: it does not. ``spoiled``: parts
+    of streams are for ``mockgpu.spoiling`` to look at.
     """
 
+    spoiled: ClassVar[bool] = False
     __slots__ = ("_api", "_core", "_request", "_row", "cut_after_tokens", "stay", "tag")
 
     def __init__(self, core: Core, api: Api, request: BaseRequest, row: Row) -> None:
@@ -66,8 +69,10 @@ class Visit:
         """Answer when all tokens are there."""
         if not await self._come_to(Stage.ENDED):
             return await self._refuse()
-        self._count(ask)
-        return await self._complete(self._api.whole(ask, self._served()), ask.output_tokens)
+        response = await self._complete(self._api.whole(ask, self._served()), ask.output_tokens)
+        if self._row.outcome is Outcome.ANSWERED:
+            self._count(ask)
+        return response
 
     async def stream(self, ask: wire.Ask) -> web.StreamResponse:
         """Answer with an event per token, each at its own time, which does not depend on when the one before went."""
@@ -77,30 +82,51 @@ class Visit:
         events = self._api.events(ask, self._served())
         row.status = 200
         row.first_byte_s = time.monotonic()
-        sent_whole = tokens if self.cut_after_tokens is None else min(self.cut_after_tokens, tokens)
+        stop = self._stop(tokens)
         stream = EventStream(self._request, wire.EVENTS, self._headers())
         try:
-            if not sent_whole:
+            if stop == 0 or not tokens:
                 stream.begin()
-            for number in range(sent_whole):
+            for number in range(tokens if stop is None else stop):
                 await (self._token(number) if number < tokens - 1 else self._come_to(Stage.ENDED))
                 event = events.token(number, number == tokens - 1)
+                if self.spoiled:
+                    event = await self._spoil(event)
                 if stream.put(event):
                     await stream.drain()
                 row.bytes_out += len(event)
                 row.tokens_out = number + 1
-            if self.cut_after_tokens is not None:
-                return self.break_off()
+            closing = events.closing if tokens else events.empty + events.closing
+            if stop is not None:
+                following = events.token(stop, stop == tokens - 1) if stop < tokens else closing
+                return await self._stop_stream(stream, following)
             if not tokens:
                 await self._come_to(Stage.ENDED)
-            self._count(ask)
-            ending = events.closing if tokens else events.empty + events.closing
-            stream.end(ending)
-            row.bytes_out += len(ending)
-            row.outcome = Outcome.ANSWERED
+            if self.spoiled:
+                closing = await self._spoil(closing)
+            self._end_stream(stream, closing)
+            if row.outcome is Outcome.ANSWERED:
+                self._count(ask)
         except ClientConnectionResetError:
             row.outcome = Outcome.CLIENT_GONE
-        return stream.response()
+        return stream.response() if row.outcome is not Outcome.CUT else GONE
+
+    def _stop(self, tokens: int) -> int | None:
+        """After how many tokens the answer goes no further; None: it goes to its end."""
+        return None if self.cut_after_tokens is None else min(self.cut_after_tokens, tokens)
+
+    async def _spoil(self, data: bytes) -> bytes:
+        """What goes out in place of a part of a stream, and when; asked only where ``spoiled`` is set."""
+        return data
+
+    async def _stop_stream(self, stream: EventStream, following: bytes) -> web.StreamResponse:
+        """Go no further; ``following`` would have come next."""
+        return self.break_off()
+
+    def _end_stream(self, stream: EventStream, closing: bytes) -> None:
+        stream.end(closing)
+        self._row.bytes_out += len(closing)
+        self._row.outcome = Outcome.ANSWERED
 
     async def _token(self, number: int) -> None:
         """Return when this token is there. What else runs may put it off while we wait."""

@@ -17,7 +17,7 @@ def toxiproxy(
     proxy_metrics: Annotated[bool, typer.Option("--proxy-metrics", help="Bytes by proxy at /metrics.")] = False,
     runtime_metrics: Annotated[bool, typer.Option("--runtime-metrics", help="The process at /metrics.")] = False,
 ) -> None:
-    """Run a fault proxy that speaks Toxiproxy's control API, until Ctrl-C."""
+    """Run a fault proxy that speaks Toxiproxy's control API, until SIGTERM or Ctrl-C."""
     from harness.toxiproxy.server import ServerOptions, StartError, run_server
 
     try:

@@ -127,6 +127,9 @@ class Admin:
 
     async def _drain(self, request: web.Request) -> web.Response:
         found = self._found(request)
+        unknown = sorted(set(request.query) - {"wait_s"})
+        if unknown:
+            return _refusal(400, f"{unknown[0]!r} is unknown; expected wait_s or nothing")
         try:
             wait_s = float(request.query.get("wait_s", "0"))
         except ValueError:

@@ -66,7 +66,9 @@ def place_from(text: str) -> Place:
     except ValueError as error:
         raise ValueError(f"{form} ({error})") from None
     if parts.scheme != "http":
-        raise ValueError(f"{form}; {parts.scheme or 'a URL without a scheme'} is not spoken here, only http")
+        raise ValueError(
+            f"{form}; {f'{parts.scheme} is not spoken here, only http' if parts.scheme else 'begin with http://'}"
+        )
     if not parts.hostname or port is None or "@" in parts.netloc:
         raise ValueError(f"{form}, with a host and a port")
     if parts.path not in ("", "/") or parts.query:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -114,7 +115,34 @@ def test_a_truncated_body_is_well_framed(serve: Any, after: int) -> None:
         assert (status, headers["Content-Length"]) == (200, str(len(body)))
         assert body == whole[: min(len(whole) * after // 5, len(whole) - 1)]
         row = await last_row(it, Outcome.CUT)
-        assert (row.status, row.bytes_out) == (200, len(body))
+        assert (row.status, row.tokens_out, row.bytes_out) == (200, min(after, 5), len(body))
+
+    serve(test, SETUP)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "cut", "after_tokens": 2},
+        {"kind": "truncated", "after_tokens": 2},
+        {"kind": "wrong-length", "by": 40},
+    ],
+    ids=lambda fault: str(fault["kind"]),
+)
+def test_a_broken_answer_counts_once(serve: Any, fault: dict[str, Any], stream: bool) -> None:
+    """As a failure, and not as an answer before."""
+
+    async def test(it: Any) -> None:
+        await change(it, fault)
+        with suppress(ClientError, ConnectionError):
+            await complete(it, stream=stream)
+        await last_row(it, Outcome.CUT)
+        async with it.session.get(it.url("/metrics")) as answer:
+            text = await answer.text()
+        counted = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("nv_inference_request_"))
+        assert [float(value) for name, value in counted.items() if "_success" in name] == [0.0]
+        assert [float(value) for name, value in counted.items() if "_failure" in name] == [1.0]
 
     serve(test, SETUP)
 

@@ -91,6 +91,13 @@ def test_mistakes_are_one_line_and_exit_code_2(words: list[str], told: str) -> N
     assert done.stdout == ""
 
 
+def test_help_names_every_option_whole() -> None:
+    """At the width of a plain terminal, too."""
+    told = steelyard("balancer", "--help", width=80).stdout
+    for option in ("--max-connection-age-s", "--max-connection-requests", "--drain-deadline-s", "--health-path"):
+        assert option in told
+
+
 @pytest.mark.parametrize("words", [[], ["--backend", URL, "--prot", "1"], ["--backend", URL, "--port", "x"]])
 def test_wrong_usage_is_exit_code_2(words: list[str]) -> None:
     assert steelyard("balancer", *words).returncode == 2

@@ -166,6 +166,7 @@ def test_an_id_at_another_address_starts_anew(balancer: BalancerProcess, backend
         ("PATCH", "/backends/a", b'{"weight": "2"}', 400, "weight '2' of a: expected a number"),
         ("POST", "/backends/a/drain?wait_s=soon", b"", 400, "wait_s 'soon': expected seconds"),
         ("POST", "/backends/a/drain?wait_s=-1", b"", 400, "wait_s '-1': expected seconds"),
+        ("POST", "/backends/a/drain?wait=1", b"", 400, "'wait' is unknown; expected wait_s"),
         ("PUT", "/backends", b'[{"url": "http://h:1"}, {"url": "http://h:1"}]', 400, "is there twice"),
         ("DELETE", "/backends", b"", 405, "DELETE /backends: expected GET, HEAD, POST, PUT"),
         ("GET", "/other", b"", 404, "GET /other: Not Found"),

@@ -49,6 +49,14 @@ def test_a_file_changes_what_it_names(file: Path) -> None:
     assert isinstance(changed.attempt_timeout_s, float)
 
 
+def test_the_example_of_the_documentation() -> None:
+    """It switches on what is off by default."""
+    made = settings_from(Path(__file__).parents[3] / "docs" / "examples" / "balancer.toml", BASE)
+    assert made.limits is not None and made.ejection is not None and made.slow_start_s is not None
+    assert made.breaker is not None and made.breaker.slow_p99_s is not None
+    assert (BASE.limits, BASE.ejection, BASE.slow_start_s) == (None, None, None)
+
+
 def test_a_file_gives_limits(file: Path) -> None:
     file.write_text("[limits]\nconcurrency = 3\n[limits.requests]\nrate_per_s = 5\n")
     assert settings_from(file, BASE).limits == AdmissionSettings(BucketSettings(5.0), concurrency=3)

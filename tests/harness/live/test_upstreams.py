@@ -29,8 +29,8 @@ def test_a_backend_in_one_word(text: str, place: Place) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "a URL without a scheme is not spoken here"),
-        ("127.0.0.1:9001", "only http"),
+        ("", "begin with http://"),
+        ("127.0.0.1:9001", "begin with http://"),
         ("https://h:1", "https is not spoken here"),
         ("http://h", "with a host and a port"),
         ("http://:9001", "with a host and a port"),

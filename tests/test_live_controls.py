@@ -73,16 +73,30 @@ IDS = [
 ]
 
 
+TRIES = 3
+"""Noise of the machine says nothing of the balancer, so a run that it made inconclusive is played anew."""
+
+
 @pytest.mark.parametrize(("target", "fail", "hold"), CASES, ids=IDS)
 def test_fault_is_caught_live(
     target: Target, fail: tuple[str, ...], hold: tuple[str, ...], session: LiveSession
 ) -> None:
-    judge = Judge(target, 1, {World.LIVE: session.play})
-    for name in fail:
-        record = judge.judge(PROPERTIES[name], World.LIVE)
-        assert record.outcome is Outcome.FAIL, record.reason
-        assert record.observed is not None
-        assert record.bound is not None
-    for name in hold:
-        record = judge.judge(PROPERTIES[name], World.LIVE)
-        assert record.outcome is Outcome.PASS, record.reason
+    pending = {name: Outcome.FAIL for name in fail} | {name: Outcome.PASS for name in hold}
+    reasons: dict[str, str] = {}
+    for _ in range(TRIES):
+        judge = Judge(target, 1, {World.LIVE: session.play})
+        for name, expected in list(pending.items()):
+            record = judge.judge(PROPERTIES[name], World.LIVE)
+            reasons[name] = record.reason
+            if record.outcome is Outcome.INCONCLUSIVE and "slack" in record.reason:
+                continue
+            assert record.outcome is expected, f"{name}: {record.reason}"
+            if expected is Outcome.FAIL:
+                assert record.observed is not None
+                assert record.bound is not None
+            del pending[name]
+        if not pending:
+            return
+    noisy = "; ".join(f"{name}: {reasons[name]}" for name in pending)
+    assert not any(name in fail for name in pending), f"never caught, {TRIES} times too noisy: {noisy}"
+    pytest.skip(f"{TRIES} times too noisy: {noisy}")

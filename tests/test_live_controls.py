@@ -81,7 +81,7 @@ TRIES = 3
 def test_fault_is_caught_live(
     target: Target, fail: tuple[str, ...], hold: tuple[str, ...], session: LiveSession
 ) -> None:
-    pending = {name: Outcome.FAIL for name in fail} | {name: Outcome.PASS for name in hold}
+    pending = dict.fromkeys(fail, Outcome.FAIL) | dict.fromkeys(hold, Outcome.PASS)
     reasons: dict[str, str] = {}
     for _ in range(TRIES):
         judge = Judge(target, 1, {World.LIVE: session.play})

@@ -27,7 +27,7 @@ class _Turn(NamedTuple):
 class Batch:
     """Jobs of one model that share its decode steps. ``reached`` is told when a task comes to its milestone.
 
-    With b jobs a step takes ``decode_step_s`` + (b - 1) * ``decode_slope_s``. ``number`` gives ever new numbers:
+    With b sequences a step takes ``decode_step_s`` + (b - 1) * ``decode_slope_s``. ``number`` gives ever new numbers:
     a task may go from one batch to another.
     """
 
@@ -55,15 +55,15 @@ class Batch:
         self._alarm: Alarm | None = None
         self._ringing = False
 
-    def join(self, at_s: float) -> None:
-        """One job more."""
-        self._resize(at_s, self.size + 1)
+    def join(self, at_s: float, sequences: int = 1) -> None:
+        """One job more, of so many sequences."""
+        self._resize(at_s, self.size + sequences)
 
     def leave(self, at_s: float, task: SteppedTask) -> None:
         """One job less; it comes to no more milestones."""
         task.entry = 0
         self._decoding.pop(task.job.id, None)
-        self._resize(at_s, self.size - 1)
+        self._resize(at_s, self.size - task.job.sequences)
 
     def begin(self, at_s: float, task: SteppedTask) -> None:
         """The task, which has joined, makes tokens from now on."""

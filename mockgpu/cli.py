@@ -26,6 +26,10 @@ app = typer.Typer(
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 
+LONG_LOAD_S = 1.0
+MOST_NAMED = 4
+
+
 def _fail(message: str) -> NoReturn:
     print(f"mockgpu: {message}", file=sys.stderr, flush=True)
     raise typer.Exit(2)
@@ -70,6 +74,9 @@ def serve(
     from mockgpu.listening import PortError
     from mockgpu.members import MemberError
 
+    hint = _hint(made)
+    if hint:
+        print(hint, file=sys.stderr, flush=True)
     try:
         options = Options(strict_models=strict_models)
         serve_until_signal(FleetSettings(made, numbers, host, control_port, token, processes, nonce, options=options))
@@ -125,6 +132,20 @@ def models() -> None:
     console = Console()
     console.print(gpus)
     console.print(table)
+
+
+def _hint(setup: Setup) -> str:
+    """What whoever waits for the first answer should know; "" where no load takes long."""
+    loads = {model.name: model.load_s for model in (setup.default_model, *setup.models) if model.load_s >= LONG_LOAD_S}
+    if not loads:
+        return ""
+    slowest = sorted(loads, key=lambda name: -loads[name])[:MOST_NAMED]
+    named = ", ".join(f"{name} {loads[name]:.3g} s" for name in slowest)
+    rest = f" and {len(loads) - MOST_NAMED} more" if len(loads) > MOST_NAMED else ""
+    return (
+        f"mockgpu: a model loads when it is first asked for, and that answer waits: {named}{rest}; "
+        "--time-scale 0.01 makes every duration a hundredth, --model tiny-free needs no load"
+    )
 
 
 def _read_setup(path: Path) -> Setup:

@@ -34,7 +34,8 @@ class Timer:
         self.callback = None
 
 
-def _wake(future: asyncio.Future[None]) -> None:
+def wake(future: asyncio.Future[None]) -> None:
+    """Let the one who waits go on; does nothing if that has been done."""
     if not future.done():
         future.set_result(None)
 
@@ -83,7 +84,7 @@ class Clock:
         if deadline_s <= time.monotonic():
             return
         future: asyncio.Future[None] = self._loop.create_future()
-        timer = self.call_at(deadline_s, partial(_wake, future))
+        timer = self.call_at(deadline_s, partial(wake, future))
         try:
             await future
         except asyncio.CancelledError:

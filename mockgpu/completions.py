@@ -24,6 +24,10 @@ class OpenAi:
         """An error object as OpenAI has it."""
         return wire.error(problem.message, problem.kind, problem.code, problem.param)
 
+    def broken(self, problem: Problem, number: int) -> bytes:
+        """The error as an event, and the sign that nothing follows, as vLLM and SGLang have it."""
+        return b"data: %b\n\ndata: [DONE]\n\n" % self.problem(problem)
+
 
 def stream_options(data: Mapping[str, Any]) -> tuple[bool, bool]:
     """Whether a stream is asked for, and whether with usage."""
@@ -42,6 +46,25 @@ def _head(ask: Ask, served: Served, kind: str) -> str:
     )
 
 
+def _each(ask: Ask, choice: str) -> str:
+    """The same choice as often as it is asked for, each time with its index."""
+    if ask.choices == 1:
+        return f'{{"index": 0, {choice}}}'
+    return ", ".join([f'{{"index": {index}, {choice}}}' for index in range(ask.choices)])
+
+
+def _afters(ask: Ask, choice: str) -> list[tuple[bytes, bytes]]:
+    """What follows a token's number in the events of each choice, and in the last ones."""
+    ends = ("null", f'"{ask.finish}"')
+    return [
+        (
+            f', "choices": [{{"index": {index}, {choice}, "finish_reason": {ends[0]}}}]}}\n\n'.encode(),
+            f', "choices": [{{"index": {index}, {choice}, "finish_reason": {ends[1]}}}]}}\n\n'.encode(),
+        )
+        for index in range(ask.choices)
+    ]
+
+
 def _end(ask: Ask, served: Served, head: str) -> bytes:
     """The end of a stream: usage, where it was asked for, and the sign that nothing follows."""
     if not ask.include_usage:
@@ -57,30 +80,38 @@ class Completions(OpenAi):
         return data.get("seed"), data.get("prompt")
 
     def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
-        """Headers win over the body; without ``max_tokens`` it is OpenAI's 16."""
-        wire.only_one(data, "n", "best_of")
+        """Headers win over the body; without ``max_tokens`` it is OpenAI's 16. ``best_of`` must be ``n``."""
         prompt = data.get("prompt")
         if prompt is None:
             prompt = ""
         # Always counted: what is no prompt must not pass because a header says how long it is.
         words = wire.words_in(prompt)
         output_tokens = wire.limit_of(data, "max_tokens")
+        if output_tokens is None:
+            output_tokens = wire.DEFAULT_OUTPUT_TOKENS
         stream, include_usage = stream_options(data)
+        choices = wire.choices_of(data, output_tokens)
+        if data.get("best_of") not in (None, choices):
+            seen = wire.shown(data["best_of"])
+            raise BadRequestError(
+                f"best_of is {seen}, expected n, here {choices}: all that is made is given", "best_of"
+            )
         return Ask(
             wire.model_of(headers, data.get("model", "")),
             wire.count_of(headers, "x-prompt-tokens", lambda: words),
-            wire.DEFAULT_OUTPUT_TOKENS if output_tokens is None else output_tokens,
+            output_tokens,
             stream,
             include_usage,
             wire.text_in(prompt),
+            choices=choices,
         )
 
     def whole(self, ask: Ask, served: Served) -> Whole:
         """A text_completion."""
+        choice = f'"text": "{wire.WORD * ask.output_tokens}", "logprobs": null, "finish_reason": "{ask.finish}"'
         return Whole(
             (
-                f'{_head(ask, served, "text_completion")}"choices": [{{"index": 0, '
-                f'"text": "{wire.WORD * ask.output_tokens}", "logprobs": null, "finish_reason": "{ask.finish}"}}], '
+                f'{_head(ask, served, "text_completion")}"choices": [{_each(ask, choice)}], '
                 f'"usage": {wire.usage(ask, served)}}}'
             ).encode()
         )
@@ -88,12 +119,13 @@ class Completions(OpenAi):
     def events(self, ask: Ask, served: Served) -> Events:
         """text_completion events; the last token's has the finish reason."""
         head = _head(ask, served, "text_completion")
-        choice = f'"choices": [{{"index": 0, "text": "{wire.WORD}", "logprobs": null, "finish_reason": '
+        first, *further = _afters(ask, f'"text": "{wire.WORD}", "logprobs": null')
         return Events(
             before=f'data: {head}"token": '.encode(),
-            after=f", {choice}null}}]}}\n\n".encode(),
-            last_after=f', {choice}"{ask.finish}"}}]}}\n\n'.encode(),
+            after=first[0],
+            last_after=first[1],
             closing=_end(ask, served, head),
+            further=tuple(further),
         )
 
 
@@ -131,7 +163,6 @@ class Chat(OpenAi):
 
     def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
         """``max_completion_tokens`` wins over ``max_tokens``; without either the mock stops by itself after 16."""
-        wire.only_one(data, "n")
         prompt = conversation(data.get("messages"), "messages")
         words = len(prompt.split())
         output_tokens = wire.limit_of(data, "max_completion_tokens", "max_tokens")
@@ -144,31 +175,39 @@ class Chat(OpenAi):
             include_usage,
             prompt,
             "stop" if output_tokens is None else "length",
+            choices=wire.choices_of(data, output_tokens or wire.DEFAULT_OUTPUT_TOKENS),
         )
 
     def whole(self, ask: Ask, served: Served) -> Whole:
         """A chat.completion."""
+        choice = (
+            f'"message": {{"role": "assistant", "content": "{wire.WORD * ask.output_tokens}", "refusal": null}}, '
+            f'"logprobs": null, "finish_reason": "{ask.finish}"'
+        )
         return Whole(
             (
-                f'{_head(ask, served, "chat.completion")}"choices": [{{"index": 0, "message": {{"role": "assistant", '
-                f'"content": "{wire.WORD * ask.output_tokens}", "refusal": null}}, "logprobs": null, '
-                f'"finish_reason": "{ask.finish}"}}], "usage": {wire.usage(ask, served)}}}'
+                f'{_head(ask, served, "chat.completion")}"choices": [{_each(ask, choice)}], '
+                f'"usage": {wire.usage(ask, served)}}}'
             ).encode()
         )
 
     def events(self, ask: Ask, served: Served) -> Events:
         """chat.completion.chunk events: the role, then a delta per token; the last one has the finish reason."""
         head = _head(ask, served, "chat.completion.chunk")
-        delta = f'"choices": [{{"index": 0, "delta": {{"content": "{wire.WORD}"}}, "logprobs": null, "finish_reason": '
-        role = '"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": null, '
-        opening = f'data: {head}{role}"finish_reason": null}}]}}\n\n'.encode()
+        first, *further = _afters(ask, f'"delta": {{"content": "{wire.WORD}"}}, "logprobs": null')
+        roles = [
+            f'data: {head}"choices": [{{"index": {index}, "delta": {{"role": "assistant", "content": ""}}, '
+            f'"logprobs": null, "finish_reason": '
+            for index in range(ask.choices)
+        ]
         return Events(
             before=f'data: {head}"token": '.encode(),
-            after=f", {delta}null}}]}}\n\n".encode(),
-            last_after=f', {delta}"{ask.finish}"}}]}}\n\n'.encode(),
+            after=first[0],
+            last_after=first[1],
             closing=_end(ask, served, head),
-            opening=opening,
-            empty=f'data: {head}{role}"finish_reason": "{ask.finish}"}}]}}\n\n'.encode(),
+            opening="".join([f"{role}null}}]}}\n\n" for role in roles]).encode(),
+            empty="".join([f'{role}"{ask.finish}"}}]}}\n\n' for role in roles]).encode(),
+            further=tuple(further),
         )
 
 

@@ -10,10 +10,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from typing import Literal
 
 from mockgpu.catalogue import Setup
-from mockgpu.clock import Clock, Timer
+from mockgpu.clock import Clock, Timer, wake
 from mockgpu.events import (
     AdapterLoaded,
     AdapterUnloaded,
@@ -105,6 +106,21 @@ class Stay:
             self._future = asyncio.get_running_loop().create_future()
             await self._future
 
+    async def sleep_until(self, due_s: float, clock: Clock) -> None:
+        """Return at ``due_s``, or when the stay has ended if that comes first. One waiter at a time."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.tell_end(future)
+        timer = clock.call_at(due_s, partial(wake, future))
+        try:
+            await future
+        finally:
+            timer.cancel()
+
+    def tell_end(self, future: asyncio.Future[None]) -> None:
+        """Have ``future`` done at the latest when the stay, which has not ended yet, does. One waiter at a time."""
+        self._wanted = Stage.ENDED
+        self._future = future
+
     def reach(self, stage: Stage) -> None:
         """Note progress and wake the one who waits for it."""
         self.stage = stage
@@ -140,10 +156,22 @@ class Engine:
         prompt_blocks: tuple[int, ...] = (),
         adapter: str = "",
         update: Literal["embedding", "weights"] = "embedding",
+        sequences: int = 1,
     ) -> Stay:
         """Put a job in, see ``mockgpu.events.Job``; the stay is ``ENDED`` at once if it was refused."""
         self._next_id += 1
-        job = Job(self._next_id, model, kind, prompt_tokens, output_tokens, slowness, prompt_blocks, adapter, update)
+        job = Job(
+            self._next_id,
+            model,
+            kind,
+            prompt_tokens,
+            output_tokens,
+            slowness,
+            prompt_blocks,
+            adapter,
+            update,
+            sequences,
+        )
         if kind == "update":
             stay = Stay(job, self._setup.gpu.update_service_s(update) * slowness, self._gpu.token_due_s)
         else:
@@ -183,6 +211,11 @@ class Engine:
     def evict(self) -> None:
         """Evict what is idle and not pinned, and the prefix cache."""
         self._gpu.evict(now_s := time.monotonic())
+        self._pump(now_s)
+
+    def die(self) -> None:
+        """Fail all that is inside, see ``GpuServer.die``."""
+        self._gpu.die(now_s := time.monotonic())
         self._pump(now_s)
 
     def sleep(self, level: Literal[1, 2]) -> None:

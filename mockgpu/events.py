@@ -28,6 +28,9 @@ class Job:
     full KV blocks of the prompt, chained: two prompts with a common beginning have as many leading hashes in
     common as that beginning has full blocks. ``adapter`` names a LoRA adapter of ``model``, "" none. ``update``
     says what an update brings: an embedding, or new weights for ``model``.
+
+    An inference makes ``sequences`` answers of ``output_tokens`` each from one prompt. They share its prefill and its
+    full KV blocks, go in step, and take one slot, but as many places in the batch as they are.
     """
 
     id: int
@@ -39,14 +42,15 @@ class Job:
     prompt_blocks: tuple[int, ...] = ()
     adapter: str = ""
     update: Literal["embedding", "weights"] = "embedding"
+    sequences: int = 1
 
 
 @_value
 class Started:
     """Service began; it does so once for every job.
 
-    ``cold``: the model was not resident at submission. ``queue_wait_s``: from then on. ``batch``: jobs of its
-    model that run now, with this one (0 for an update). ``cached_tokens``: prompt tokens the prefix cache spares.
+    ``cold``: the model was not resident at submission. ``queue_wait_s``: from then on. ``batch``: sequences of its
+    model that run now, with its own (0 for an update). ``cached_tokens``: prompt tokens the prefix cache spares.
     """
 
     at_s: float
@@ -89,16 +93,17 @@ class Resumed:
     job_id: int
 
 
-Reason: TypeAlias = Literal["queue_full", "out_of_memory", "not_found", "asleep", "too_long"]
+Reason: TypeAlias = Literal["queue_full", "out_of_memory", "not_found", "asleep", "too_long", "engine_dead"]
 
 
 @_value
 class Refused:
-    """The job will not be served.
+    """The job will not be served, or no further.
 
     ``queue_full``: no room in the queue. ``out_of_memory``: the model can't be made to fit. ``not_found``: its
     model was unloaded, or its adapter is not there. ``asleep``: the server sleeps. ``too_long``: more tokens
-    than the model takes or the KV cache can ever hold.
+    than the model takes or the KV cache can ever hold. ``engine_dead``: the engine died while the job was inside,
+    the one reason that also meets a job that runs.
     """
 
     at_s: float

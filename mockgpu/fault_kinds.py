@@ -120,7 +120,10 @@ class QueueFull(Aimed):
 class OutOfMemory(Aimed):
     """The GPU's memory runs out: 500 as from vLLM, or by KServe's protocol 400 as from Triton.
 
-    ``dead``: the engine has died of it, so readiness is 503, too (vllm-project/vllm#24897).
+    Only the requests that it strikes fail. ``dead``: the engine dies of it, at once, or, where it is aimed, with the
+    first request that it strikes. Then all that is inside fails with 500 (a stream that has begun by an error event),
+    the memory is emptied as by ``evict``, and until the fault is taken back readiness is 503 and whatever comes gets
+    500, as from vLLM when its EngineCore is gone (vllm-project/vllm#9818, #24897, #42362).
     """
 
     kind: ClassVar[str] = "out-of-memory"
@@ -130,6 +133,11 @@ class OutOfMemory(Aimed):
     def __post_init__(self) -> None:
         self._check_aim()
         _check(self.kind, "dead", self.dead, "true or false", isinstance(self.dead, bool))
+
+    @property
+    def kills_at_once(self) -> bool:
+        """Whether the engine dies when this is set."""
+        return self.dead and self.at_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,17 @@ class Truncated(_Ending):
     """The answer is shorter than it should be, but well framed: a stream ends inside its next event."""
 
     kind: ClassVar[str] = "truncated"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError(_Ending):
+    """A stream ends, well framed, by an error event after ``after_tokens`` tokens: ``{"error": {...}}``, ``[DONE]``.
+
+    So vLLM and SGLang tell what goes wrong once the head with 200 is out. What is not streamed is answered 500 with
+    the same error when it would have been ready.
+    """
+
+    kind: ClassVar[str] = "stream-error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,11 +306,11 @@ class Evict:
 
 
 Held: TypeAlias = Hang | Zombie
-Spoil: TypeAlias = Stall | Truncated | Drip | Garbage | WrongLength
+Spoil: TypeAlias = Stall | Truncated | StreamError | Drip | Garbage | WrongLength
 Single: TypeAlias = Status | QueueFull | OutOfMemory | Held | Slow | Cut | Spoil
 Fault: TypeAlias = Single | Capacity | NotReady | NotAlive | Metrics | Evict
 AT_ONCE: tuple[type[Fault], ...] = (Status, Capacity, QueueFull, OutOfMemory, Hang, Zombie)
-SPOILS: tuple[type[Spoil], ...] = (Stall, Truncated, Drip, Garbage, WrongLength)
+SPOILS: tuple[type[Spoil], ...] = (Stall, Truncated, StreamError, Drip, Garbage, WrongLength)
 KINDS: dict[str, type[Fault]] = {
     kind.kind: kind for kind in (*AT_ONCE, Slow, Cut, *SPOILS, NotReady, NotAlive, Metrics, Evict)
 }

@@ -8,9 +8,12 @@ Rules
 -----
 - One fault of each kind at a time; setting one again replaces it and begins it anew. Kinds combine.
 - A request's lot is drawn when it arrives, in this order: ``status``, ``capacity``, ``queue-full``, ``out-of-memory``,
-  ``hang``, ``zombie``; what they leave is served, under all others that are set. Of ``cut``, ``stall`` and
-  ``truncated`` the first one ends the answer; ``wrong-length`` needs an answer that none of them ends. A request that
-  an earlier fault has taken does not count for a later one. What was inside before a fault was set is left alone.
+  ``hang``, ``zombie``; what they leave is served, under all others that are set. Of ``cut``, ``stall``, ``truncated``
+  and ``stream-error`` the first one ends the answer; ``wrong-length`` needs an answer that none of them ends. A request
+  that an earlier fault has taken does not count for a later one. What was inside before a fault was set is left alone.
+- But an ``out-of-memory`` that is ``dead`` kills the engine, and all that is inside with it but for those that hang or
+  are to stall: when it is set (``Change.kills``), or, aimed, with the first request that it strikes
+  (``Answer.kills``). From then on it strikes every request, until it is cleared or set anew.
 - A request can bring faults for itself alone; each takes the place of one of its kind that is set, and counts no hit.
 - Requests that hang wait outside the GPU: in a report they count as queued, with their tokens, but they take up
   no slot and no place of the queue's limit. When their fault is taken back the connections of all that hang or stall
@@ -51,6 +54,7 @@ from mockgpu.fault_kinds import (
     Spoil,
     Stall,
     Status,
+    StreamError,
     Truncated,
     WrongLength,
     Zombie,
@@ -85,6 +89,7 @@ __all__ = [
     "Spoil",
     "Stall",
     "Status",
+    "StreamError",
     "Truncated",
     "WrongLength",
     "Zombie",
@@ -94,7 +99,8 @@ __all__ = [
 
 _AT_ONCE = tuple(kind.kind for kind in AT_ONCE)
 _SPOILS = tuple(kind.kind for kind in SPOILS)
-_NEED_AN_END = (Stall.kind, Truncated.kind, WrongLength.kind)
+_ENDS = (Stall, Truncated, StreamError)
+_NEED_AN_END = (*(kind.kind for kind in _ENDS), WrongLength.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,11 @@ class Change:
         return any(isinstance(fault, Evict) for fault in self.set)
 
     @property
+    def kills(self) -> bool:
+        """Whether the backend's engine is to die, now."""
+        return any(isinstance(fault, OutOfMemory) and fault.kills_at_once for fault in self.set)
+
+    @property
     def freezes(self) -> bool:
         """Whether the backend is to hand its figures to ``RequestFaults.freeze``, now."""
         return any(isinstance(fault, Metrics) and fault.how == "frozen" for fault in self.set)
@@ -138,13 +149,14 @@ class Change:
 class Answer:
     """The request is answered with ``status`` at once. ``refused``: for want of capacity, or for this ``reason``.
 
-    Reasons are those of ``mockgpu.events.Refused``, "" none.
+    Reasons are those of ``mockgpu.events.Refused``, "" none. ``kills``: the engine dies of it, and fails all inside.
     """
 
     status: int
     retry_after_s: float | None = None
     refused: bool = False
     reason: str = ""
+    kills: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +192,7 @@ class RequestFaults:
         self._budget_s = 0.0
         self._held: dict[int, tuple[str, int]] = {}  # kind of fault and tokens, by request id
         self._frozen: State | None = None
+        self._dead = False
 
     # -- control ---------------------------------------------------------------------------------------------
 
@@ -191,6 +204,8 @@ class RequestFaults:
         for kind in change.clear:
             self._active.pop(kind, None)
             self._hits.pop(kind, None)
+        if OutOfMemory.kind in {*change.clear, *(fault.kind for fault in change.set)}:
+            self._dead = change.kills
         for fault in change.set:
             self._active[fault.kind] = fault
             self._hits[fault.kind] = self._arrived[fault.kind] = 0
@@ -225,7 +240,7 @@ class RequestFaults:
                 case QueueFull():
                     return Answer(503, fault.retry_after_s, refused=True, reason="queue_full")
                 case OutOfMemory():
-                    return Answer(500, refused=True, reason="out_of_memory")
+                    return self._run_out_of_memory(fault)
                 case Hang() | Zombie():
                     self._held[request_id] = kind, tokens
                     return Hold()
@@ -233,7 +248,7 @@ class RequestFaults:
         spoils: list[Spoil] = []
         cut: Fault | None = None
         for kind in (Cut.kind, *_SPOILS):
-            ended = cut is not None or any(isinstance(each, Stall | Truncated) for each in spoils)
+            ended = cut is not None or any(isinstance(each, _ENDS) for each in spoils)
             if ended and kind in _NEED_AN_END:
                 continue
             fault = own.get(kind) or self._struck(kind, now_s)
@@ -249,6 +264,12 @@ class RequestFaults:
             tuple(spoils),
         )
 
+    def _run_out_of_memory(self, fault: OutOfMemory) -> Answer:
+        if self._dead:
+            return Answer(500, refused=True, reason="engine_dead")
+        self._dead = fault.dead
+        return Answer(500, refused=True, reason="out_of_memory", kills=fault.dead)
+
     def leave(self, request_id: int) -> None:
         """The client of a request has gone; does nothing for one that neither hangs nor stalls."""
         self._held.pop(request_id, None)
@@ -259,7 +280,7 @@ class RequestFaults:
         if fault is None:
             return None
         struck = not self._admits(fault, now_s) if isinstance(fault, Capacity) else self._aims(fault)
-        if not struck:
+        if not struck and not (self._dead and kind == OutOfMemory.kind):
             return None
         self._hits[kind] += 1
         return fault
@@ -327,10 +348,7 @@ class RequestFaults:
         if not self._active and not self._held:
             return state
         ready = not self.hit(NotReady.kind) and state.ready
-        memory = self._active.get(OutOfMemory.kind)
-        if isinstance(memory, OutOfMemory) and memory.dead:
-            ready = False
-        return replace(self.figures_in(state), ready=ready)
+        return replace(self.figures_in(state), ready=ready and not self._dead)
 
     def _loaded(self, state: State) -> State:
         """The state with those that are held among the waiting."""

@@ -12,7 +12,8 @@ control port speaks JSON:
   answers when it accepts. Kill, pause and resume need a process for each backend
 - ``POST /fleet/{id}/faults``, ``GET /fleet/{id}/faults``: as ``/mock/faults`` of that backend, see ``mockgpu.server``;
   a dead backend has no faults and can't be given any
-- ``GET /fleet/{id}/log``: the attempt log over all lives of the backend since the last reset
+- ``GET /fleet/{id}/log``: the attempt log over all lives of the backend since the last reset; ``?first=N`` leaves out
+  the first N rows
 - ``GET /fleet/ping``
 """
 
@@ -166,9 +167,12 @@ class Fleet:
         """Begin run ``nonce`` on every backend: living ones at once, dead ones when they are restarted."""
         await asyncio.gather(*(member.reset(nonce) for member in self._members.values()))
 
-    def log(self, name: str) -> bytes:
-        """The attempt log of a backend over all its lives since the last reset; KeyError if unknown."""
-        return read_files(self._members[name].log_paths)
+    def log(self, name: str, first: int = 0) -> bytes:
+        """The attempt log of a backend over all its lives since the last reset, from row ``first`` on.
+
+        KeyError if unknown.
+        """
+        return read_files(self._members[name].log_paths, first)
 
     # -- the control port ------------------------------------------------------------------------------------
 
@@ -194,7 +198,7 @@ class Fleet:
                 await self.reset(read_nonce(await request.content.read()))
                 return json_response(200, b"{}")
             case "GET", ["fleet", name, "log"] if name in self._members:
-                return web.Response(body=self.log(name), content_type="application/octet-stream")
+                return web.Response(body=self.log(name, _first(request)), content_type="application/octet-stream")
             case "GET", ["fleet", name, "faults"] if name in self._members:
                 return json_response(200, wire.faults(await self._members[name].change_faults(Change())))
             case "POST", ["fleet", name, "faults"] if name in self._members:
@@ -206,6 +210,14 @@ class Fleet:
                 await asyncio.shield(_STEPS[step](self._members[name]))
                 return json_response(200, b"{}")
         return _problem(404, f"no such path: {request.method} {request.path}; backends: {', '.join(self._members)}")
+
+
+def _first(request: BaseRequest) -> int:
+    """How many rows of a log are to be left out."""
+    text = request.query.get("first", "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise wire.BadRequestError(f"first is {wire.shown(text)}, expected a whole number of rows", "first")
+    return int(text)
 
 
 def _problem(status: int, message: str) -> web.Response:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from mockgpu.fault_kinds import Aimed, FaultError, Single, from_json
+from mockgpu.fault_kinds import Aimed, FaultError, OutOfMemory, Single, from_json
 from mockgpu.wire import BadRequestError, Headers
 
 FAULT, ERROR, FIELD = "X-Mock-Fault", "X-Return-Error", "mock_fault"
@@ -78,6 +78,8 @@ def _single(data: object) -> Single:
     if not isinstance(fault, get_args(Single)):
         raise FaultError(f"fault {fault.kind} is no matter of one request; set it by /mock/faults")
     assert isinstance(fault, Aimed)
+    if isinstance(fault, OutOfMemory) and fault.dead:
+        raise FaultError(f"fault {fault.kind} is dead, which is no matter of one request; set it by /mock/faults")
     if not fault.at_all:
         raise FaultError(f"fault {fault.kind} is aimed, expected no first, every, share or after: it strikes this one")
     return fault

@@ -113,6 +113,10 @@ class Infer:
         """An error as Triton puts it: text alone."""
         return error(problem.message)
 
+    def broken(self, problem: Problem, number: int) -> bytes:
+        """There are no streams in this protocol."""
+        raise BadRequestError("an inference of KServe v2 can't be streamed")
+
 
 def _parameters(data: Mapping[str, Any]) -> Mapping[str, Any]:
     parameters = data.get("parameters")

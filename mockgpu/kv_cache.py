@@ -27,21 +27,28 @@ class _Block:
 
 
 class Hold:
-    """The blocks that one job holds: those that others may share, and a number of its own."""
+    """The blocks that one job holds: those that others may share, and a number of its own.
 
-    __slots__ = ("age", "block_bytes", "hashes", "model", "own", "shared")
+    ``copies`` are those that its further ``sequences`` have beside the blocks of the first one.
+    """
 
-    def __init__(self, model: str, block_bytes: int, hashes: tuple[int, ...], age: int) -> None:
+    __slots__ = ("age", "block_bytes", "copies", "hashes", "model", "own", "sequences", "shared")
+
+    def __init__(
+        self, model: str, block_bytes: int, hashes: tuple[int, ...], age: int, sequences: int, copies: int
+    ) -> None:
         self.model = model
         self.block_bytes = block_bytes
         self.hashes = hashes
         self.age = age
         self.own = 0
         self.shared: list[_Block] = []
+        self.sequences = sequences
+        self.copies = copies
 
     @property
     def blocks(self) -> int:
-        """How many blocks these are."""
+        """How many blocks each sequence has, shared ones included."""
         return self.own + len(self.shared)
 
 
@@ -79,20 +86,32 @@ class KvCache:
         """Bytes of one block of a model."""
         return model.kv_bytes_per_token * self._block_tokens
 
-    def can_ever_hold(self, model: Model, tokens: int) -> bool:
-        """Whether a job alone finds room for so many tokens."""
-        return self.blocks_for(tokens) * self.block_bytes(model) <= self.capacity_bytes
+    def copies_for(self, prompt_tokens: int, tokens: int, sequences: int) -> int:
+        """Blocks of all sequences but the first, each of ``tokens`` with the prompt, whose full blocks they share."""
+        return (sequences - 1) * (self.blocks_for(tokens) - prompt_tokens // self._block_tokens)
+
+    def can_ever_hold(self, model: Model, blocks: int) -> bool:
+        """Whether a job alone finds room for so many blocks."""
+        return blocks * self.block_bytes(model) <= self.capacity_bytes
 
     def admit(
-        self, name: str, model: Model, tokens: int, hashes: tuple[int, ...], *, count: bool
+        self,
+        name: str,
+        model: Model,
+        tokens: int,
+        hashes: tuple[int, ...],
+        *,
+        count: bool,
+        sequences: int = 1,
+        copies: int = 0,
     ) -> tuple[Hold, int] | None:
         """Blocks for a job that is to compute ``tokens`` first, and how many of these the cache spares; None: no room.
 
         ``hashes`` are of the full blocks of its prompt. ``name`` is whose blocks these are, ``count`` whether
-        the look-up goes into the statistics. At least the last token is always computed.
+        the look-up goes into the statistics. At least the last token is always computed. ``copies`` as ``Hold`` has it.
         """
         size_bytes = self.block_bytes(model)
-        hold = Hold(name, size_bytes, hashes if self._prefix else (), self._ages.get(name, 0))
+        hold = Hold(name, size_bytes, hashes if self._prefix else (), self._ages.get(name, 0), sequences, copies)
         found = self._found.get(name, {})
         shared: list[_Block] = []
         revived_bytes = 0
@@ -103,13 +122,13 @@ class KvCache:
             shared.append(block)
             revived_bytes += 0 if block.users else size_bytes
         hold.own = self.blocks_for(tokens) - len(shared)
-        new_bytes = hold.own * size_bytes
+        new_bytes = (hold.own + copies) * size_bytes
         if self.used_bytes + revived_bytes + new_bytes > self.capacity_bytes:
             return None
         for block in shared:
             self._share(block)
         hold.shared = shared
-        self._claim(new_bytes, hold.own)
+        self._claim(new_bytes, hold.own + copies)
         cached_tokens = len(shared) * self._block_tokens
         if count and self._prefix:
             self.queries_tokens += tokens
@@ -117,11 +136,13 @@ class KvCache:
         return hold, cached_tokens
 
     def grow(self, hold: Hold) -> bool:
-        """One more block; False if there is no room."""
-        if self.used_bytes + hold.block_bytes > self.capacity_bytes:
+        """One more block for each sequence; False if there is no room."""
+        size_bytes = hold.block_bytes * hold.sequences
+        if self.used_bytes + size_bytes > self.capacity_bytes:
             return False
         hold.own += 1
-        self._claim(hold.block_bytes, 1)
+        hold.copies += hold.sequences - 1
+        self._claim(size_bytes, hold.sequences)
         return True
 
     def computed(self, hold: Hold) -> None:
@@ -137,8 +158,9 @@ class KvCache:
 
     def release(self, hold: Hold) -> None:
         """The job lets go of all its blocks; those that can be found stay cached."""
-        self.used_bytes -= hold.own * hold.block_bytes
-        self.used_blocks -= hold.own
+        own = hold.own + hold.copies
+        self.used_bytes -= own * hold.block_bytes
+        self.used_blocks -= own
         for block in reversed(hold.shared):
             block.users -= 1
             if block.users == 0:
@@ -147,7 +169,7 @@ class KvCache:
                 if block.key is not None:
                     self._cached[block.key] = block
                     self.cached_bytes += block.size_bytes
-        hold.own = 0
+        hold.own = hold.copies = 0
         hold.shared = []
 
     def invalidate(self, model: str) -> None:

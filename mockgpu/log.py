@@ -278,18 +278,22 @@ def _unpack(fields: tuple[int | float | bytes, ...]) -> Row:
     )
 
 
-def read_files(paths: list[Path]) -> bytes:
+def read_files(paths: list[Path], first: int = 0) -> bytes:
     """The rows of several log files, in that order, as one log: a backend's lives before and after kills.
 
-    Safe while they are being written: only rows that the header counts are taken.
+    ``first`` leaves out so many from the beginning. Safe while they are being written: only rows that the header
+    counts are taken.
     """
     rows: list[bytes] = []
     count = capacity = lost = 0
     for path in paths:
         with path.open("rb") as file:
             header = read_header(file.read(HEADER_SIZE))
-            rows.append(file.read(header.count * ROW_SIZE))
-        count += header.count
+            skipped = min(first, header.count)
+            file.seek(skipped * ROW_SIZE, os.SEEK_CUR)
+            rows.append(file.read((header.count - skipped) * ROW_SIZE))
+        first -= skipped
+        count += header.count - skipped
         capacity += header.capacity
         lost += header.lost
     return _HEADER.pack(MAGIC, FORMAT_VERSION, ROW_SIZE, count, capacity, lost) + b"".join(rows)

@@ -36,11 +36,12 @@ its entries behind in the heaps, where they are skipped when their turn comes.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias
 
-from mockgpu.events import LoadFailed, State
+from mockgpu.events import LoadFailed, Refused, State
 from mockgpu.scheduler import Scheduler
-from mockgpu.task import WAITING, SteppedTask
+from mockgpu.task import PREFILL, WAITING, SteppedTask
 
 __all__ = ["GpuServer", "ModelState"]
 
@@ -96,7 +97,9 @@ class GpuServer(Scheduler):
             return self._stepper.token_due_s(self._now_s, task, number + 1)
         if task.stage == WAITING:
             return None
-        return task.finish_s - (task.job.output_tokens - 1 - number) * task.spec.decode_step_s * task.job.slowness
+        due_s = task.finish_s - (task.job.output_tokens - 1 - number) * task.spec.decode_step_s * task.job.slowness
+        # Counted from the end the first token can be due a last digit before it comes.
+        return max(due_s, math.nextafter(self._now_s, math.inf)) if task.stage == PREFILL else due_s
 
     def model_states(self) -> dict[str, ModelState]:
         """What is to be said of every model that the setup names or that is resident, coming or unloaded.
@@ -154,6 +157,18 @@ class GpuServer(Scheduler):
         self._stepper.kv.clear()
         self._adapters.slots.evict_idle(now_s)
         self._models.evict_idle(now_s)
+
+    def die(self, now_s: float) -> None:
+        """The engine dies: all jobs inside are refused with ``engine_dead``, and its memory is emptied as by ``evict``.
+
+        What is being loaded still comes, and new jobs are served: whoever let it die refuses them until it lives again.
+        """
+        self._run_to(now_s)
+        # Those that wait go first, for a load before for a slot: or the room that others leave would let them go on.
+        for task in sorted(self._tasks.values(), key=lambda task: (task.stage != WAITING, task.resident is not None)):
+            self._events.append(Refused(now_s, task.job.id, "engine_dead"))
+            self._dismiss(now_s, task, task.stage != WAITING)
+        self.evict(now_s)
 
     def sleep(self, now_s: float, level: Literal[1, 2]) -> None:
         """Go to sleep when the running jobs have ended, see ``mockgpu.sleeping``; does nothing unless awake."""

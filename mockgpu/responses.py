@@ -8,7 +8,7 @@ from typing import Any
 
 from mockgpu import wire
 from mockgpu.completions import OpenAi, conversation, stream_options
-from mockgpu.wire import Ask, Events, Served, Whole
+from mockgpu.wire import Ask, Events, Problem, Served, Whole
 
 
 class Responses(OpenAi):
@@ -41,6 +41,10 @@ class Responses(OpenAi):
             finish="stop",
             details=output_tokens,
         )
+
+    def broken(self, problem: Problem, number: int) -> bytes:
+        """An event ``error``, the last one."""
+        return _event(number, "error", {"code": str(problem.code), "message": problem.message, "param": problem.param})
 
     def whole(self, ask: Ask, served: Served) -> Whole:
         """A completed response."""

@@ -45,7 +45,7 @@ class Scheduler:
         self._ready: list[tuple[int, Task]] = []  # heap of tasks that wait for a slot only, or for KV blocks
         self._timers: list[tuple[float, int, Task | Alarm]] = []  # heap of what happens next
         self._running = 0
-        self._batch_sizes: dict[str, int] = {}  # running inferences by model
+        self._batch_sizes: dict[str, int] = {}  # sequences of running inferences by model
         self._pending_tokens = 0
         self._prompt_tokens_done = 0
         self._output_tokens_done = 0
@@ -93,7 +93,7 @@ class Scheduler:
         else:
             task = Task(job, order, now_s, spec)
         self._tasks[job.id] = task
-        self._pending_tokens += job.prompt_tokens + job.output_tokens
+        self._pending_tokens += job.prompt_tokens + job.output_tokens * job.sequences
         if spec is not None and not spec.always_resident:
             resident = self._models.resident.get(job.model)
             if resident is None:
@@ -180,7 +180,7 @@ class Scheduler:
         self._running += 1
         batch = 0
         if spec is not None:
-            batch = self._batch_sizes.get(job.model, 0) + 1
+            batch = self._batch_sizes.get(job.model, 0) + job.sequences
             self._batch_sizes[job.model] = batch
         if type(task) is SteppedTask:
             if task.started:
@@ -215,7 +215,7 @@ class Scheduler:
                 self._stepper.kv.invalidate(job.model)
         else:
             self._prompt_tokens_done += job.prompt_tokens
-            self._output_tokens_done += job.output_tokens
+            self._output_tokens_done += job.output_tokens * job.sequences
         self._remove(task)
         self._settle(at_s, task, True)
 
@@ -227,8 +227,9 @@ class Scheduler:
 
     def _remove(self, task: Task) -> None:
         """Forget a task, wherever it stands."""
-        del self._tasks[task.job.id]
-        self._pending_tokens -= task.job.prompt_tokens + task.job.output_tokens
+        job = task.job
+        del self._tasks[job.id]
+        self._pending_tokens -= job.prompt_tokens + job.output_tokens * job.sequences
         task.stage = GONE
 
     def _settle(self, at_s: float, task: Task, was_running: bool) -> None:
@@ -250,7 +251,7 @@ class Scheduler:
         self._running -= 1
         if task.spec is not None:
             name = task.job.model
-            left = self._batch_sizes[name] - 1
+            left = self._batch_sizes[name] - task.job.sequences
             if left:
                 self._batch_sizes[name] = left
             else:
@@ -285,7 +286,7 @@ class Scheduler:
             return "not_found"
         if not self._models.can_ever_fit(job.model):
             return "out_of_memory"
-        if self._stepper.is_too_long(spec, job.prompt_tokens, job.output_tokens):
+        if self._stepper.is_too_long(spec, job):
             return "too_long"
         return None
 

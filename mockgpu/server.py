@@ -5,10 +5,11 @@
   events, one per token; the head of a stream is sent with its first token.
 - ``POST /v1/updates`` changes state; ``x-update: weights`` says that it brings new weights for ``x-model-id``.
 - Check-ups: all that ``mockgpu.routes`` lists, and every unknown path.
-- Control, never logged: ``/mock/ping``, ``/mock/reset``, ``/mock/log``; ``/mock/evict`` empties the memory of what is
-  idle, ``/mock/pin`` with ``{"model": ..., "pinned": true}`` keeps a model there. POST to ``/mock/faults`` sets and
-  clears faults, ``{"set": [{"kind": "status", "status": 500, "first": 3}], "clear": ["slow"]}``, and answers when
-  they are in force, as GET does: with the active ones and how many requests each has hit. See ``mockgpu.faults``.
+- Control, never logged: ``/mock/ping`` (``?bytes=N``: an answer of so many), ``/mock/reset``, ``/mock/log``;
+  ``/mock/evict`` empties the memory of what is idle, ``/mock/pin`` with ``{"model": ..., "pinned": true}`` keeps a
+  model there. POST to ``/mock/faults`` sets and clears faults, ``{"set": [{"kind": "status", "status": 500, "first":
+  3}], "clear": ["slow"]}``, and answers when they are in force, as GET does: with the active ones and how many requests
+  each has hit. See ``mockgpu.faults``.
 
 There is one handler for all paths and no router: routing and middlewares of a web framework would cost about
 as much as the mock itself.
@@ -49,6 +50,7 @@ _RESIDENCY_KINDS = {
     Loaded: Kind.RESIDENCY_LOADED,
     Evicted: Kind.RESIDENCY_EVICTED,
 }
+MOST_PING_BYTES = 16_000_000
 _COMPLETIONS, _BY_GET, _INFER = Completions(), AnswerByGet(), Infer()
 _POSTS: dict[str, Api] = {
     "/v1/completions": _COMPLETIONS,
@@ -123,6 +125,8 @@ class Backend:
                 future.set_result(None)
         if change.evicts:
             self._core.engine.evict()
+        if change.kills:
+            self._core.engine.die()
         if change.freezes:
             self._frozen_page = frozen_page(self._core)
         return faults.report()
@@ -167,8 +171,11 @@ class Backend:
             row.model, row.prompt_tokens = ask.model, ask.prompt_tokens
             own = brought(headers, data)
             self._arrived = number = self._arrived + 1
-            lot = core.faults.arrive(row.arrival_s, number, ask.prompt_tokens + ask.output_tokens, own)
+            tokens = ask.prompt_tokens + ask.output_tokens * ask.choices
+            lot = core.faults.arrive(row.arrival_s, number, tokens, own)
             if isinstance(lot, Answer):
+                if lot.kills:
+                    core.engine.die()
                 return await visit.fail(lot)
             if isinstance(lot, Hold):
                 self._log.update(ticket, row)
@@ -211,7 +218,7 @@ class Backend:
             core.engine.leave(stay)
             if stay.job.adapter:
                 core.left(stay)
-            if stay.job.kind == "inference" and row.outcome is not Outcome.ANSWERED:
+            if stay.job.kind == "inference" and (row.outcome is not Outcome.ANSWERED or row.status != 200):
                 gone = row.outcome is Outcome.CLIENT_GONE
                 core.tally.failed(stay.job.model, row.end_s - row.arrival_s, aborted=gone)
 
@@ -229,6 +236,7 @@ class Backend:
             lot.slowness,
             prompt_blocks=core.blocks(ask, base),
             adapter=adapter,
+            sequences=ask.choices,
         )
         if adapter:
             core.entered(stay)
@@ -290,7 +298,7 @@ class Backend:
         try:
             match request.method, request.path:
                 case "GET", "/mock/ping":
-                    return json_response(200, b"{}")
+                    return json_response(200, b"{}".ljust(_bytes_of(request.query.get("bytes", "0"))))
                 case "GET", "/mock/log":
                     return web.Response(body=self._log.dump(), content_type="application/octet-stream")
                 case "POST", "/mock/reset":
@@ -330,3 +338,10 @@ class Backend:
 def _retry_of(text: str | None) -> int:
     """Which try it is, as OpenAI's client says."""
     return min(int(text), 255) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def _bytes_of(text: str) -> int:
+    """How long the answer to a ping is to be."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= MOST_PING_BYTES):
+        raise wire.BadRequestError(f"bytes is {wire.shown(text)}, expected from 0 to {MOST_PING_BYTES}", "bytes")
+    return int(text)

@@ -17,7 +17,7 @@ from aiohttp.web_request import BaseRequest
 from mockgpu import metrics, wire
 from mockgpu.calls import Call, Reply
 from mockgpu.core import Core
-from mockgpu.faults import Drip, Garbage, Metrics, NotAlive, Spoil, Stall, Truncated, WrongLength
+from mockgpu.faults import Drip, Garbage, Metrics, NotAlive, Spoil, Stall, StreamError, Truncated, WrongLength
 from mockgpu.log import Outcome, Row
 from mockgpu.sending import GONE, EventStream, begin_whole, send_piece
 from mockgpu.visit import Visit
@@ -26,6 +26,8 @@ from mockgpu.wire import Api
 _LIVENESS = ("/ping", "/v2/health/live")
 _FIGURES = ("/health", "/metrics", "/loads", "/v1/loads", "/get_load")
 _LEAST_NOISE = 64
+# What vLLM says of a generation that has failed.
+_FAILED = wire.Problem("Internal server error", "InternalServerError", 500)
 
 
 def noise(text: str, length: int) -> bytes:
@@ -45,14 +47,14 @@ class SpoiledVisit(Visit):
         super().__init__(core, api, request, row)
         self.number = number
         self.released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ending: Stall | Truncated | None = None
+        self._ending: Stall | Truncated | StreamError | None = None
         self._drip = 0.0
         self._garbage = False
         self._wrong = 0
         self._paced_s = 0.0
         for spoil in spoils:
             match spoil:
-                case Stall() | Truncated():
+                case Stall() | Truncated() | StreamError():
                     self._ending = spoil
                 case Drip():
                     self._drip = spoil.gap_s
@@ -86,8 +88,12 @@ class SpoiledVisit(Visit):
         self._row.bytes_out += stream.end_wrongly(closing, self._wrong)
         self._row.outcome = Outcome.CUT
 
-    async def _stop_stream(self, stream: EventStream, following: bytes) -> web.StreamResponse:
+    async def _stop_stream(
+        self, stream: EventStream, events: wire.Events, sent: int, following: bytes
+    ) -> web.StreamResponse:
         if self.cut_after_tokens is None:
+            if isinstance(self._ending, StreamError):
+                return self._end_broken(stream, events, sent, _FAILED)
             if isinstance(self._ending, Truncated):
                 part = self._noisy(following[: len(following) // 2])
                 stream.end(part)
@@ -97,7 +103,23 @@ class SpoiledVisit(Visit):
             await self.released
         return self.break_off()
 
-    async def _complete(self, whole: wire.Whole, tokens: int) -> web.StreamResponse:
+    async def _break_stream(self, stream: EventStream, events: wire.Events, sent: int) -> web.StreamResponse:
+        return await self._stall_on() or await super()._break_stream(stream, events, sent)
+
+    async def _refuse(self) -> web.StreamResponse:
+        return await self._stall_on() or await super()._refuse()
+
+    async def _stall_on(self) -> web.StreamResponse | None:
+        """The engine's death does not end what is to stall; None: this one is not."""
+        assert self.stay is not None
+        if not isinstance(self._ending, Stall) or self.stay.refused != "engine_dead":
+            return None
+        await self.released
+        return self.break_off()
+
+    async def _complete(self, whole: wire.Whole, tokens: int, choices: int = 1) -> web.StreamResponse:
+        if isinstance(self._ending, StreamError):
+            return await self.refuse(500, _FAILED)
         row, body = self._row, self._noisy(whole.body)
         count, stop = max(tokens, 1), self._stop(max(tokens, 1))
         part = len(body) if stop is None else min(len(body) * stop // count, len(body) - 1)
@@ -112,7 +134,7 @@ class SpoiledVisit(Visit):
                 send_piece(self._request, piece)
                 row.bytes_out += len(piece)
                 made = -(-row.bytes_out * count // len(body))  # rounded up, as the part was rounded down
-                row.tokens_out = 0 if self._garbage else min(made, tokens)
+                row.tokens_out = 0 if self._garbage else min(made, tokens) * choices
         except ClientConnectionResetError:
             row.outcome = Outcome.CLIENT_GONE
             return GONE

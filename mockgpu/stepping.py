@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mockgpu.batch import Batch
-from mockgpu.events import Event, FirstToken, Preempted
+from mockgpu.events import Event, FirstToken, Job, Preempted
 from mockgpu.kv_cache import KvCache
 from mockgpu.setup import Gpu, Model
 from mockgpu.task import DECODE, PREFILL, TRANSIT, WAITING, CallAt, SteppedTask
@@ -57,13 +57,17 @@ class Stepper:
         """Whether the model's jobs are to be run here."""
         return self._pools is not None or model.decode_slope_s > 0 or self._has_kv(model)
 
-    def is_too_long(self, model: Model, prompt_tokens: int, output_tokens: int) -> bool:
+    def is_too_long(self, model: Model, job: Job) -> bool:
         """Whether a job can't be served even alone."""
         limit = model.max_model_tokens
-        if limit is not None and prompt_tokens + output_tokens > limit:
+        if limit is not None and job.prompt_tokens + job.output_tokens > limit:
             return True
+        if not self._has_kv(model):
+            return False
         # The last token is only handed out; nothing is computed from it.
-        return self._has_kv(model) and not self.kv.can_ever_hold(model, prompt_tokens + max(0, output_tokens - 1))
+        tokens = job.prompt_tokens + max(0, job.output_tokens - 1)
+        blocks = self.kv.blocks_for(tokens) + self.kv.copies_for(job.prompt_tokens, tokens, job.sequences)
+        return not self.kv.can_ever_hold(model, blocks)
 
     def make_room(self, task: SteppedTask) -> bool:
         """Find the KV blocks that a job needs to start; False if there are not enough."""
@@ -75,7 +79,10 @@ class Stepper:
             return False
         hashes = job.prompt_blocks[: job.prompt_tokens // self._block_tokens]
         tokens = job.prompt_tokens + task.done
-        admitted = self.kv.admit(job.model, spec, tokens, hashes, count=not task.started)
+        copies = self.kv.copies_for(job.prompt_tokens, tokens, job.sequences)
+        admitted = self.kv.admit(
+            job.model, spec, tokens, hashes, count=not task.started, sequences=job.sequences, copies=copies
+        )
         if admitted is None:
             return False
         task.hold, task.cached_tokens = admitted
@@ -90,7 +97,7 @@ class Stepper:
         if self._pools is None:
             self._join(at_s, task)
         task.stage = PREFILL
-        tokens = job.prompt_tokens + task.done - task.cached_tokens
+        tokens = job.prompt_tokens + task.done * job.sequences - task.cached_tokens
         prefill_s = tokens / spec.prefill_tokens_per_s * job.slowness
         task.alarm = self._hooks.call_at(at_s + prefill_s, self._prefilled, task)
 
@@ -145,7 +152,7 @@ class Stepper:
         if batch is None:
             batch = Batch(at_s, spec, self._hooks.call_at, self._reached, self._number)
             self._batches[name] = batch
-        batch.join(at_s)
+        batch.join(at_s, task.job.sequences)
         task.in_batch = True
 
     def _prefilled(self, at_s: float, task: SteppedTask) -> None:
@@ -173,7 +180,7 @@ class Stepper:
     def _transfer_s(self, task: SteppedTask) -> float:
         pools, job = self._pools, task.job
         assert pools is not None
-        tokens = job.prompt_tokens + task.done
+        tokens = job.prompt_tokens + task.done * job.sequences
         return (pools.transfer_s + tokens * pools.transfer_s_per_token) * job.slowness
 
     def _transferred(self, at_s: float, task: SteppedTask) -> None:

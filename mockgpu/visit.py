@@ -16,6 +16,7 @@ from aiohttp.web_request import BaseRequest
 from mockgpu import faults, kserve, wire
 from mockgpu.core import Core
 from mockgpu.engine import Stage, Stay
+from mockgpu.feeding import Feeder
 from mockgpu.log import Outcome, Row, body_hash_of
 from mockgpu.metrics import Seen
 from mockgpu.sending import GONE, EventStream, send_part, send_whole
@@ -30,6 +31,7 @@ _REFUSALS: Mapping[str, tuple[int, str, str]] = MappingProxyType(
         "asleep": (503, "service_unavailable", "the server sleeps"),
         "not_found": (404, "invalid_request_error", "the model is not there; it was unloaded, or its adapter was"),
         "too_long": (400, "invalid_request_error", "prompt and output are longer than the model can take"),
+        "engine_dead": (500, "InternalServerError", "EngineCore encountered an issue: the engine is dead"),
     }
 )
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -69,8 +71,8 @@ class Visit:
         """Answer when all tokens are there."""
         if not await self._come_to(Stage.ENDED):
             return await self._refuse()
-        response = await self._complete(self._api.whole(ask, self._served()), ask.output_tokens)
-        if self._row.outcome is Outcome.ANSWERED:
+        response = await self._complete(self._api.whole(ask, self._served()), ask.output_tokens, ask.choices)
+        if self._row.outcome is Outcome.ANSWERED and self._row.status == 200:
             self._count(ask)
         return response
 
@@ -78,7 +80,8 @@ class Visit:
         """Answer with an event per token, each at its own time, which does not depend on when the one before went."""
         if not await self._come_to(Stage.FIRST_TOKEN):
             return await self._refuse()
-        row, tokens = self._row, ask.output_tokens
+        stay, row, tokens = self.stay, self._row, ask.output_tokens
+        assert stay is not None
         events = self._api.events(ask, self._served())
         row.status = 200
         row.first_byte_s = time.monotonic()
@@ -87,19 +90,28 @@ class Visit:
         try:
             if stop == 0 or not tokens:
                 stream.begin()
-            for number in range(tokens if stop is None else stop):
-                await (self._token(number) if number < tokens - 1 else self._come_to(Stage.ENDED))
+            number, end = 0, tokens if stop is None else stop
+            feeder = Feeder(stay, self._core.clock, stream, events, row, ask.choices)
+            while number < end:
+                if not self.spoiled and number < tokens - 1:
+                    number = await feeder.feed(number, min(end, tokens - 1))
+                    await stream.drain()
+                    if number == end:
+                        break
+                if not await (self._token(number) if number < tokens - 1 else self._come_to(Stage.ENDED)):
+                    return await self._break_stream(stream, events, number)
                 event = events.token(number, number == tokens - 1)
                 if self.spoiled:
                     event = await self._spoil(event)
                 if stream.put(event):
                     await stream.drain()
+                number += 1
                 row.bytes_out += len(event)
-                row.tokens_out = number + 1
+                row.tokens_out = number * ask.choices
             closing = events.closing if tokens else events.empty + events.closing
             if stop is not None:
                 following = events.token(stop, stop == tokens - 1) if stop < tokens else closing
-                return await self._stop_stream(stream, following)
+                return await self._stop_stream(stream, events, stop, following)
             if not tokens:
                 await self._come_to(Stage.ENDED)
             if self.spoiled:
@@ -119,33 +131,56 @@ class Visit:
         """What goes out in place of a part of a stream, and when; asked only where ``spoiled`` is set."""
         return data
 
-    async def _stop_stream(self, stream: EventStream, following: bytes) -> web.StreamResponse:
-        """Go no further; ``following`` would have come next."""
+    def _noisy(self, data: bytes) -> bytes:
+        """What goes out in place of a part of an answer."""
+        return data
+
+    async def _stop_stream(
+        self, stream: EventStream, events: wire.Events, sent: int, following: bytes
+    ) -> web.StreamResponse:
+        """Go no further after so many tokens; ``following`` would have come next."""
         return self.break_off()
+
+    async def _break_stream(self, stream: EventStream, events: wire.Events, sent: int) -> web.StreamResponse:
+        """The job has failed after so many tokens: say so in an event, the last one."""
+        assert self.stay is not None
+        _, kind, text = _REFUSALS[self.stay.refused]
+        return self._end_broken(stream, events, sent, Problem(text, kind, self.stay.refused))
+
+    def _end_broken(self, stream: EventStream, events: wire.Events, sent: int, problem: Problem) -> web.StreamResponse:
+        said = self._noisy(self._api.broken(problem, events.first_number + sent if sent else 0))
+        stream.end(said)
+        self._row.bytes_out += len(said)
+        self._row.outcome = Outcome.CUT
+        return stream.response()
 
     def _end_stream(self, stream: EventStream, closing: bytes) -> None:
         stream.end(closing)
         self._row.bytes_out += len(closing)
         self._row.outcome = Outcome.ANSWERED
 
-    async def _token(self, number: int) -> None:
-        """Return when this token is there. What else runs may put it off while we wait."""
+    async def _token(self, number: int) -> bool:
+        """Return when this token is there; False: the job has failed. What else runs may put it off while we wait."""
         stay = self.stay
         assert stay is not None
-        while True:
+        while not stay.refused:
             due_s = stay.token_due_s(number)
             if due_s is None:  # it lost its place on the GPU
                 await self._core.engine.until(lambda: stay.token_due_s(number) is not None)
             elif due_s > time.monotonic():
-                await self._core.clock.sleep_until(due_s)
+                await stay.sleep_until(due_s, self._core.clock)
             else:
-                return
+                return True
+        return False
 
-    async def _complete(self, whole: wire.Whole, tokens: int) -> web.StreamResponse:
-        """Answer what was served, or that part of it after which it is to be cut; never all of it then."""
+    async def _complete(self, whole: wire.Whole, tokens: int, choices: int = 1) -> web.StreamResponse:
+        """Answer what was served, or that part of it after which it is to be cut; never all of it then.
+
+        ``tokens`` are those of each of the ``choices``.
+        """
         cut, body = self.cut_after_tokens, whole.body
         if cut is None:
-            self._row.tokens_out = tokens
+            self._row.tokens_out = tokens * choices
             return await self.reply(200, body, whole.headers or _NONE, whole.content_type)
         row = self._row
         part = min(len(body) * cut // max(tokens, 1), len(body) - 1)
@@ -155,7 +190,7 @@ class Visit:
         try:
             send_part(self._request, body, part, whole.content_type, headers)
             row.bytes_out = part
-            row.tokens_out = min(cut, tokens)
+            row.tokens_out = min(cut, tokens) * choices
         except ClientConnectionResetError:
             row.outcome = Outcome.CLIENT_GONE
             return GONE

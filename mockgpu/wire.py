@@ -19,6 +19,7 @@ EVENTS = "text/event-stream"
 Headers: TypeAlias = Mapping[str, str]
 # Beyond the context of every model; so that no request can make the mock build gigabytes.
 _MOST_TOKENS = 1_000_000
+MOST_CHOICES = 128
 
 
 # Half of what json.loads costs on a body of this size is what it does besides.
@@ -41,6 +42,7 @@ class Ask:
 
     An empty ``model`` leaves the choice to the server. ``prompt`` is the text (or the token numbers) that the prefix
     cache goes by, ``finish`` why the answer will end, ``details`` what only the request's own form understands.
+    ``choices`` answers are wanted, each of ``output_tokens``.
     """
 
     model: str
@@ -51,6 +53,7 @@ class Ask:
     prompt: str = ""
     finish: str = "length"
     details: Any = None
+    choices: int = 1
 
 
 @dataclass(slots=True)
@@ -77,7 +80,8 @@ class Events:
     """A streamed answer: ``opening`` goes out with the first token, ``closing`` after the last one.
 
     The event of token n is ``before``, the number n + ``first_number``, ``after``; the last one has an ``after`` of its
-    own. ``empty`` takes the place of the tokens where there are none.
+    own. ``empty`` takes the place of the tokens where there are none. Further choices each have an event with the same
+    number: ``further`` holds, for each, what stands there in place of ``after`` and of ``last_after``.
     """
 
     before: bytes
@@ -87,10 +91,14 @@ class Events:
     opening: bytes = b""
     empty: bytes = b""
     first_number: int = 0
+    further: tuple[tuple[bytes, bytes], ...] = ()
 
     def token(self, number: int, last: bool) -> bytes:
-        """The event of the token ``number``, counted from 0."""
-        text = b"%b%d%b" % (self.before, number + self.first_number, self.last_after if last else self.after)
+        """The event of the token ``number``, counted from 0; those of all choices."""
+        numbered = b"%b%d" % (self.before, number + self.first_number)
+        text = numbered + (self.last_after if last else self.after)
+        if self.further:
+            text += b"".join([numbered + both[last] for both in self.further])
         return self.opening + text if number == 0 else text
 
 
@@ -100,7 +108,7 @@ class Problem:
 
     message: str
     kind: str
-    code: str
+    code: str | int
     param: str | None = None
 
 
@@ -124,6 +132,9 @@ class Api(Protocol):
 
     def problem(self, problem: Problem) -> bytes:
         """The body of an answer that says what is wrong."""
+
+    def broken(self, problem: Problem, number: int) -> bytes:
+        """The end of a stream that says so after its head; the next event would be ``number``."""
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -179,11 +190,17 @@ def limit_of(data: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def only_one(data: Mapping[str, Any], *names: str) -> None:
-    """Refuse more than one answer to a request; the mock gives one."""
-    for name in names:
-        if data.get(name) not in (None, 1):
-            raise BadRequestError(f"{name} is {shown(data[name])}, expected 1: the mock gives one answer", name)
+def choices_of(data: Mapping[str, Any], output_tokens: int) -> int:
+    """How many answers of ``output_tokens`` each are wanted, as ``n`` says."""
+    number = data.get("n")
+    if number is None:
+        return 1
+    if type(number) is not int or not 1 <= number <= MOST_CHOICES:
+        raise BadRequestError(f"n is {shown(number)}, expected a whole number from 1 to {MOST_CHOICES}", "n")
+    if number * output_tokens > _MOST_TOKENS:
+        seen = f"{number} answers of {output_tokens} tokens"
+        raise BadRequestError(f"n: {seen} are asked for, expected at most {_MOST_TOKENS} tokens in all", "n")
+    return number
 
 
 def words_in(prompt: object, name: str = "prompt") -> int:
@@ -221,14 +238,12 @@ def quoted(text: str) -> str:
 
 def usage(ask: Ask, served: Served) -> str:
     """OpenAI's account of tokens, as JSON."""
-    total = ask.prompt_tokens + ask.output_tokens
+    made = ask.output_tokens * ask.choices
+    total = ask.prompt_tokens + made
     cached = (
         f', "prompt_tokens_details": {{"cached_tokens": {served.cached_tokens}}}' if served.cached_tokens >= 0 else ""
     )
-    return (
-        f'{{"prompt_tokens": {ask.prompt_tokens}, "completion_tokens": {ask.output_tokens}, '
-        f'"total_tokens": {total}{cached}}}'
-    )
+    return f'{{"prompt_tokens": {ask.prompt_tokens}, "completion_tokens": {made}, "total_tokens": {total}{cached}}}'
 
 
 def update_done(*, tag: int, backend: str) -> bytes:
@@ -236,7 +251,7 @@ def update_done(*, tag: int, backend: str) -> bytes:
     return json.dumps({"id": id_of(tag), "object": "update", "backend": backend}).encode()
 
 
-def error(message: str, kind: str, code: str, param: str | None = None) -> bytes:
+def error(message: str, kind: str, code: str | int, param: str | None = None) -> bytes:
     """An error body in OpenAI's form."""
     return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
 

@@ -135,22 +135,23 @@ def test_a_request_that_takes_its_time(tmp_path: Path) -> None:
 
 
 def test_an_event_of_a_stream_costs_little_more_than_with_bare_aiohttp(tmp_path: Path) -> None:
-    streams, tokens, step_s = 64, 60, 0.02
+    """A wake-up and a send alone are most of it; bare aiohttp sleeps in whole milliseconds, so it wakes for many."""
+    streams, tokens, step_s = 64, 40, 0.02
     request = request_of(stream=True, max_tokens=tokens)
     with mock(tmp_path, setup_of(step_s=step_s)) as ours, bare(step_s) as theirs:
         rounds = []
-        for _ in range(4):
-            costs = []
-            for server in (ours, theirs):
+        for number in range(8):
+            costs = {}
+            for server in (ours, theirs) if number % 2 else (theirs, ours):
                 before_s = server.cpu_s()
                 seen = drive("streams.py", server, streams, request=request)
                 assert (seen["events"], seen["wrong"]) == (streams * tokens, "")
-                costs.append((server.cpu_s() - before_s) / (streams * tokens) * 1e6)
-            rounds.append(costs)
+                costs[server] = (server.cpu_s() - before_s) / (streams * tokens) * 1e6
+            rounds.append((costs[ours], costs[theirs]))
     ratio = statistics.median(one / other for one, other in rounds[1:])
     mine, other = (statistics.median(each) for each in zip(*rounds[1:], strict=True))
     print(f"\nan event: mock {mine:.1f} µs, bare {other:.1f} µs, ratio {ratio:.2f}")
-    assert ratio <= 1.5
+    assert ratio <= 1.3
 
 
 def test_a_thousand_streams_at_once_lose_and_repeat_nothing(tmp_path: Path) -> None:
@@ -259,4 +260,6 @@ def test_service_is_never_early_and_closer_than_asyncio_sleep() -> None:
     print(f"\nlate by {shown:.3f} ms, {statistics.median(ratios):.2f} of what asyncio.sleep is late by", end="")
     # The sum of sixteen steps and their product may differ in the last digits.
     assert min(early) >= -1e-9
-    assert statistics.median(ratios) <= 1 / 4  # of pairs side by side: what else runs disturbs a pair, not the median
+    # Of pairs side by side: what else runs disturbs a pair, not the median. As a rule a tenth to a fifth; on a
+    # machine that never rests asyncio.sleep wakes sooner, and it is a third.
+    assert statistics.median(ratios) <= 0.4

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from mockgpu.catalogue import Gpu, Model, Setup
+from mockgpu.log import Outcome
 from mockgpu.tags import tag_of
 
 TAG = tag_of(77, 5)
@@ -30,11 +32,17 @@ async def complete(it: Any, **fields: Any) -> tuple[int, bytes, Any]:
         return answer.status, await answer.read(), answer.headers
 
 
-async def raw(it: Any, body: dict[str, Any], path: str = "/v1/completions") -> tuple[bytes, bool]:
-    """All bytes of an answer on a connection of its own, and whether that ended by a reset."""
+async def raw(
+    it: Any, body: dict[str, Any], path: str = "/v1/completions", *, close: bool = False
+) -> tuple[bytes, bool]:
+    """All bytes of an answer on a connection of its own, and whether that ended by a reset.
+
+    ``close`` asks the server to close it after the answer, for one that would keep it.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
     data = json.dumps(body).encode()
-    writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n" + "Connection: close\r\n" * close
+    writer.write(f"{head}\r\n".encode() + data)
     got = b""
     try:
         async with asyncio.timeout(LONG_AGO):
@@ -45,3 +53,23 @@ async def raw(it: Any, body: dict[str, Any], path: str = "/v1/completions") -> t
     finally:
         writer.close()
     return got, False
+
+
+async def last_row(it: Any, outcome: Outcome) -> Any:
+    """The row of the last request, once it has ended so."""
+    await it.until(lambda: it.rows()[-1].outcome is outcome)
+    return it.rows()[-1]
+
+
+async def part_of(it: Any, body: dict[str, Any], enough: Callable[[bytes], bool]) -> tuple[bytes, Any, Any]:
+    """What has come of an answer when it is enough, and the connection, still open."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+    data = json.dumps(body).encode()
+    writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    got = b""
+    async with asyncio.timeout(10):
+        while not enough(got):
+            block = await reader.read(65_536)
+            assert block, got
+            got += block
+    return got, reader, writer

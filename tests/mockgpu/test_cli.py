@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mockgpu.catalogue import GPUS, MODELS, Setup, setup_of
+from mockgpu.catalogue import GPUS, MODELS, Model, Setup, setup_of
 from mockgpu.cli import main
 from mockgpu.fleet import FleetSettings
 
@@ -77,6 +77,25 @@ def test_options_become_a_fleet(monkeypatch: pytest.MonkeyPatch, served: list[Fl
     assert (rich.ports, rich.processes, rich.nonce) == ((9003, 9001), True, 5)
     assert (rich.control_port, rich.token) == (9000, "x")
     assert isinstance(rich.setup, Setup) and rich.setup == setup.scaled(10)
+
+
+def test_long_loads_are_told_when_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], served: list[FleetSettings], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "serve") == 0
+    out, error = capsys.readouterr()
+    (line,) = error.splitlines()
+    assert out == "" and line.startswith("mockgpu: ") and "waits: llama-8b 14 s; --time-scale 0.01" in line
+    assert run(monkeypatch, "serve", "--time-scale", "0.01") == 0
+    assert run(monkeypatch, "serve", "--model", "tiny-free") == 0
+    assert capsys.readouterr().err == ""
+    path = tmp_path / "setup.json"
+    names = [f"m{number}" for number in range(6)]
+    models = tuple(Model(name, 1, 2.0 + number, 1.0, 1.0) for number, name in enumerate(names))
+    path.write_text(Setup(GPUS["tiny"], MODELS["tiny"], models).to_json())
+    assert run(monkeypatch, "serve", "--setup", str(path)) == 0
+    assert "waits: m5 7 s, m4 6 s, m3 5 s, m2 4 s and 2 more; " in capsys.readouterr().err
+    assert len(served) == 4
 
 
 def test_models_lists_the_whole_catalogue(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

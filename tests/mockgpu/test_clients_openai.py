@@ -67,6 +67,48 @@ def test_completions_whole_and_streamed(serve: Any) -> None:
     serve(test, SETUP)
 
 
+def test_several_choices_whole_and_streamed(serve: Any) -> None:
+    async def test(it: Any) -> None:
+        async with client(it) as api:
+            whole = await api.chat.completions.create(model="any", messages=MESSAGES, max_tokens=3, n=3)
+            assert [(choice.index, choice.message.content) for choice in whole.choices] == [
+                (index, " the the the") for index in range(3)
+            ]
+            assert whole.usage is not None and whole.usage.completion_tokens == 9
+            stream = await api.chat.completions.create(
+                model="any", messages=MESSAGES, max_tokens=3, n=3, stream=True, stream_options={"include_usage": True}
+            )
+            *parts, last = [part async for part in stream]
+            texts = ["", "", ""]
+            for part in parts:
+                texts[part.choices[0].index] += part.choices[0].delta.content or ""
+            assert texts == [" the the the"] * 3
+            assert [part.choices[0].index for part in parts] == [0, 1, 2] * 4, "side by side"
+            assert last.usage is not None and last.usage.completion_tokens == 9
+        await it.until(lambda: all(row.outcome is Outcome.ANSWERED for row in it.rows()))
+        assert [(row.tokens_out, row.batch) for row in inferences(it)] == [(9, 3), (9, 3)]
+        async with it.session.get(it.url("/metrics")) as answer:
+            assert 'vllm:generation_tokens_total{model_name="any",engine="0"} 18\n' in await answer.text()
+
+    serve(test, SETUP)
+
+
+def test_an_error_inside_a_stream_is_raised(serve: Any) -> None:
+    async def test(it: Any) -> None:
+        await set_faults(it, {"kind": "stream-error", "after_tokens": 2})
+        async with client(it, max_retries=0) as api:
+            stream = await api.completions.create(model="any", prompt="a", max_tokens=5, stream=True)
+            parts = aiter(stream)
+            assert [(await anext(parts)).choices[0].text for _ in range(2)] == [" the"] * 2
+            with pytest.raises(openai.APIError, match="Internal server error") as error:
+                await anext(parts)
+            assert not isinstance(error.value, openai.APIConnectionError)
+            with pytest.raises(openai.InternalServerError):
+                await api.completions.create(model="any", prompt="a", max_tokens=5)
+
+    serve(test, SETUP)
+
+
 def test_chats_whole_and_streamed(serve: Any) -> None:
     async def test(it: Any) -> None:
         async with client(it) as api:
@@ -82,7 +124,7 @@ def test_chats_whole_and_streamed(serve: Any) -> None:
             assert [part.choices[0].finish_reason for part in parts] == [None, None, "length"]
             assert last.usage is not None and last.usage.total_tokens == 7
             with pytest.raises(openai.BadRequestError) as error:
-                await api.chat.completions.create(model="any", messages=MESSAGES, n=2)
+                await api.chat.completions.create(model="any", messages=MESSAGES, n=129)
             assert error.value.param == "n"
 
     serve(test, SETUP)

@@ -139,8 +139,13 @@ def test_a_streamed_chat_without_tokens_still_says_why_it_ends() -> None:
 @pytest.mark.parametrize(
     ("api", "body", "param"),
     [
-        (Completions(), {"n": 2}, "n"),
+        (Completions(), {"n": 0}, "n"),
+        (Completions(), {"n": 129}, "n"),
+        (Completions(), {"n": True}, "n"),
+        (Completions(), {"n": 1.5}, "n"),
+        (Completions(), {"n": 100, "max_tokens": 10_001}, "n"),
         (Completions(), {"best_of": 3}, "best_of"),
+        (Completions(), {"best_of": 3, "n": 2}, "best_of"),
         (Completions(), {"max_tokens": "5"}, "max_tokens"),
         (Completions(), {"max_tokens": True}, "max_tokens"),
         (Completions(), {"max_tokens": 10**12}, "max_tokens"),
@@ -153,7 +158,7 @@ def test_a_streamed_chat_without_tokens_still_says_why_it_ends() -> None:
         (Chat(), {"messages": ["hi"]}, "messages"),
         (Chat(), {"messages": [{"role": 5, "content": "x"}]}, "messages"),
         (Chat(), {"messages": [{"role": "user", "content": 5}]}, "content"),
-        (Chat(), {"messages": [{"role": "user", "content": "x"}], "n": 3}, "n"),
+        (Chat(), {"messages": [{"role": "user", "content": "x"}], "n": "3"}, "n"),
         (
             Chat(),
             {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": -1},
@@ -168,8 +173,44 @@ def test_what_is_wrong_is_named(api: Any, body: dict[str, Any], param: str) -> N
     assert "expected" in str(error.value)
 
 
-def test_one_answer_may_be_asked_for() -> None:
-    assert Completions().ask({}, "", {"n": 1, "best_of": None}).output_tokens == 16
+def test_several_answers_may_be_asked_for() -> None:
+    asks = [Completions().ask({}, "", body) for body in ({}, {"n": None}, {"n": 1, "best_of": 1})]
+    assert [(ask.output_tokens, ask.choices) for ask in asks] == [(16, 1)] * 3
+    assert Completions().ask({}, "", {"n": 128, "best_of": 128}).choices == 128
+    assert Chat().ask({}, "", {"messages": [{"content": "x"}], "n": 2}).choices == 2
+
+
+THREE = Ask("m", 7, 2, True, True, choices=3)
+
+
+@pytest.mark.parametrize("api", [Completions(), Chat()])
+def test_each_choice_of_several_has_its_index_and_counts_in_the_usage(api: Any) -> None:
+    data = json.loads(api.whole(THREE, SERVED).body)
+    first = data["choices"][0]
+    assert data["choices"] == [{**first, "index": index} for index in range(3)]
+    assert data["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
+
+
+@pytest.mark.parametrize("api", [Completions(), Chat()])
+def test_several_choices_stream_side_by_side(api: Any) -> None:
+    *events, usage, done = events_of(api.events(THREE, SERVED), 2)
+    indices = [event["choices"][0]["index"] for event in events]
+    assert indices == [0, 1, 2] * (len(events) // 3)
+    tokens = [event for event in events if "token" in event]
+    assert [event["token"] for event in tokens] == [0] * 3 + [1] * 3
+    assert [event["choices"][0]["finish_reason"] for event in tokens] == [None] * 3 + ["length"] * 3
+    assert (usage["usage"]["completion_tokens"], done) == (6, "data: [DONE]")
+    roles = [event for event in events if "token" not in event]
+    assert len(roles) == (3 if isinstance(api, Chat) else 0)
+
+
+def test_a_chat_of_several_choices_without_tokens_says_why_each_ends() -> None:
+    *roles, done = events_of(Chat().events(Ask("m", 1, 0, True, choices=2), SERVED), 0)
+    assert [(role["choices"][0]["index"], role["choices"][0]["finish_reason"]) for role in roles] == [
+        (0, "length"),
+        (1, "length"),
+    ]
+    assert done == "data: [DONE]"
 
 
 def test_a_problem_is_an_error_object() -> None:

@@ -71,7 +71,7 @@ Call = tuple[str, tuple[Any, ...]]
 # What is done beside jobs, as the name of a method and its arguments after the time.
 loads = st.tuples(st.sampled_from(["load", "load", "unload", "invalidate"]), st.sampled_from(NAMES))
 pins = st.tuples(st.just("pin"), st.sampled_from(NAMES), st.booleans())
-rests = st.sampled_from([("evict",), ("sleep", 1), ("sleep", 2), ("wake",), ("wake",), ("wake",)])
+rests = st.sampled_from([("evict",), ("die",), ("sleep", 1), ("sleep", 2), ("wake",), ("wake",), ("wake",)])
 adapters = st.sampled_from([("load_adapter", *pair) for pair in ADAPTERS.items()] + [("unload_adapter", "x")])
 
 
@@ -119,7 +119,8 @@ class Books:
                 assert (FirstToken in before) == (job.kind == "inference" and job.output_tokens > 0)
                 self.running.remove(number)
             case Refused():
-                assert before == []
+                assert before == [] or event.reason == "engine_dead"
+                self.running.discard(number)
                 del self.jobs[number]
         before.append(type(event))
 
@@ -160,12 +161,20 @@ class Machine(RuleBasedStateMachine):
         slowness=st.sampled_from([1.0, 1.0, 0.5, 2.0]),
         prompt=st.sampled_from([(), (1, 2, 3), (1, 2, 4, 5, 6), (9, 8, 7, 6, 5)]),
         adapter=st.sampled_from(["", "", "", "x", "y", "z"]),
+        sequences=st.sampled_from([1, 1, 1, 2, 3]),
     )
     def submit(
-        self, model: str, tokens: tuple[int, int], slowness: float, prompt: tuple[int, ...], adapter: str
+        self,
+        model: str,
+        tokens: tuple[int, int],
+        slowness: float,
+        prompt: tuple[int, ...],
+        adapter: str,
+        sequences: int,
     ) -> int:
         model = ADAPTERS.get(adapter, model)
-        return self.put_in(Job(len(self.calls), model, "inference", *tokens, slowness, prompt, adapter))
+        job = Job(len(self.calls), model, "inference", *tokens, slowness, prompt, adapter, sequences=sequences)
+        return self.put_in(job)
 
     @rule(target=inside, model=st.sampled_from(NAMES), update=st.sampled_from(["embedding", "weights"]))
     def update(self, model: str, update: Any) -> int:
@@ -214,7 +223,9 @@ class Machine(RuleBasedStateMachine):
         jobs = self.books.jobs
         assert state.running == len(self.books.running)
         assert state.queue_depth == len(jobs) - state.running
-        assert state.pending_tokens == sum(job.prompt_tokens + job.output_tokens for job in jobs.values())
+        assert state.pending_tokens == sum(
+            job.prompt_tokens + job.output_tokens * job.sequences for job in jobs.values()
+        )
         assert 0 <= state.waiting_for_load <= state.queue_depth
         slots = gpu.max_running if gpu.pools is None else gpu.pools.prefill_slots + gpu.pools.decode_slots
         if gpu.pools is None:
@@ -241,8 +252,8 @@ class Machine(RuleBasedStateMachine):
         tasks = [task for task in self.server._tasks.values() if isinstance(task, SteppedTask)]
         holds = [task.hold for task in tasks if task.hold is not None]
         shared = {id(block): block for hold in holds for block in hold.shared}
-        assert kv.used_blocks == sum(hold.own for hold in holds) + len(shared)
-        assert kv.used_bytes == sum(hold.own * hold.block_bytes for hold in holds) + sum(
+        assert kv.used_blocks == sum(hold.own + hold.copies for hold in holds) + len(shared)
+        assert kv.used_bytes == sum((hold.own + hold.copies) * hold.block_bytes for hold in holds) + sum(
             block.size_bytes for block in shared.values()
         )
         for block in shared.values():
@@ -254,6 +265,8 @@ class Machine(RuleBasedStateMachine):
         for task in tasks:
             if task.hold is not None:
                 assert task.hold.blocks * 4 >= task.job.prompt_tokens + task.done
+                others = task.hold.blocks - task.job.prompt_tokens // 4
+                assert task.hold.copies == (task.job.sequences - 1) * others
 
     def tokens_keep_the_times_at_which_they_came(self) -> None:
         for number, job in self.books.jobs.items():

@@ -24,6 +24,7 @@ from mockgpu.faults import (
     Slow,
     Stall,
     Status,
+    StreamError,
     Truncated,
     WrongLength,
     Zombie,
@@ -46,6 +47,7 @@ FAULTS: tuple[Fault, ...] = (
     Cut(3),
     Stall(0, every=2),
     Truncated(1),
+    StreamError(2),
     Drip(0.5),
     Garbage(share=0.5),
     WrongLength(-2),
@@ -74,8 +76,8 @@ def test_every_kind_has_a_case_here() -> None:
 
 
 ALL = (
-    "status, capacity, queue-full, out-of-memory, hang, zombie, slow, cut, stall, truncated, drip, garbage,"
-    " wrong-length, not-ready, not-alive, metrics, evict"
+    "status, capacity, queue-full, out-of-memory, hang, zombie, slow, cut, stall, truncated, stream-error, drip,"
+    " garbage, wrong-length, not-ready, not-alive, metrics, evict"
 )
 AIM = "first, every, share, after, seed"
 
@@ -116,6 +118,7 @@ AIM = "first, every, share, after, seed"
         ({"set": [{"kind": "out-of-memory", "dead": 1}]}, "dead is 1, expected true or false"),
         ({"set": [{"kind": "stall", "after_tokens": -1}]}, "fault stall: after_tokens is -1, expected a whole number"),
         ({"set": [{"kind": "truncated"}]}, "fault truncated needs after_tokens"),
+        ({"set": [{"kind": "stream-error", "after_tokens": -1}]}, "fault stream-error: after_tokens is -1, expected a"),
         ({"set": [{"kind": "drip", "gap_s": 4000}]}, "gap_s is 4000, expected a number from 0 to 3600"),
         ({"set": [{"kind": "wrong-length", "by": 0}]}, "by is 0, expected a whole number from -1000000000 to"),
         ({"set": [{"kind": "metrics", "how": "late"}]}, "how is 'late', expected garbage, missing or frozen"),

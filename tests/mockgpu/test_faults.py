@@ -30,6 +30,7 @@ from mockgpu.faults import (
     Spoil,
     Stall,
     Status,
+    StreamError,
     Truncated,
     WrongLength,
     Zombie,
@@ -83,7 +84,7 @@ SAMPLES: dict[str, Fault] = {
     for fault in (
         Status(500, first=1), QueueFull(first=1), OutOfMemory(first=1), Hang(first=1), Zombie(first=1),
         Slow(2.0, first=1), Cut(1, first=1), Stall(1, first=1), Truncated(1, first=1), Drip(0.1, first=1),
-        Garbage(first=1), WrongLength(5, first=1),
+        Garbage(first=1), WrongLength(5, first=1), StreamError(1, first=1),
     )
 }  # fmt: skip
 AIMED = [kind for kind, made in KINDS.items() if issubclass(made, Aimed)]
@@ -197,10 +198,39 @@ def test_not_ready_shows_in_the_state_only() -> None:
 def test_a_full_queue_and_a_full_memory_refuse() -> None:
     assert lots(under(QueueFull()), 1) == [Answer(503, refused=True, reason="queue_full")]
     assert lots(under(QueueFull(2.5)), 1) == [Answer(503, 2.5, True, "queue_full")]
-    faults = under(OutOfMemory())
-    assert lots(faults, 1) == [Answer(500, refused=True, reason="out_of_memory")]
+    faults = under(OutOfMemory(first=1))
+    assert lots(faults, 2) == [Answer(500, refused=True, reason="out_of_memory"), Serve()]
     assert faults.seen_in(STATE).ready
-    assert not under(OutOfMemory(dead=True)).seen_in(STATE).ready
+
+
+DEAD = Answer(500, refused=True, reason="engine_dead")
+
+
+def test_a_dead_engine_stays_dead_until_the_fault_is_taken_back() -> None:
+    fault = OutOfMemory(dead=True)
+    assert Change((fault,)).kills and not Change((OutOfMemory(),)).kills
+    faults = under(fault)
+    assert not faults.seen_in(STATE).ready
+    assert lots(faults, 2) == [DEAD, DEAD]
+    faults.change(1.0, Change(clear=frozenset({"slow"})))
+    assert lots(faults, 1) == [DEAD]
+    faults.change(2.0, Change(clear=frozenset({"out-of-memory"})))
+    assert faults.seen_in(STATE).ready
+    assert lots(faults, 1) == [Serve()]
+
+
+def test_an_aimed_one_kills_with_the_first_request_that_it_strikes() -> None:
+    fault = OutOfMemory(dead=True, first=1, after=1)
+    assert not Change((fault,)).kills
+    faults = under(fault)
+    assert lots(faults, 1) == [Serve()]
+    assert faults.seen_in(STATE).ready
+    assert lots(faults, 3) == [Answer(500, refused=True, reason="out_of_memory", kills=True), DEAD, DEAD]
+    assert not faults.seen_in(STATE).ready
+    assert faults.report()[0]["hits"] == 3
+    faults.change(1.0, Change((fault,)))
+    assert faults.seen_in(STATE).ready, "set anew it begins anew"
+    assert lots(faults, 1) == [Serve()]
 
 
 def test_a_zombie_reports_that_some_wait_and_none_runs() -> None:
@@ -225,11 +255,12 @@ def test_the_stalled_are_freed_but_do_not_count_as_queued() -> None:
 
 
 def test_spoils_go_together_but_for_a_second_end() -> None:
-    spoils: tuple[Spoil, ...] = (Stall(1), Truncated(2), Drip(0.1), Garbage(), WrongLength(3))
+    spoils: tuple[Spoil, ...] = (Stall(1), Truncated(2), StreamError(5), Drip(0.1), Garbage(), WrongLength(3))
     assert {type(spoil) for spoil in spoils} == set(SPOILS)
     assert lots(under(*spoils[::-1]), 1) == [Serve(spoils=(Stall(1), Drip(0.1), Garbage()))]
     assert lots(under(*spoils[1:]), 1) == [Serve(spoils=(Truncated(2), Drip(0.1), Garbage()))]
-    assert lots(under(*spoils[2:]), 1) == [Serve(spoils=(Drip(0.1), Garbage(), WrongLength(3)))]
+    assert lots(under(*spoils[2:]), 1) == [Serve(spoils=(StreamError(5), Drip(0.1), Garbage()))]
+    assert lots(under(*spoils[3:]), 1) == [Serve(spoils=(Drip(0.1), Garbage(), WrongLength(3)))]
     faults = under(Cut(4), *spoils)
     assert lots(faults, 1) == [Serve(1.0, 4, (Drip(0.1), Garbage()))]
     assert faults.change(0.0, Change(clear=frozenset(KINDS))) == (), "what is cut does not stall"

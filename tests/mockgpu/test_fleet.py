@@ -123,6 +123,9 @@ def test_all_backends_serve_and_are_reset_together(tmp_path: Path, options: tupl
         for backend in range(2):
             assert it.complete(backend)["backend"] == f"gpu-{backend}"
             assert [row.kind for row in it.rows(backend)] == [Kind.INFERENCE]
+            status, later = call(it.control, "GET", f"/fleet/gpu-{backend}/log?first=1000")
+            assert (status, read_rows(later)) == (200, [])
+            assert call(it.control, "GET", f"/fleet/gpu-{backend}/log?first=-1")[0] == 400
         assert it.states() == ["alive", "alive"]
         assert it.step("/fleet/reset", {"nonce": NONCE + 1}) == 200
         for backend in range(2):

@@ -49,6 +49,7 @@ def test_all_forms_are_read(headers: dict[str, str], data: dict[str, object], ex
         ({"X-Mock-Fault": "cut;after_tokens=1;share=0.5"}, {}, "fault cut is aimed, expected no first, every, share"),
         ({"X-Mock-Fault": "capacity;rate_per_s=1;burst=1"}, {}, "fault capacity is no matter of one request; set it"),
         ({"X-Mock-Fault": "not-ready"}, {}, "fault not-ready is no matter of one request"),
+        ({"X-Mock-Fault": "out-of-memory;dead=true"}, {}, "fault out-of-memory is dead, which is no matter of one"),
         ({"X-Return-Error": "nine"}, {}, "X-Return-Error: fault status: status is 'nine', expected a status from"),
         ({"X-Return-Error": "200"}, {}, "X-Return-Error: fault status: status is 200, expected a status from"),
         ({"X-Return-Error": "500"}, {"mock_fault": "status;status=501"}, "mock_fault: two faults of one kind"),
@@ -82,9 +83,11 @@ def test_a_request_brings_its_own_fault(serve: Any) -> None:
             assert answer.status == 500
         got, reset = await raw(it, ask(stream=True, mock_fault="cut;after_tokens=2"))
         assert (got.count(b'data: {"id"'), reset) == (2, True)
+        got, reset = await raw(it, ask(stream=True, mock_fault="stream-error;after_tokens=2"), close=True)
+        assert (got.count(b'data: {"id"'), got.count(b'data: {"error"'), reset) == (2, 1, False)
         assert await change(it) == [], "none is set"
         await it.until(lambda: it.rows()[-1].outcome is Outcome.CUT)
-        assert [row.status for row in it.rows()] == [503, 503, 418, 200, 400, 500, 500, 200]
+        assert [row.status for row in it.rows()] == [503, 503, 418, 200, 400, 500, 500, 200, 200]
 
     serve(test, SETUP)
 

@@ -144,7 +144,35 @@ def test_clearing_leaves_what_is_in_use() -> None:
 
 @pytest.mark.parametrize(("tokens", "holds"), [(12, True), (13, False), (0, True)])
 def test_what_can_ever_be_held(tokens: int, holds: bool) -> None:
-    assert cache(3).can_ever_hold(MODEL, tokens) is holds
+    kv = cache(3)
+    assert kv.can_ever_hold(MODEL, kv.blocks_for(tokens)) is holds
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "tokens", "copies"),
+    [(8, 8, 0), (9, 9, 2), (8, 9, 2), (9, 13, 4), (3, 3, 2)],
+)
+def test_further_sequences_share_the_full_blocks_of_the_prompt_alone(
+    prompt_tokens: int, tokens: int, copies: int
+) -> None:
+    assert cache(10).copies_for(prompt_tokens, tokens, 3) == copies
+    assert cache(10).copies_for(prompt_tokens, tokens, 1) == 0
+
+
+def test_sequences_grow_together_or_not_at_all_and_let_go_of_all() -> None:
+    kv = cache(8)
+    admitted = kv.admit("m", MODEL, 9, (1, 2), count=True, sequences=3, copies=2)
+    assert admitted is not None
+    hold, _ = admitted
+    assert (hold.blocks, kv.used_blocks) == (3, 5)
+    kv.computed(hold)
+    assert kv.grow(hold)
+    assert (hold.blocks, kv.used_blocks, kv.used_bytes) == (4, 8, 8 * kv.block_bytes(MODEL))
+    assert not kv.grow(hold)
+    assert kv.used_blocks == 8
+    kv.release(hold)
+    assert (kv.used_blocks, kv.used_bytes, kv.cached_blocks) == (0, 0, 2)
+    assert kv.admit("m", MODEL, 29, (), count=True, sequences=2, copies=1) is None
 
 
 def test_the_total_is_in_blocks_of_the_first_model_that_takes_any() -> None:

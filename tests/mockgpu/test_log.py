@@ -134,6 +134,18 @@ def test_several_files_read_as_one(tmp_path: Path) -> None:
     assert read_rows(read_files([])) == []
 
 
+def test_several_files_are_read_from_any_row_on(tmp_path: Path) -> None:
+    for number in range(3):
+        log = AttemptLog(tmp_path / str(number), 2)
+        log.add(Row(Kind.INFERENCE, 2.0 * number))
+        log.add(Row(Kind.INFERENCE, 2.0 * number + 1))
+        log.close()
+    paths = [tmp_path / str(number) for number in range(3)]
+    for first in range(8):
+        rows = read_rows(read_files(paths, first))
+        assert [row.arrival_s for row in rows] == [float(number) for number in range(first, 6)]
+
+
 def test_other_bytes_are_refused(tmp_path: Path) -> None:
     log = AttemptLog(tmp_path / "log", 1)
     log.add(FULL)

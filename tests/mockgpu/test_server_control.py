@@ -90,6 +90,11 @@ def test_control_needs_the_token_and_is_not_logged(serve: Any) -> None:
         headers = {"x-mock-token": TOKEN}
         async with it.session.get(it.url("/mock/ping"), headers=headers) as answer:
             assert (answer.status, await answer.read()) == (200, b"{}")
+        async with it.session.get(it.url("/mock/ping?bytes=70000"), headers=headers) as answer:
+            assert (answer.status, len(await answer.read())) == (200, 70_000)
+        for wrong in ("-1", "many", "16000001"):
+            async with it.session.get(it.url(f"/mock/ping?bytes={wrong}"), headers=headers) as answer:
+                assert answer.status == 400
         for nonce in (-1, 2**31, "7", None):
             url = it.url("/mock/reset")
             async with it.session.post(url, json={"nonce": nonce}, headers=headers) as answer:

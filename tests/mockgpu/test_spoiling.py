@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -14,30 +13,11 @@ from mockgpu.catalogue import Gpu, Model, Setup
 from mockgpu.faults import KINDS
 from mockgpu.log import Kind, Outcome
 from mockgpu.spoiling import noise
+from tests.mockgpu import test_failing as failing
 from tests.mockgpu import test_server_faults as others
-from tests.mockgpu.fault_calls import SETUP, ask, change, complete, raw
+from tests.mockgpu.fault_calls import SETUP, ask, change, complete, last_row, part_of, raw
 
 GAP_S = 0.05
-
-
-async def last_row(it: Any, outcome: Outcome) -> Any:
-    """The row of the last request, once it has ended so."""
-    await it.until(lambda: it.rows()[-1].outcome is outcome)
-    return it.rows()[-1]
-
-
-async def part_of(it: Any, body: dict[str, Any], enough: Callable[[bytes], bool]) -> tuple[bytes, Any, Any]:
-    """What has come of an answer when it is enough, and the connection, still open."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
-    data = json.dumps(body).encode()
-    writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
-    got = b""
-    async with asyncio.timeout(10):
-        while not enough(got):
-            block = await reader.read(65_536)
-            assert block, got
-            got += block
-    return got, reader, writer
 
 
 def split(answer: bytes) -> tuple[bytes, bytes]:
@@ -127,6 +107,7 @@ def test_a_truncated_body_is_well_framed(serve: Any, after: int) -> None:
         {"kind": "cut", "after_tokens": 2},
         {"kind": "truncated", "after_tokens": 2},
         {"kind": "wrong-length", "by": 40},
+        {"kind": "stream-error", "after_tokens": 2},
     ],
     ids=lambda fault: str(fault["kind"]),
 )
@@ -137,7 +118,7 @@ def test_a_broken_answer_counts_once(serve: Any, fault: dict[str, Any], stream: 
         await change(it, fault)
         with suppress(ClientError, ConnectionError):
             await complete(it, stream=stream)
-        await last_row(it, Outcome.CUT)
+        await it.until(lambda: it.rows()[-1].outcome is not Outcome.OPEN)
         async with it.session.get(it.url("/metrics")) as answer:
             text = await answer.text()
         counted = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("nv_inference_request_"))
@@ -255,8 +236,6 @@ def test_out_of_memory_is_told_as_vllm_and_triton_do(serve: Any) -> None:
         assert status == 400
         assert said["error"].startswith("load failed for model 'm': version 1 is at UNAVAILABLE state: Internal:")
         assert (await it.health())["ready"]
-        await change(it, {"kind": "out-of-memory", "dead": True})
-        assert (await it.get("/health"))[0] == 503
 
     serve(test, SETUP)
 
@@ -378,6 +357,7 @@ SEEN = {
     "cut": others.test_a_stream_is_cut_after_so_many_tokens,
     "stall": test_a_stall_falls_silent_until_its_client_leaves_or_it_is_freed,
     "truncated": test_a_truncated_body_is_well_framed,
+    "stream-error": failing.test_a_stream_ends_by_an_error_event,
     "drip": test_a_drip_takes_a_gap_between_tokens,
     "garbage": test_garbage_looks_good_from_outside,
     "wrong-length": test_a_length_too_long_breaks_the_connection,

@@ -24,7 +24,8 @@ class RunSection:
     """`[run]`: how Steelyard starts, reloads and stops the balancer.
 
     `config` is a Jinja template (path relative to the claims file) that is given `workdir, host, port, admin_port,
-    backends[] (id, host, port, weight), off[]`; `{config}`, `{workdir}` and `{port}` are filled in in the commands.
+    backends[] (id, host, port, weight, draining), off[]`; `{config}`, `{workdir}` and `{port}` are filled in in the
+    commands.
     `check` is run before `start` and tells by its exit status whether the configuration is fine. `switches` names the
     features that the template leaves out when they stand in `off`.
     """

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from harness.content import Content
 from harness.frozen import canonical
-from harness.timeline import Kill, Leave, Membership, Step
+from harness.shapes import Shape
+from harness.timeline import Drain, Join, Kill, Leave, Membership, Pause, Restart, Step, Weigh
 
 # --- errors, split by who is at fault ---------------------------------------------------------------------
 
@@ -132,19 +134,26 @@ class Connections(StrEnum):
 class Keys:
     """The affinity keys of a stream: `count` names made from the run's seed.
 
-    `pick`: "sweep" takes them in turn, "uniform" draws evenly, "zipf" draws with `zipf_exponent`.
+    `pick`: "sweep" takes them in turn, "uniform" draws evenly, "zipf" draws with `zipf_exponent`. "hot": one key gets
+    `hot_share` of all, the others share the rest; every `moves_every_s` the next key becomes the hot one (None: never).
+    `names`: words to use as they are, one for each key, instead of made ones.
     """
 
     count: int
     pick: str = "uniform"
     zipf_exponent: float = 1.0
+    hot_share: float = 0.5
+    moves_every_s: float | None = None
+    names: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
     """One open-loop source of `requests` requests from `start_s` on, at `rate_per_s` on average.
 
-    `arrivals` is "constant" or "poisson". `methods` are used in turn. `keys` None sends no affinity key.
+    `arrivals` is "constant" or "poisson". `methods` are used in turn. `keys` None sends no affinity key. A `shape`
+    takes the place of `arrivals`, `rate_per_s` and `requests`, which then only say what it comes to on average.
+    `content` says what the requests ask for where they differ among each other.
     """
 
     name: str
@@ -159,11 +168,13 @@ class Stream:
     prompt_tokens: int = 8
     output_tokens: int = 4
     timeout_s: float = 10.0
+    shape: Shape | None = None
+    content: Content | None = None
 
     @property
     def end_s(self) -> float:
         """Time at which the stream's last request is due, on average, in seconds from the start of the run."""
-        return self.start_s + self.requests / self.rate_per_s
+        return self.start_s + (self.shape.duration_s if self.shape else self.requests / self.rate_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,22 +278,44 @@ class Scenario:
 
     @property
     def kills(self) -> bool:
-        """Whether some backend is killed, so that each must be a process of its own."""
-        return any(isinstance(step, Kill) for step in self.timeline)
+        """Whether some backend's process is killed, paused or restarted, so that each must have one of its own."""
+        return any(isinstance(step, Kill | Pause | Restart) for step in self.timeline)
 
     def members(self, changes: Sequence[Membership]) -> tuple[str, ...]:
-        """The balancer's list of backends after these changes.
+        """The backends that the balancer lists after these changes, in its order; `drained` ones among them.
 
         Every change also rotates the list by one, so that a mapping which depends on its order shows.
         """
         names = list(self.backend_ids[: self.backends])
         for change in changes:
-            if isinstance(change, Leave):
-                names.remove(change.backend)
-            else:
-                names.append(change.backend)
+            match change:
+                case Leave():
+                    names.remove(change.backend)
+                case Join():
+                    names += [change.backend] if change.backend not in names else []
+                case Weigh() | Drain():
+                    continue
         turn = len(changes) % len(names) if names else 0
         return tuple(names[turn:] + names[:turn])
+
+    def drained(self, changes: Sequence[Membership]) -> frozenset[str]:
+        """Members that are to be sent nothing new after these changes: drained and neither gone nor back since."""
+        names: set[str] = set()
+        for change in changes:
+            match change:
+                case Drain():
+                    names.add(change.backend)
+                case Leave() | Join():
+                    names.discard(change.backend)
+                case Weigh():
+                    continue
+        return frozenset(names)
+
+    def weights(self, changes: Sequence[Membership]) -> dict[str, int]:
+        """The weight of each backend after these changes; 1 where none was given. A leave does not change it."""
+        weights = dict.fromkeys(self.backend_ids, 1)
+        weights |= {change.backend: change.weight for change in changes if isinstance(change, Weigh)}
+        return weights
 
     def phase(self, name: str) -> Phase:
         """The phase called `name`; KeyError if there is none."""

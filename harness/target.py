@@ -20,12 +20,16 @@ from harness.model import World
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A backend as the balancer is told of it: its fault proxy, never the backend itself."""
+    """A backend as the balancer is told of it: its fault proxy, never the backend itself.
+
+    `draining`: it stays listed, and nothing new is to be sent to it.
+    """
 
     id: str
     host: str
     port: int
     weight: int = 1
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

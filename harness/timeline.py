@@ -1,13 +1,35 @@
 """What happens in a scenario beside its load: faults, which can heal, and changes of membership. Standard library only.
 
-`at_s` and `for_s` are seconds of the run; a fault without `for_s` stays until the run ends. Faults of single requests
-follow the rules of `mockgpu.faults`: one of each kind at a time on a backend, gone with its process.
+`at_s` and `for_s` are seconds of the run; a fault without `for_s` stays until the run ends. Those of single requests
+are in `harness.request_faults`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeGuard
+
+from harness.request_faults import AnswerFault as AnswerFault
+from harness.request_faults import BadMetrics as BadMetrics
+from harness.request_faults import CutOff as CutOff
+from harness.request_faults import Drip as Drip
+from harness.request_faults import Evict as Evict
+from harness.request_faults import FailingStatus as FailingStatus
+from harness.request_faults import Garbage as Garbage
+from harness.request_faults import Hang as Hang
+from harness.request_faults import NotAlive as NotAlive
+from harness.request_faults import NotReady as NotReady
+from harness.request_faults import OutOfMemory as OutOfMemory
+from harness.request_faults import OverCapacity as OverCapacity
+from harness.request_faults import QueueFull as QueueFull
+from harness.request_faults import RequestFault as RequestFault
+from harness.request_faults import Slow as Slow
+from harness.request_faults import Stall as Stall
+from harness.request_faults import StreamError as StreamError
+from harness.request_faults import Truncated as Truncated
+from harness.request_faults import WrongLength as WrongLength
+from harness.request_faults import Zombie as Zombie
+from harness.request_faults import as_mock as as_mock
 
 # --- faults of a process or of the way to it ----------------------------------------------------------------
 
@@ -22,6 +44,27 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """SIGSTOP of a backend: its kernel still accepts, nothing is answered; `for_s` later SIGCONT, and it goes on."""
+
+    backend: str
+    at_s: float
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A backend's process ends, with all that is inside, and starts again at once with a cold cache.
+
+    Connects are refused until its listener accepts again, which heals it. `for_s` is how long it stays away at least.
+    """
+
+    backend: str
+    at_s: float
+    for_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Down:
     """The way to a backend is closed: live connections end, connects are refused. The backend itself lives on."""
 
@@ -32,12 +75,13 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Everything that a backend sends arrives `latency_s` later."""
+    """Everything that a backend sends arrives `latency_s` later, give or take `jitter_s` (uniform)."""
 
     backend: str
     at_s: float
     latency_s: float
     for_s: float | None = None
+    jitter_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,72 +102,57 @@ class Reset:
     for_s: float | None = None
 
 
-# --- faults of single requests ------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """The way from a backend carries `kb_per_s` kilobytes (1,000 bytes) a second on each connection."""
+
+    backend: str
+    at_s: float
+    kb_per_s: float
+    for_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class FailingStatus:
-    """A backend answers with `status` (400 to 599) at once: always, or the `first` requests, or a `share` of them.
+class SlowClose:
+    """That a backend closed a connection shows `delay_s` later."""
 
-    Which ones a share (0 to 1) hits follows from the run's seed and their order of arrival there. `retry_after_s` is
-    sent in whole seconds, rounded up.
+    backend: str
+    at_s: float
+    delay_s: float
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout:
+    """Nothing that is sent on a connection to a backend arrives, and after `after_s` it is closed."""
+
+    backend: str
+    at_s: float
+    after_s: float
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slicer:
+    """What a backend sends comes in slices of about `slice_bytes`, with `gap_s` between two of them."""
+
+    backend: str
+    at_s: float
+    slice_bytes: int
+    gap_s: float
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitData:
+    """A connection to a backend is closed once `limit_bytes` have come from there.
+
+    The two worlds agree where one answer is longer than that, or none: `sim` counts each answer on its own.
     """
 
     backend: str
     at_s: float
-    status: int
-    first: int | None = None
-    share: float | None = None
-    retry_after_s: float | None = None
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OverCapacity:
-    """A backend takes `rate_per_s` requests, `burst` at once, as a full token bucket; the rest gets 503 at once."""
-
-    backend: str
-    at_s: float
-    rate_per_s: float
-    burst: int = 1
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """Service of requests that arrive takes `factor` times as long."""
-
-    backend: str
-    at_s: float
-    factor: float
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """Requests that arrive are never answered, while the health routes stay fine; healing resets their connections."""
-
-    backend: str
-    at_s: float
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CutOff:
-    """Answers break off after `after_tokens` tokens, or that share of a body, at the latest before their last byte."""
-
-    backend: str
-    at_s: float
-    after_tokens: int = 1
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NotReady:
-    """A backend reports that it is not ready (503), though it serves what it is sent."""
-
-    backend: str
-    at_s: float
+    limit_bytes: int
     for_s: float | None = None
 
 
@@ -146,30 +175,36 @@ class Join:
     at_s: float
 
 
-RequestFault = FailingStatus | OverCapacity | Slow | Hang | CutOff | NotReady
-Fault = Kill | Down | Latency | Blackhole | Reset | RequestFault
-Membership = Leave | Join
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """A backend's weight in the balancer's membership becomes `weight` (1 is normal)."""
+
+    backend: str
+    at_s: float
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A backend is drained: it stays listed but is sent nothing new, until a `Join` (back to work) or a `Leave`."""
+
+    backend: str
+    at_s: float
+
+
+ProcessFault = Kill | Pause | Restart
+TransportFault = Down | Latency | Blackhole | Reset | Bandwidth | SlowClose | Timeout | Slicer | LimitData
+Fault = ProcessFault | TransportFault | RequestFault
+Membership = Leave | Join | Weigh | Drain
 Step = Fault | Membership
 
 
 def is_fault(step: Step) -> TypeGuard[Fault]:
-    """Whether a step is a fault (it has a heal) and not a change of membership."""
+    """Whether a step is a fault and not a change of membership."""
     return isinstance(step, Fault)
 
 
-def as_mock(fault: RequestFault, seed: int) -> dict[str, object]:
-    """The same fault in the words of `mockgpu.faults.from_json`. `seed` decides which requests a share hits."""
-    match fault:
-        case FailingStatus(status=status, first=first, share=share, retry_after_s=retry_after_s):
-            words = {"status": status, "first": first, "share": share, "retry_after_s": retry_after_s, "seed": seed}
-            return {"kind": "status", **{name: value for name, value in words.items() if value is not None}}
-        case OverCapacity(rate_per_s=rate_per_s, burst=burst):
-            return {"kind": "capacity", "rate_per_s": rate_per_s, "burst": burst}
-        case Slow(factor=factor):
-            return {"kind": "slow", "factor": factor}
-        case Hang():
-            return {"kind": "hang"}
-        case CutOff(after_tokens=after_tokens):
-            return {"kind": "cut", "after_tokens": after_tokens}
-        case NotReady():
-            return {"kind": "not-ready"}
+def heals_at_s(step: Step) -> float | None:
+    """When a step is to be taken back, in seconds of the run; None if it never is, or heals by itself (`Restart`)."""
+    for_s = None if isinstance(step, Restart) else getattr(step, "for_s", None)
+    return None if for_s is None else step.at_s + for_s

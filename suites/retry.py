@@ -19,7 +19,7 @@ from harness.claims import (
 from harness.history import UNSEEN, History
 from harness.model import Ending, Failure, Keys, Kind, Load, Method, Phase, Scenario, Stream, UnsupportedError
 from harness.property import Findings, declare, held, within
-from harness.timeline import CutOff, FailingStatus, Hang, RequestFault
+from harness.timeline import CutOff, FailingStatus, Hang, RequestFault, heals_at_s
 from suites.retry_evidence import counts, dropped, followers, inference, refused, started_in, turns, updates
 from suites.scenarios import can_get, key_carrier
 
@@ -57,7 +57,7 @@ def failures(claims: Claims) -> Scenario:
     phases: list[Phase] = []
 
     def stretch(name: str, faults: Sequence[RequestFault]) -> None:
-        spans_s = [(fault.at_s, fault.at_s + (fault.for_s or 0.0)) for fault in faults]
+        spans_s = [(fault.at_s, heals_at_s(fault) or fault.at_s) for fault in faults]
         phases.append(Phase(name, min(spans_s)[0], max(spans_s)[1]))
         timeline.extend(faults)
 

@@ -1,7 +1,8 @@
 """The admin interface of a live balancer: its backends as JSON, edits of the list, and metrics.
 
     GET    /backends                the list: id, url, weight, state, in flight, and what the gateway knows
-    PUT    /backends                the whole list: [{id, host, port, weight}] or [{url, id, weight}]
+    PUT    /backends                the whole list: [{id, host, port, weight}] or [{url, id, weight}], with "draining":
+                                    true for those that are to get nothing new
     POST   /backends                join: {url} with id and weight where wanted, or {id, host, port, weight}
     GET    /backends/{id}           one of them
     PATCH  /backends/{id}           weigh: {weight}; PUT does the same

@@ -2,38 +2,44 @@
 
 Every byte between balancer and backend passes through it. Faults of processes and of single requests are the mock
 fleet's, which is asked for them here too. A fault counts from the moment at which a probe of ours sees
-it, not from the call that asked for it.
+it (`harness.live.probes`), not from the call that asked for it.
 """
 
 from __future__ import annotations
 
 import shutil
-import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, assert_never
 from urllib.parse import urlsplit
 
 from harness.live.calls import accepts
 from harness.live.children import Child
 from harness.live.fleet import Fleet
 from harness.live.ports import HOST, PortBlock
+from harness.live.probes import awaited, bites
 from harness.model import HarnessError, TargetError
 from harness.timeline import (
+    Bandwidth,
     Blackhole,
-    CutOff,
     Down,
-    FailingStatus,
     Fault,
-    Hang,
     Kill,
     Latency,
-    NotReady,
-    OverCapacity,
+    LimitData,
+    Pause,
+    RequestFault,
     Reset,
-    Slow,
+    Restart,
+    Slicer,
+    SlowClose,
+    Timeout,
+    TransportFault,
     as_mock,
 )
 from harness.toxiproxy.client import Connection, FaultProxy, FaultProxyError
@@ -41,10 +47,6 @@ from harness.toxiproxy.client import Connection, FaultProxy, FaultProxyError
 Result = TypeVar("Result")
 
 START_S = 5.0
-PROBE_S = 3.0
-SILENT_S = 0.1
-"""A connection that brought no byte of an answer for this long is taken for silent."""
-
 REAL = "toxiproxy-server"
 
 
@@ -112,62 +114,79 @@ class FaultWay:
 
     # --- faults -------------------------------------------------------------------------------------------
 
-    def begin(self, fault: Fault, fleet: Fleet, seed: int = 0) -> float | None:
+    def begin(self, fault: Fault, fleet: Fleet, seed: int = 0, over: threading.Event | None = None) -> float | None:
         """Set a fault. The time (CLOCK_MONOTONIC) at which a probe saw it bite, None if none did.
 
-        `seed` decides which requests a share hits.
+        `seed` decides which requests a share hits. Once `over` is set there are no more probes.
         """
         name = fault.backend
+        over = over or threading.Event()
+        if isinstance(fault, RequestFault):
+            words = as_mock(fault, seed)
+            fleet.set_fault(name, words)
+            return awaited(lambda: any(words.items() <= active.items() for active in fleet.faults(name)), over)
         match fault:
-            case Kill():
+            case Kill() | Restart():
                 fleet.kill(name)
-                self._do(f"disable {name}", lambda: self._proxy.disable(name))
-                return self._await(lambda: not accepts(*self._addresses[name]))
+                self._disable(name)
+            case Pause():
+                fleet.pause(name)
             case Down():
-                self._do(f"disable {name}", lambda: self._proxy.disable(name))
-                return self._await(lambda: not accepts(*self._addresses[name]))
-            case Latency(latency_s=latency_s):
-                self._toxic(name, "latency", {"latency": round(latency_s * 1000), "jitter": 0}, "downstream")
-                return self._await(lambda: self._first_byte_s(name, latency_s + 2.0) >= latency_s * 0.99)
-            case Blackhole():
-                self._toxic(name, "timeout", {"timeout": 0}, "downstream")
-                self._toxic(name, "timeout", {"timeout": 0}, "upstream")
-                return self._await(lambda: self._first_byte_s(name, SILENT_S) >= SILENT_S)
+                self._disable(name)
             case Reset():
                 # Only connections opened under the toxic are reset, so the pooled ones are cut first.
-                self._do(f"disable {name}", lambda: self._proxy.disable(name))
-                self._toxic(name, "reset_peer", {"timeout": 0}, "upstream")
-                self._do(f"enable {name}", lambda: self._proxy.enable(name))
-                return self._await(lambda: self._is_reset(name))
-            case FailingStatus() | OverCapacity() | Slow() | Hang() | CutOff() | NotReady():
-                words = as_mock(fault, seed)
-                fleet.set_fault(name, words)
-                return self._await(lambda: any(words.items() <= active.items() for active in fleet.faults(name)))
+                self._disable(name)
+                self._add(fault)
+                self._enable(name)
+            case Latency() | Blackhole() | Bandwidth() | SlowClose() | Timeout() | Slicer() | LimitData():
+                self._add(fault)
+            case _:
+                assert_never(fault)
+        return awaited(lambda: bites(fault, self._addresses[name]), over)
 
     def heal(self, fault: Fault, fleet: Fleet) -> None:
-        """Take a fault back."""
+        """Take a fault back. A backend that was killed or restarted is let in once its listener accepts."""
         name = fault.backend
+        if isinstance(fault, RequestFault):
+            fleet.clear_fault(name, as_mock(fault, 0)["kind"])
+            return
         match fault:
-            case Kill():
+            case Kill() | Restart():
                 fleet.restart(name)
-                self._do(f"enable {name}", lambda: self._proxy.enable(name))
+                self._enable(name)
+            case Pause():
+                fleet.resume(name)
             case Down():
-                self._do(f"enable {name}", lambda: self._proxy.enable(name))
-            case Latency():
-                self._remove(name, "latency_downstream")
-            case Blackhole():
-                self._remove(name, "timeout_downstream")
-                self._remove(name, "timeout_upstream")
-            case Reset():
-                self._remove(name, "reset_peer_upstream")
-            case FailingStatus() | OverCapacity() | Slow() | Hang() | CutOff() | NotReady():
-                fleet.clear_fault(name, as_mock(fault, 0)["kind"])
+                self._enable(name)
+            case Reset() | Latency() | Blackhole() | Bandwidth() | SlowClose() | Timeout() | Slicer() | LimitData():
+                self._remove(fault)
+            case _:
+                assert_never(fault)
 
-    def _toxic(self, name: str, kind: str, attributes: dict[str, int], stream: str) -> None:
-        self._do(f"add {kind} to {name}", lambda: self._proxy.add_toxic(name, kind, attributes, stream))
+    def _disable(self, name: str) -> None:
+        self._do(f"disable {name}", lambda: self._proxy.disable(name))
 
-    def _remove(self, name: str, toxic: str) -> None:
-        self._do(f"remove {toxic} from {name}", lambda: self._proxy.remove_toxic(name, toxic))
+    def _enable(self, name: str) -> None:
+        self._do(f"enable {name}", lambda: self._proxy.enable(name))
+
+    def _add(self, fault: TransportFault) -> None:
+        for toxic in toxics_of(fault):
+            self._do(
+                f"add {toxic.kind} to {fault.backend}",
+                partial(
+                    self._proxy.add_toxic,
+                    fault.backend,
+                    toxic.kind,
+                    toxic.attributes,
+                    toxic.stream,
+                    toxic_name=_name(fault, toxic),
+                ),
+            )
+
+    def _remove(self, fault: TransportFault) -> None:
+        for toxic in toxics_of(fault):
+            name = _name(fault, toxic)
+            self._do(f"remove {name} from {fault.backend}", partial(self._proxy.remove_toxic, fault.backend, name))
 
     def _do(self, what: str, action: Callable[[], Result]) -> Result:
         try:
@@ -176,35 +195,51 @@ class FaultWay:
             self.check()
             raise HarnessError(f"the fault proxy could not {what}: {error}") from None
 
-    # --- probes -------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _await(bites: Callable[[], bool]) -> float | None:
-        deadline_s = time.monotonic() + PROBE_S
-        while time.monotonic() < deadline_s:
-            if bites():
-                return time.monotonic()
-            time.sleep(0.005)
-        return None
+@dataclass(frozen=True, slots=True)
+class Toxic:
+    """One toxic: its type, its direction, and its attributes in the units of Toxiproxy."""
 
-    def _first_byte_s(self, name: str, patience_s: float) -> float:
-        """Seconds until the first byte of an answer to a ping through the proxy; `patience_s` if none came."""
-        began_s = time.monotonic()
-        try:
-            with socket.create_connection(self._addresses[name], timeout=patience_s) as probe:
-                probe.sendall(b"GET /mock/ping HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n")
-                probe.recv(1)
-        except OSError:
-            return patience_s
-        return time.monotonic() - began_s
+    kind: str
+    stream: str
+    attributes: dict[str, int]
 
-    def _is_reset(self, name: str) -> bool:
-        try:
-            with socket.create_connection(self._addresses[name], timeout=1.0) as probe:
-                probe.sendall(b"GET /mock/ping HTTP/1.1\r\nHost: probe\r\n\r\n")
-                probe.recv(1)
-        except ConnectionResetError:
-            return True
-        except OSError:
-            return False
-        return False
+
+def toxics_of(fault: TransportFault) -> tuple[Toxic, ...]:
+    """The toxics that make up a fault; none for `Down`.
+
+    All of them act on live connections, too, except that `reset_peer` ends those without a reset. Values that Toxiproxy
+    takes for "never" (a time limit of 0), stalls at (a rate of 0) or dies of (slices of 0) become the smallest others.
+    """
+    match fault:
+        case Down():
+            return ()
+        case Latency():
+            delay = {"latency": _milliseconds(fault.latency_s), "jitter": _milliseconds(fault.jitter_s)}
+            return (Toxic("latency", "downstream", delay),)
+        case Blackhole():
+            return tuple(Toxic("timeout", stream, {"timeout": 0}) for stream in ("downstream", "upstream"))
+        case Reset():
+            return (Toxic("reset_peer", "upstream", {"timeout": 0}),)
+        case Bandwidth():
+            return (Toxic("bandwidth", "downstream", {"rate": max(1, round(fault.kb_per_s))}),)
+        case SlowClose():
+            return (Toxic("slow_close", "downstream", {"delay": _milliseconds(fault.delay_s)}),)
+        case Timeout():
+            return (Toxic("timeout", "upstream", {"timeout": max(1, _milliseconds(fault.after_s))}),)
+        case Slicer():
+            slices = {"average_size": max(1, fault.slice_bytes), "size_variation": 0}
+            return (Toxic("slicer", "downstream", {**slices, "delay": round(fault.gap_s * 1_000_000)}),)
+        case LimitData():
+            return (Toxic("limit_data", "downstream", {"bytes": fault.limit_bytes}),)
+        case _:
+            assert_never(fault)
+
+
+def _name(fault: TransportFault, toxic: Toxic) -> str:
+    """A toxic's name: those of two kinds of fault may be of one type."""
+    return f"{type(fault).__name__.lower()}_{toxic.stream}"
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

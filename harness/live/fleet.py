@@ -7,21 +7,29 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Protocol
 
 from harness.live.calls import Answer, accepts, call
 from harness.live.children import Child
 from harness.live.evidence import log_rows, own_failures
 from harness.live.ports import HOST, PortBlock
-from harness.model import HarnessError, ModelServer
+from harness.model import HarnessError
 from harness.records import Rows
 
 START_S = 10.0
 
 
-class Fleet:
-    """`count` mock GPU model servers; `processes`: each one a process, so that it can be killed."""
+class Server(Protocol):
+    """What the backends of a fleet are made of."""
 
-    def __init__(self, block: PortBlock, count: int, server: ModelServer, workdir: Path, processes: bool) -> None:
+    def as_setup(self) -> str:
+        """As JSON, in the words of `mockgpu.catalogue.Setup.from_json`."""
+
+
+class Fleet:
+    """`count` mock GPU model servers; `processes`: each one a process, so that it can be killed or paused."""
+
+    def __init__(self, block: PortBlock, count: int, server: Server, workdir: Path, processes: bool) -> None:
         self._block = block
         self._count = count
         setup = workdir / "setup.json"
@@ -58,6 +66,14 @@ class Fleet:
     def restart(self, backend: str) -> None:
         """Start `backend` again with a cold cache; returns when its listener accepts."""
         self._control("POST", f"/fleet/{backend}/restart")
+
+    def pause(self, backend: str) -> None:
+        """SIGSTOP the process of `backend`: its kernel still accepts, and nothing is answered, our calls included."""
+        self._control("POST", f"/fleet/{backend}/pause")
+
+    def resume(self, backend: str) -> None:
+        """SIGCONT the process of `backend`."""
+        self._control("POST", f"/fleet/{backend}/resume")
 
     def set_fault(self, backend: str, fault: dict[str, object]) -> None:
         """Set a fault of single requests, in the words of `mockgpu.faults`; returns when it is in force."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from harness.history import History, StepSeen, empty_requests
+from harness.history import History, empty_requests
 from harness.live.balancer import Balancer
 from harness.live.evidence import (
     attempts_of,
@@ -29,12 +30,13 @@ from harness.live.load import LoadProcess
 from harness.live.ports import HOST, PortBlock, is_free, port_block
 from harness.live.preflight import preflight
 from harness.live.slack import Sentinel, slack_by_second
+from harness.live.steps import Steps
 from harness.live.tidy import session_folder, take_sigterm
 from harness.load.job import Job
 from harness.model import DiedError, HarnessError, Scenario, TargetError
 from harness.records import read_requests
 from harness.target import Address, Place, Target
-from harness.timeline import Join, Kill, Leave, Membership, Step, is_fault
+from harness.timeline import Membership, ProcessFault, Restart, Step, heals_at_s
 
 LEAD_S = 0.15
 """From handing out the job to second 0 of the run: the load process must have drawn its schedule by then."""
@@ -128,7 +130,8 @@ class _Run:
         self._way = FaultWay(toxiproxy, self._block, workdir)
         stack.callback(self._way.stop)
         self._changes: list[Membership] = []
-        self._steps: dict[int, StepSeen] = {}
+        self._steps = Steps(self._way, self._fleet, self._numbers, seed)
+        stack.callback(self._steps.close)
         self._start_s = 0.0
 
     def _listen_address(self, number: int) -> tuple[str, int]:
@@ -145,21 +148,44 @@ class _Run:
         return (host, port)
 
     def _place(self) -> Place:
-        members = self._scenario.members(self._changes)
+        return self._place_after(self._changes)
+
+    def _place_after(self, changes: Sequence[Membership]) -> Place:
+        members = self._scenario.members(changes)
+        weights, drained = self._scenario.weights(changes), self._scenario.drained(changes)
         return Place(
             workdir=self._workdir,
             host=HOST,
             port=self._block.balancer,
             admin_port=self._block.admin,
-            backends=tuple(Address(name, *self._listen[name]) for name in members),
+            backends=tuple(
+                Address(name, *self._listen[name], weight=weights[name], draining=name in drained) for name in members
+            ),
             off=self._scenario.off,
             seed=self._seed,
         )
+
+    def _sentinel(self) -> Sentinel:
+        """It pings a backend whose process is left alone, or where there is none the fleet itself."""
+        struck = {step.backend for step in self._scenario.timeline if isinstance(step, ProcessFault)}
+        spared = [number for name, number in self._numbers.items() if name not in struck]
+        if not spared:
+            return Sentinel(self._block.fleet_control, "/fleet/ping")
+        return Sentinel(self._block.backend(spared[0]))
+
+    def _check_changes(self) -> None:
+        """UnsupportedError if the target cannot make one of the scenario's changes of membership."""
+        steps = sorted(self._scenario.timeline, key=lambda step: step.at_s)
+        changes = [step for step in steps if isinstance(step, Membership)]
+        for count in range(1, len(changes) + 1):
+            with suppress(TargetError):  # one that it would refuse is told when it does
+                self._target.change(self._place_after(changes[:count]))
 
     # --- the run ------------------------------------------------------------------------------------------
 
     def play(self) -> History:
         """From start to history."""
+        self._check_changes()
         self._fleet.await_ready()
         self._way.await_ready()
         for name, number in self._numbers.items():
@@ -168,9 +194,7 @@ class _Run:
         self._stack.callback(balancer.stop)
         self._load.await_ready()
         balancer.await_listening()
-        killed = {step.backend for step in self._scenario.timeline if isinstance(step, Kill)}
-        spared = next((number for name, number in self._numbers.items() if name not in killed), 0)
-        sentinel = Sentinel(self._block.backend(spared))
+        sentinel = self._sentinel()
         self._stack.callback(sentinel.stop)
         calibrated_s = sentinel.calibrate()
         members = self._scenario.members(())
@@ -195,7 +219,7 @@ class _Run:
 
     def _timeline(self, balancer: Balancer, sentinel: Sentinel, out: Path) -> str | None:
         """Load and steps on one timeline; the balancer's own end, if it ended."""
-        self._start_s = time.monotonic() + LEAD_S
+        self._start_s = self._steps.start_s = time.monotonic() + LEAD_S
         job = Job(
             load=self._scenario.load,
             seed=self._seed,
@@ -216,7 +240,9 @@ class _Run:
                 self._do(due, balancer)
             self._wait_until(end_s, balancer)
             self._await_load(end_s + longest_s + GRACE_S, balancer)
+            self._steps.finish()
         except DiedError as error:
+            self._steps.close()
             self._load.abandon()
             self._await_load(time.monotonic() + longest_s + GRACE_S, None)
             return str(error)
@@ -231,6 +257,7 @@ class _Run:
     def _check(self, balancer: Balancer | None) -> None:
         self._fleet.check()
         self._way.check()
+        self._steps.check()
         if not self._load.alive:
             self._load.answer(0.0)  # says how it ended
             raise HarnessError("the load process ended in the middle of a run")
@@ -248,23 +275,17 @@ class _Run:
                 raise HarnessError("the load process does not report the end of its job")
 
     def _do(self, due: _Due, balancer: Balancer) -> None:
-        """Carry out one entry of the timeline and note when it was asked for and took effect."""
-        asked_s = time.monotonic() - self._start_s
+        """Carry out one entry of the timeline: a change of membership at once, a fault beside it."""
         step = due.step
-        key = due.position
-        if isinstance(step, Leave | Join):
+        if isinstance(step, Membership):
+            asked_s = time.monotonic()
             self._changes.append(step)
             balancer.change(self._place())
-            self._note(key, step, asked_s, time.monotonic())
+            self._steps.note(due.position, step, asked_s, time.monotonic())
         elif due.heal:
-            self._way.heal(step, self._fleet)
-            self._steps[key] = replace(self._steps[key], healed_s=time.monotonic() - self._start_s)
+            self._steps.heal(due.position, step)
         else:
-            self._note(key, step, asked_s, self._way.begin(step, self._fleet, self._seed))
-
-    def _note(self, key: int, step: Step, asked_s: float, effective_s: float | None) -> None:
-        effective = float("nan") if effective_s is None else effective_s - self._start_s
-        self._steps[key] = StepSeen(type(step).__name__, self._numbers[step.backend], asked_s, effective)
+            self._steps.begin(due.position, step)
 
     # --- evidence -----------------------------------------------------------------------------------------
 
@@ -283,6 +304,7 @@ class _Run:
         logs = [self._fleet.rows(name) for name in self._scenario.backend_ids]
         attempts, facts = reconcile(requests, attempts_of(logs, self._nonces[1], self._start_s))
         facts["port_block"] = self._block.base
+        steps = self._steps.in_order(self._scenario.timeline)
         return History(
             scenario=self._scenario,
             seed=self._seed,
@@ -291,8 +313,8 @@ class _Run:
             check_ups=check_ups_of(logs, self._start_s),
             residency=residency_of(logs, self._start_s),
             connections=connections_of(self._way.connections(), self._numbers, self._start_s),
-            steps=tuple(self._steps.values()),
-            slack_s=slack_by_second(self._scenario, requests, attempts, sentinel, calibrated_s),
+            steps=steps,
+            slack_s=slack_by_second(self._scenario, requests, attempts, sentinel, calibrated_s, steps),
             correlated=correlated,
             died=died,
             facts=facts,
@@ -304,8 +326,9 @@ def _schedule(scenario: Scenario) -> list[_Due]:
     due: list[_Due] = []
     for position, step in enumerate(scenario.timeline):
         due.append(_Due(step.at_s, position, step))
-        if is_fault(step) and step.for_s is not None:
-            due.append(_Due(step.at_s + step.for_s, position, step, heal=True))
+        back_s = step.at_s + step.for_s if isinstance(step, Restart) else heals_at_s(step)
+        if back_s is not None:
+            due.append(_Due(back_s, position, step, heal=True))
     return sorted(due, key=lambda item: item.at_s)
 
 

@@ -9,24 +9,26 @@ from __future__ import annotations
 import http.client
 import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
-from harness.history import Times
+from harness.history import StepSeen, Times
 from harness.live.calls import call
 from harness.live.ports import HOST
 from harness.model import Connections, Scenario
 from harness.records import Rows
+from harness.timeline import Pause
 
 SENTINEL_S = 0.1
 PINGS = 20
 
 
 class Sentinel:
-    """Pings a backend directly, past balancer and fault proxy, from a thread of its own."""
+    """Pings a backend (or what answers `path`) directly, past balancer and fault proxy, from a thread of its own."""
 
-    def __init__(self, port: int) -> None:
-        self._url = f"http://{HOST}:{port}/mock/ping"
+    def __init__(self, port: int, path: str = "/mock/ping") -> None:
+        self._url = f"http://{HOST}:{port}{path}"
         self._stop = threading.Event()
         self._samples: list[tuple[float, float]] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -72,8 +74,12 @@ def slack_by_second(
     attempts: Rows,
     sentinel: list[tuple[float, float]],
     calibrated_s: float,
+    steps: Sequence[StepSeen] = (),
 ) -> Times:
-    """The largest of all measures for each second of the run; shape (seconds,). `sentinel` in seconds of the run."""
+    """The largest of all measures for each second of the run; shape (seconds,). `sentinel` in seconds of the run.
+
+    What a backend was serving when it was paused says nothing of the machine; `steps` tell when that was.
+    """
     slack = np.full(int(scenario.end_s) + 1, calibrated_s)
     # A request that waits for its only connection is late by the balancer's doing, not by the generator's.
     paced = np.array([stream.connections is not Connections.ONE for stream in scenario.load.streams])
@@ -81,6 +87,11 @@ def slack_by_second(
     _raise(slack, requests["intended_s"][own], (requests["sent_s"] - requests["intended_s"])[own])
     served = ~np.isnan(attempts["service_actual_s"])
     late_s = attempts["service_actual_s"] - attempts["service_asked_s"]
+    for step in steps:
+        if step.kind == Pause.__name__:
+            until_s = np.inf if np.isnan(step.healed_s) else step.healed_s
+            inside = (attempts["start_s"] < until_s) & ~(attempts["end_s"] < step.asked_s)
+            served &= ~(inside & (attempts["backend"] == step.backend))
     _raise(slack, attempts["end_s"][served], late_s[served])
     if sentinel:
         times, beyond = np.array(sentinel).T

@@ -27,12 +27,16 @@ HEAVIEST = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A backend as the configuration names it. ValueError for an id, host, port or weight that cannot be."""
+    """A backend as the configuration names it. ValueError for an id, host, port or weight that cannot be.
+
+    `draining`: it is listed, and gets nothing new.
+    """
 
     id: str
     host: str
     port: int
     weight: float = 1.0
+    draining: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not ID.fullmatch(self.id):
@@ -45,6 +49,8 @@ class Place:
             raise ValueError(f"weight {self.weight!r} of {self.id}: expected a number")
         if not 0 <= self.weight <= HEAVIEST:  # the hash ring has points in proportion
             raise ValueError(f"weight {self.weight!r} of {self.id}: expected from 0 to {HEAVIEST:g}")
+        if not isinstance(self.draining, bool):
+            raise ValueError(f"draining {self.draining!r} of {self.id}: expected true or false")
 
     @property
     def address(self) -> str:
@@ -89,18 +95,19 @@ def place_from(text: str) -> Place:
 def place_of(item: object) -> Place:
     """A backend from a JSON object: `{id, host, port, weight}`, or `{url}` with `id` and `weight` where wanted.
 
-    KeyError, TypeError or ValueError for anything else.
+    Either may say `draining`. KeyError, TypeError or ValueError for anything else.
     """
     if not isinstance(item, dict):
         raise TypeError(f"{item!r} is no object")
     if "url" not in item:
-        _expect(item, {"id", "host", "port", "weight"})
-        return Place(item["id"], item["host"], item["port"], item["weight"])
-    _expect(item, {"url", "id", "weight"})
+        _expect(item, {"id", "host", "port", "weight", "draining"})
+        return Place(item["id"], item["host"], item["port"], item["weight"], item.get("draining", False))
+    _expect(item, {"url", "id", "weight", "draining"})
     if not isinstance(item["url"], str):
         raise TypeError(f"url {item['url']!r}: expected text")
     made = place_from(item["url"])
-    return replace(made, id=item.get("id", made.id), weight=item.get("weight", made.weight))
+    weight, draining = item.get("weight", made.weight), item.get("draining", False)
+    return replace(made, id=item.get("id", made.id), weight=weight, draining=draining)
 
 
 def _expect(item: Mapping[str, Any], keys: set[str]) -> None:
@@ -164,7 +171,7 @@ class Upstreams:
     # --- edits --------------------------------------------------------------------------------------------
 
     def replace(self, places: Iterable[Place]) -> frozenset[str]:
-        """Make these the list; who drained and is named is a member again. The ids that got another address.
+        """Make these the list; who drained is a member again unless it is to drain on. The ids with another address.
 
         ValueError if an id occurs twice; nothing has changed then.
         """
@@ -178,7 +185,7 @@ class Upstreams:
         for place in wanted:
             known = old.pop(place.id, None)
             if known is not None and known.place.address == place.address:
-                known.place, known.draining = place, False
+                known.place, known.draining = place, place.draining
                 self._listed[place.id] = known
                 continue
             if known is not None:
@@ -205,7 +212,7 @@ class Upstreams:
         if where not in self._clients:
             self._clients[where] = (_client(), set())
         client, users = self._clients[where]
-        made = Upstream(place, client)
+        made = Upstream(place, client, draining=place.draining)
         made.idle.set()
         users.add(made)
         return made

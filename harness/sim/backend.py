@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from random import Random
+from typing import Any
 
 from harness.balancer.protocol import Backend
 from harness.frozen import lean
 from harness.model import Ending, ModelServer, Residency
+from harness.sim.way import Way
 from mockgpu import faults
 from mockgpu.catalogue import Setup
 from mockgpu.events import Evicted, Finished, FirstToken, Job, Loaded, Loading, Refused, Started
 from mockgpu.model import GpuServer
 
 NAN = float("nan")
+LIVENESS = ("/ping", "/v2/health/live")
+"""Routes of the mock servers that tell a sign of life, and nothing of readiness or load."""
 
 
 @dataclass(slots=True)
@@ -50,21 +56,39 @@ class Answered:
     unreadable: bool = False
 
 
+@dataclass(slots=True)
+class Attempt:
+    """One attempt as the network knows it. `row` is what its backend logs, from when it is there; `answer` what came.
+
+    `cut_for` is the request whose client still has to see that the answer breaks off.
+    """
+
+    id: int
+    request_id: int
+    backend: SimBackend
+    row: AttemptRow | None = None
+    answer: Answered | None = None
+    cut_for: int | None = None
+    done: bool = False
+
+
 class SimBackend:
-    """Backend number `number`. `alive`, `up`, `silent`, `resetting` and `delay_s` are the faults on it and its way.
+    """Backend number `number`. `way` leads to it; `alive` and `paused` are how its process is.
 
     Faults of single requests are those of `mockgpu.faults`, as in a real server. As answers are not streamed here, one
     that stalls never comes, and one that drips comes when its last token would.
+
+    While it is paused nobody may let it pass time: whatever comes to it is put into `waiting` (what to do, and with
+    what) until `resume`. What its GPU would have done meanwhile is done then, at once: no clock stops with a process.
     """
 
-    def __init__(self, number: int, server: ModelServer) -> None:
+    def __init__(self, number: int, server: ModelServer, seed: int = 0) -> None:
         self.number = number
         self.id = f"gpu-{number}"
+        self.way = Way(Random(f"{seed}/way/{number}"))
         self.alive = True
-        self.up = True
-        self.silent = False
-        self.resetting = False
-        self.delay_s = 0.0
+        self.paused = False
+        self.waiting: list[tuple[Callable[[Any], None], Any]] = []
         self.woken_s: float | None = None
         """When it is to be advanced next."""
         self.rows: list[AttemptRow] = []
@@ -77,16 +101,21 @@ class SimBackend:
         """What befalls the answers of attempts inside, and how many tokens these have; only where something does."""
         self._dripping: list[tuple[float, int]] = []
         self._ready: list[Answered] = []
+        self._resumed_s = 0.0
+        self._left: list[int] = []
 
     @property
     def reachable(self) -> bool:
         """Whether a connect is accepted."""
-        return self.alive and self.up
+        return self.alive and self.way.up
 
     @property
     def inside(self) -> tuple[int, ...]:
-        """Ids of the attempts that are here now."""
-        return tuple(self._open)
+        """Ids of the attempts that are here now, or wait to be read by a process that is paused."""
+        if not self.waiting:
+            return tuple(self._open)
+        waiting = (subject for _, subject in self.waiting if isinstance(subject, Attempt) and not subject.done)
+        return (*self._open, *(attempt.id for attempt in waiting))
 
     def arrive(self, now_s: float, attempt_id: int, row: AttemptRow, job: Job) -> None:
         """An attempt reaches the backend: log it, then serve it or do what a fault has in store for it."""
@@ -98,7 +127,9 @@ class SimBackend:
                 if lot.cut_after_tokens is not None or lot.spoils:
                     self._spoiled[attempt_id] = lot, job.output_tokens
                 self._gpu.submit(now_s, job if lot.slowness == 1.0 else replace(job, slowness=lot.slowness))
-            case faults.Answer(status, retry_after_s, refused):
+            case faults.Answer(status, retry_after_s, refused, kills=kills):
+                if kills:
+                    self._gpu.die(now_s)
                 answer = self._close(row, attempt_id, now_s, status, Ending.REFUSED if refused else Ending.ANSWERED)
                 later_s = None if retry_after_s is None else float(math.ceil(retry_after_s))
                 self._ready.append(replace(answer, retry_after_s=later_s))
@@ -106,7 +137,10 @@ class SimBackend:
                 self._open[attempt_id] = row
 
     def leave(self, now_s: float, attempt_id: int) -> None:
-        """The client of an attempt is gone: free its place."""
+        """The client of an attempt is gone: free its place, when the process next looks."""
+        if self.paused:
+            self._left.append(attempt_id)
+            return
         row = self._open.pop(attempt_id, None)
         if row is None:
             return
@@ -125,6 +159,8 @@ class SimBackend:
             self._gpu.cancel(now_s, attempt_id)
         if change.evicts:
             self._gpu.evict(now_s)
+        if change.kills:
+            self._gpu.die(now_s)
         if change.freezes:
             self._faults.freeze(self._gpu.state())
         return released
@@ -132,7 +168,9 @@ class SimBackend:
     def kill(self) -> tuple[int, ...]:
         """The process dies: what is inside stays open in the log, faults and cache are gone. Returns the ids inside."""
         inside = self.inside
-        self.alive = False
+        self.alive = self.paused = False
+        self.waiting.clear()
+        self._left.clear()
         self._open.clear()
         self._spoiled.clear()
         self._dripping.clear()
@@ -140,6 +178,16 @@ class SimBackend:
         self._faults = faults.RequestFaults(self.id)
         self._gpu = GpuServer(self._setup)
         return inside
+
+    def resume(self, now_s: float) -> list[tuple[Callable[[Any], None], Any]]:
+        """The process goes on after a pause. Returns what has waited for that, in its order."""
+        self.paused = False
+        self._resumed_s = now_s
+        left, self._left = self._left, []
+        for attempt_id in left:  # first of all, as the end of a connection shows before a timer does
+            self.leave(now_s, attempt_id)
+        waiting, self.waiting = self.waiting, []
+        return waiting
 
     def wake_s(self) -> float | None:
         """When something happens next here."""
@@ -154,22 +202,25 @@ class SimBackend:
         for event in self._gpu.advance(now_s):
             match event:
                 case Started():
-                    row = self._open[event.job_id]
+                    row = self._open.get(event.job_id)
+                    if row is None:  # its client has gone since
+                        continue
                     row.cold, row.queue_wait_s, row.service_started_s = event.cold, event.queue_wait_s, event.at_s
                 case FirstToken():
                     pass  # answers are not streamed: their first byte comes with the last token
                 case Finished():
-                    row = self._open[event.job_id]
+                    row = self._open.get(event.job_id)
+                    if row is None:
+                        continue
+                    at_s = max(event.at_s, self._resumed_s)
                     row.service_s = event.at_s - row.service_started_s
                     if event.job_id in self._spoiled:
-                        ready += self._spoil(event.at_s, event.job_id)
+                        ready += self._spoil(at_s, event.job_id)
                         continue
                     del self._open[event.job_id]
-                    ready.append(self._close(row, event.job_id, event.at_s, 200, Ending.ANSWERED))
-                case Refused(at_s, job_id):
-                    self._spoiled.pop(job_id, None)
-                    self._faults.leave(job_id)
-                    ready.append(self._close(self._open.pop(job_id), job_id, at_s, 503, Ending.REFUSED))
+                    ready.append(self._close(row, event.job_id, at_s, 200, Ending.ANSWERED))
+                case Refused():
+                    ready += self._refuse(event)
                 case Loading(at_s, model):
                     self.residency.append((self.number, Residency.LOADING, model, at_s))
                 case Loaded(at_s, model):
@@ -179,8 +230,20 @@ class SimBackend:
         while self._dripping and self._dripping[0][0] <= now_s:
             at_s, attempt_id = heappop(self._dripping)
             if attempt_id in self._spoiled:
-                ready += self._finish(at_s, attempt_id)
+                ready += self._finish(max(at_s, self._resumed_s), attempt_id)
         return ready
+
+    def _refuse(self, event: Refused) -> list[Answered]:
+        """The GPU takes no job, or loses it as it dies; then those that stall hang on."""
+        dead, lot = event.reason == "engine_dead", self._spoiled.get(event.job_id)
+        row = self._open.get(event.job_id)
+        if row is None or (dead and lot is not None and any(isinstance(each, faults.Stall) for each in lot[0].spoils)):
+            return []
+        del self._open[event.job_id]
+        self._spoiled.pop(event.job_id, None)
+        self._faults.leave(event.job_id)
+        at_s = max(event.at_s, self._resumed_s)
+        return [self._close(row, event.job_id, at_s, 500 if dead else 503, Ending.REFUSED)]
 
     def _spoil(self, at_s: float, attempt_id: int) -> list[Answered]:
         """Do to an answer that is ready what a fault has in store for it."""
@@ -193,7 +256,7 @@ class SimBackend:
 
     def _finish(self, at_s: float, attempt_id: int) -> list[Answered]:
         lot, tokens = self._spoiled.pop(attempt_id)
-        cut_after, unreadable = lot.cut_after_tokens, False
+        cut_after, unreadable, status = lot.cut_after_tokens, False, 200
         broken = cut_after is not None
         for spoil in lot.spoils:
             match spoil:
@@ -205,12 +268,14 @@ class SimBackend:
                     unreadable = broken = True
                     if by > 0:
                         cut_after = max(1, tokens)  # the client waits in vain for the rest
+                case faults.StreamError():
+                    status = 500
                 case faults.Garbage():
                     unreadable = True
                 case faults.Drip():
                     continue
         ending = Ending.CUT if broken else Ending.ANSWERED
-        answer = self._close(self._open.pop(attempt_id), attempt_id, at_s, 200, ending, cut_after)
+        answer = self._close(self._open.pop(attempt_id), attempt_id, at_s, status, ending, cut_after)
         return [replace(answer, unreadable=unreadable)]
 
     @staticmethod
@@ -220,13 +285,15 @@ class SimBackend:
         row.status, row.ending, row.first_byte_s, row.end_s = status, ending, at_s, at_s
         return Answered(attempt_id, at_s, status, cut_after)
 
-    @property
-    def unreadable(self) -> bool:
-        """Whether nobody can read what it says of its load."""
-        return self._faults.figures in ("garbage", "missing")
+    def check_up(self, path: str) -> tuple[int, Backend | None]:
+        """Answer a check-up at `path`: the status, and what is said of the load where that is said and can be read."""
+        if path in LIVENESS:
+            return 503 if self._faults.hit(faults.NotAlive.kind) else 200, None
+        report = self.report()
+        return 200 if report.ready else 503, None if self._faults.figures in ("garbage", "missing") else report
 
     def report(self) -> Backend:
-        """What `/health` says, or would say were it not `unreadable`."""
+        """What `/health` says, or would say could it be read."""
         state = self._faults.seen_in(self._gpu.state())
         self._faults.hit(faults.Metrics.kind)
         return Backend(

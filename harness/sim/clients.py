@@ -50,11 +50,20 @@ class Reader:
         self._key_carrier = key_carrier
         self._claims = claims
         self._seed = seed
-        self._read: dict[tuple[int, int, int], Request] = {}
+        self._read: dict[tuple[int | str, ...], Request] = {}
 
     def __call__(self, arrival: Arrival, connection: int) -> Request:
         """The request of `arrival` on this connection. HarnessError if it has no form on the wire."""
-        alike = (arrival.stream, arrival.method, arrival.key)
+        alike = (
+            arrival.stream,
+            arrival.method,
+            arrival.key,
+            arrival.kind,
+            arrival.urgency,
+            arrival.session,
+            arrival.prompt_tokens,
+            arrival.payload_bytes,
+        )
         known = self._read.get(alike)
         if known is None:
             known = as_live_sees_it(arrival, connection, self._key_carrier, self._claims, self._seed)
@@ -135,7 +144,7 @@ class Clients:
         row.sent_s = self._agenda.now.now_s
         row.failure = OTHER  # stays so if the run ends first, as in live
         self._agenda.hop(self._tell, RequestArrived(self._see(arrival, connection)))
-        self._agenda.limit(arrival.timeout_s, self._give_up, row)
+        self._agenda.limit(arrival.patience_s, self._give_up, row)
         self._connection_of[arrival.number] = connection
 
     def _give_up(self, row: ClientRow) -> None:

@@ -6,8 +6,9 @@ waits for its only connection sends late and its latency counts from its intende
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from harness.arrivals import draw
@@ -15,7 +16,6 @@ from harness.balancer.crash import crash_line
 from harness.balancer.protocol import (
     Action,
     AttemptEnded,
-    Backend,
     BackendDrained,
     Cancel,
     CancelTimer,
@@ -26,7 +26,6 @@ from harness.balancer.protocol import (
     Exit,
     FirstByte,
     Gateway,
-    MembershipChanged,
     Reply,
     ResponseHead,
     Send,
@@ -37,30 +36,13 @@ from harness.history import History
 from harness.load.wire import model_of
 from harness.model import Echo, Failure, HarnessError, Kind, Scenario
 from harness.sim.agenda import HOP_S, Agenda
-from harness.sim.backend import Answered, AttemptRow, SimBackend
+from harness.sim.backend import Answered, Attempt, AttemptRow, SimBackend
 from harness.sim.clients import Answer, Clients, Reader
 from harness.sim.evidence import Evidence
+from harness.sim.faults import Timeline
+from harness.sim.way import HEAD_BYTES, REPORT_BYTES, answer_bytes
 from harness.target import Target
-from harness.timeline import (
-    Blackhole,
-    CutOff,
-    Down,
-    FailingStatus,
-    Fault,
-    Hang,
-    Join,
-    Kill,
-    Latency,
-    Leave,
-    Membership,
-    NotReady,
-    OverCapacity,
-    Reset,
-    Slow,
-    as_mock,
-)
 from mockgpu.events import Job
-from mockgpu.faults import Change, from_json
 
 UPDATE, OWN, NONE = Kind.UPDATE, Echo.OWN, Failure.NONE
 """Looked up once: to ask an enum for its member takes longer than to compare with it."""
@@ -75,12 +57,13 @@ def play(target: Target, scenario: Scenario, seed: int) -> History:
 
 
 @dataclass(slots=True)
-class _Attempt:
-    id: int
-    request_id: int
+class _Asked:
+    """A check-up at a backend. Its answer comes `delay_s` later than it is sent, `whole` or broken off."""
+
+    check: CheckUp
     backend: SimBackend
-    row: AttemptRow | None = None
-    answer: Answered | None = None
+    delay_s: float
+    whole: bool
     done: bool = False
 
 
@@ -94,7 +77,7 @@ class Simulation:
         self._now = self._agenda.now
         self._gateway: Gateway = target.gateway(scenario.off, self._now, Random(f"{seed}/gateway"))
         self._backends = {
-            f"gpu-{number}": SimBackend(number, scenario.server) for number in range(len(scenario.backend_ids))
+            f"gpu-{number}": SimBackend(number, scenario.server, seed) for number in range(len(scenario.backend_ids))
         }
         self._arrivals = draw(scenario.load, seed)
         self._evidence = Evidence(scenario, seed, self._arrivals)
@@ -102,9 +85,20 @@ class Simulation:
         self._clients = Clients(
             self._agenda, self._arrivals, self._evidence.requests, len(scenario.load.streams), see, self._tell
         )
-        self._attempts: dict[int, _Attempt] = {}
+        self._attempts: dict[int, Attempt] = {}
         self._timers: dict[int, float] = {}
-        self._changes: list[Membership] = []
+        self._health_path = target.health_path
+        self._timeline = Timeline(
+            scenario,
+            seed,
+            self._agenda,
+            self._evidence,
+            self._backends,
+            self._attempts,
+            tell=self._tell,
+            reset=self._reset,
+            advance=self._advance,
+        )
         self._events: deque[Event] = deque()
         self._busy = False
         self._leaving = 0  # clients of attempts that are gone, which the backend has yet to see
@@ -112,9 +106,8 @@ class Simulation:
     def run(self) -> History:
         """Play to the end. HarnessError if nothing is scheduled though something is open."""
         self._clients.begin()
-        for step in self._scenario.timeline:
-            self._agenda.at(step.at_s, self._step, step)
-        self._tell(self._membership())
+        self._timeline.begin()
+        self._tell(self._timeline.membership())
         longest_s = max((stream.timeout_s for stream in self._scenario.load.streams), default=0.0)
         last_s = self._scenario.end_s + longest_s + PATIENCE_S
         clients, agenda, evidence = self._clients, self._agenda, self._evidence
@@ -183,19 +176,31 @@ class Simulation:
         if backend is None:  # no such address, which ends as in live
             self._agenda.hop(self._tell, AttemptEnded(send.attempt_id, "reset"))
             return
-        attempt = _Attempt(send.attempt_id, send.request_id, backend)
+        attempt = Attempt(send.attempt_id, send.request_id, backend)
         self._attempts[attempt.id] = attempt
         self._agenda.limit(send.timeout_s, self._time_out, attempt)
         self._agenda.hop(self._reach, attempt)
 
-    def _reach(self, attempt: _Attempt) -> None:
+    def _reach(self, attempt: Attempt) -> None:
         """An attempt gets to its backend, or to the fault in front of it."""
         backend = attempt.backend
-        if attempt.done or backend.silent:
+        way = backend.way
+        if attempt.done:
             return
-        if not backend.reachable or backend.resetting:
+        if way.silent:
+            self._timeline.swallow(attempt)
+        elif not backend.reachable or way.resetting:
             self._agenda.hop(self._reset if backend.reachable else self._refuse, attempt)
+        elif backend.paused:
+            backend.waiting.append((self._arrive, attempt))
+        else:
+            self._arrive(attempt)
+
+    def _arrive(self, attempt: Attempt) -> None:
+        """An attempt is read by its backend, unless it was given up while that was paused."""
+        if attempt.done:
             return
+        backend = attempt.backend
         arrival, now_s = self._arrivals[attempt.request_id], self._now.now_s
         if arrival.kind is UPDATE:
             job = Job(attempt.id, "", "update", 0, 0)
@@ -208,18 +213,34 @@ class Simulation:
 
     def _advance(self, backend: SimBackend) -> None:
         """Take what the backend has ready, and come back when something happens next."""
+        if backend.paused:
+            return
+        way = backend.way
         for answer in backend.advance(self._now.now_s):
             attempt = self._attempts.get(answer.attempt_id)
-            if attempt is None or backend.silent:
+            if attempt is None or way.silent:
                 continue
-            if backend.delay_s:
-                self._agenda.later(HOP_S + backend.delay_s, self._head, (attempt, answer))
-            else:
+            if way.plain:
                 self._agenda.hop(self._head, (attempt, answer))
+            else:
+                self._pass_badly(attempt, answer)
         wake_s = backend.wake_s()
         if wake_s is not None and wake_s != backend.woken_s:
             backend.woken_s = wake_s
             self._agenda.at(wake_s, self._wake, (backend, wake_s))
+
+    def _pass_badly(self, attempt: Attempt, answer: Answered) -> None:
+        """An answer comes late, or breaks off: within its head, so that nobody can read it, or after that."""
+        way, arrival = attempt.backend.way, self._arrivals[attempt.request_id]
+        size_bytes = answer_bytes(arrival.kind, answer.status, arrival.output_tokens)
+        passing_bytes = way.passing(size_bytes)
+        delay_s = HOP_S + way.delay_s(passing_bytes)
+        if passing_bytes < HEAD_BYTES:
+            self._agenda.later(delay_s, self._reset, attempt)
+            return
+        if passing_bytes < size_bytes and answer.cut_after_tokens is None:
+            answer = replace(answer, cut_after_tokens=1)
+        self._agenda.later(delay_s, self._head, (attempt, answer))
 
     def _wake(self, due: tuple[SimBackend, float]) -> None:
         backend, wake_s = due
@@ -227,14 +248,14 @@ class Simulation:
             backend.woken_s = None
             self._advance(backend)
 
-    def _head(self, coming: tuple[_Attempt, Answered]) -> None:
+    def _head(self, coming: tuple[Attempt, Answered]) -> None:
         attempt, answer = coming
         if not attempt.done:
             attempt.answer = answer
             self._tell(ResponseHead(attempt.id, answer.status, answer.retry_after_s))
         if not attempt.done:  # neither committed nor cancelled: the gateway waits for the first byte
             if answer.cut_after_tokens == 0:
-                self._end(attempt, "reset")
+                self._break(attempt)
             else:
                 self._tell(FirstByte(attempt.id))
 
@@ -245,14 +266,22 @@ class Simulation:
             return
         status, number = attempt.answer.status, attempt.backend.number
         if attempt.answer.cut_after_tokens is not None:
-            self._answer((request_id, status, number, Echo.NONE, Failure.TRUNCATED))
-            self._end(attempt, "reset")
+            attempt.cut_for = request_id
+            self._break(attempt)
             return
         echo = OWN if attempt.request_id == request_id else Echo.OTHER
         if status != 200 or attempt.answer.unreadable:
             echo = Echo.NONE  # an error's body repeats nothing
         self._answer((request_id, status, number, echo, NONE))
         self._end(attempt, None)
+
+    def _break(self, attempt: Attempt) -> None:
+        """A backend closes the connection of an attempt; how soon that shows is up to the way."""
+        delay_s = attempt.backend.way.close_delay_s
+        if delay_s:
+            self._agenda.later(delay_s, self._reset, attempt)
+        else:
+            self._reset(attempt)
 
     def _answer(self, answer: Answer) -> None:
         self._agenda.hop(self._clients.answered, answer)
@@ -262,27 +291,30 @@ class Simulation:
         if attempt is not None:
             self._end(attempt, "aborted")
 
-    def _time_out(self, attempt: _Attempt) -> None:
+    def _time_out(self, attempt: Attempt) -> None:
         self._end(attempt, "timeout")
 
-    def _reset(self, attempt: _Attempt) -> None:
+    def _reset(self, attempt: Attempt) -> None:
         self._end(attempt, "reset")
 
-    def _refuse(self, attempt: _Attempt) -> None:
+    def _refuse(self, attempt: Attempt) -> None:
         self._end(attempt, "refused")
 
-    def _end(self, attempt: _Attempt, error: str | None) -> None:
+    def _end(self, attempt: Attempt, error: str | None) -> None:
         """End an attempt exactly once; a backend that still works on it sees its client go."""
         if attempt.done:
             return
         attempt.done = True
         del self._attempts[attempt.id]
+        if attempt.cut_for is not None and attempt.answer is not None:
+            status, number = attempt.answer.status, attempt.backend.number
+            self._answer((attempt.cut_for, status, number, Echo.NONE, Failure.TRUNCATED))
         if attempt.row is not None and error is not None:
             self._leaving += 1
             self._agenda.hop(self._hang_up, attempt)
         self._tell(AttemptEnded(attempt.id, error))
 
-    def _hang_up(self, attempt: _Attempt) -> None:
+    def _hang_up(self, attempt: Attempt) -> None:
         self._leaving -= 1
         attempt.backend.leave(self._now.now_s, attempt.id)
         self._advance(attempt.backend)
@@ -291,70 +323,34 @@ class Simulation:
 
     def _check_up(self, check: CheckUp) -> None:
         backend = self._backends[check.backend_id]
+        way = backend.way
         failed = CheckUpResult(check.check_id, check.backend_id, ok=False)
-        if backend.silent or backend.delay_s + 2 * HOP_S > check.timeout_s:
-            self._agenda.later(check.timeout_s - HOP_S, self._tell, failed)
-            return
-        if not backend.reachable or backend.resetting:
+        passing_bytes = way.passing(REPORT_BYTES)
+        delay_s = way.delay_s(passing_bytes)
+        if way.silent or delay_s + 2 * HOP_S > check.timeout_s:
+            closes_s = math.inf if way.closes_after_s is None else way.closes_after_s
+            self._agenda.later(min(check.timeout_s - HOP_S, closes_s), self._tell, failed)
+        elif not backend.reachable or way.resetting:
             self._agenda.hop(self._tell, failed)
+        else:
+            asked = _Asked(check, backend, delay_s, passing_bytes == REPORT_BYTES)
+            if backend.paused:
+                backend.waiting.append((self._answer_check_up, asked))
+                self._agenda.limit(check.timeout_s - HOP_S, self._give_up_check_up, asked)
+            else:
+                self._answer_check_up(asked)
+
+    def _give_up_check_up(self, asked: _Asked) -> None:
+        asked.done = True
+        self._tell(CheckUpResult(asked.check.check_id, asked.backend.id, ok=False))
+
+    def _answer_check_up(self, asked: _Asked) -> None:
+        if asked.done:
             return
+        asked.done = True
+        backend = asked.backend
         self._advance(backend)
-        report = backend.report()
-        self._evidence.check_ups.append((backend.number, 200 if report.ready else 503, self._now.now_s))
-        said = None if backend.unreadable else report
-        answer = CheckUpResult(check.check_id, check.backend_id, report.ready, said)
-        self._agenda.later(HOP_S + backend.delay_s, self._tell, answer)
-
-    # --- the timeline -------------------------------------------------------------------------------------
-
-    def _membership(self) -> MembershipChanged:
-        names = self._scenario.members(self._changes)
-        return MembershipChanged(tuple(Backend(id=name, address=name) for name in names))
-
-    def _step(self, step: Fault | Membership) -> None:
-        now_s = self._now.now_s
-        number = self._backends[step.backend].number
-        if isinstance(step, Leave | Join):
-            self._changes.append(step)
-            self._evidence.step(step, number, now_s, float("nan"))
-            self._tell(self._membership())
-            return
-        healed_s = now_s + step.for_s if step.for_s is not None else float("nan")
-        self._evidence.step(step, number, now_s, healed_s)
-        self._set(step, on=True)
-        if step.for_s is not None:
-            self._agenda.later(step.for_s, self._heal, step)
-
-    def _heal(self, fault: Fault) -> None:
-        self._set(fault, on=False)
-
-    def _set(self, fault: Fault, on: bool) -> None:
-        """Begin or heal a fault."""
-        backend = self._backends[fault.backend]
-        match fault:
-            case Kill():
-                inside = backend.kill() if on else ()
-                backend.alive = not on
-                self._break_off(inside)
-            case Down():
-                backend.up = not on
-                self._break_off(backend.inside if on else ())
-            case Latency():
-                backend.delay_s = fault.latency_s if on else 0.0
-            case Blackhole():
-                backend.silent = on
-            case Reset():
-                backend.resetting = on
-                self._break_off(backend.inside if on else ())
-            case FailingStatus() | OverCapacity() | Slow() | Hang() | CutOff() | NotReady():
-                if on and not backend.alive:
-                    raise HarnessError(f"{fault} cannot be set: {backend.id} is dead then; let it begin later")
-                words = from_json(as_mock(fault, self._seed))
-                change = Change(set=(words,)) if on else Change(clear=frozenset({words.kind}))
-                released = backend.change_faults(self._now.now_s, change)
-                self._break_off(() if backend.silent else released)
-
-    def _break_off(self, attempt_ids: tuple[int, ...]) -> None:
-        for attempt_id in attempt_ids:
-            if attempt_id in self._attempts:  # else it was given up just now, and the backend has yet to see that
-                self._agenda.hop(self._reset, self._attempts[attempt_id])
+        status, report = backend.check_up(self._health_path)
+        self._evidence.check_ups.append((backend.number, status, self._now.now_s))
+        ok, said = (status == 200, report) if asked.whole else (False, None)
+        self._agenda.later(HOP_S + asked.delay_s, self._tell, CheckUpResult(asked.check.check_id, backend.id, ok, said))

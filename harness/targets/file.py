@@ -6,6 +6,7 @@ import re
 import shutil
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -56,14 +57,23 @@ class FileTarget(Target):
         )
 
     def change(self, place: Place) -> tuple[ChangeStep, ...]:
-        """The newly rendered template and the `reload` command. UnsupportedError where the file gives none."""
+        """The newly rendered template and the `reload` command.
+
+        UnsupportedError where the file gives none, or where weights or draining are asked for and the template leaves
+        them out, so that the balancer would never hear of them.
+        """
         run = self._file.run
         if run is None or not run.reload:
             raise UnsupportedError("cannot change membership")
-        return (
-            WriteFile(_config_name(run), self._render(run, place)),
-            RunCommand(self._command(run.reload, run, place)),
-        )
+        text = self._render(run, place)
+        plain = {
+            "draining": tuple(replace(item, draining=False) for item in place.backends),
+            "weight": tuple(replace(item, weight=1) for item in place.backends),
+        }
+        for name, backends in plain.items():
+            if backends != place.backends and self._render(run, replace(place, backends=backends)) == text:
+                raise UnsupportedError(f"the template does not use {name} of its backends")
+        return (WriteFile(_config_name(run), text), RunCommand(self._command(run.reload, run, place)))
 
     def scaled(self, factor: float) -> Target | None:
         """Settings are the file's, and fixed."""

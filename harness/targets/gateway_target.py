@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from random import Random
 
 from harness.balancer.loading import gateway_from
@@ -55,4 +56,4 @@ class GatewayTarget(Target):
 
 
 def _backends(place: Place) -> list[dict[str, object]]:
-    return [{"id": item.id, "host": item.host, "port": item.port, "weight": item.weight} for item in place.backends]
+    return [asdict(item) for item in place.backends]

@@ -92,7 +92,10 @@ class NginxTarget(Target):
         return NginxTarget(self._binary, self._consistent, stretched(self._settings, factor))
 
     def render(self, place: Place) -> str:
-        """The text of nginx.conf at `place`; servers are in the order of its backends."""
+        """The text of nginx.conf at `place`; servers are in the order of its backends.
+
+        One that drains, or weighs 0, which nginx refuses as a weight, is marked `down`: listed, and sent nothing.
+        """
         settings = self._settings
         knows_minimum = _numbers(self.version) >= KEEPALIVE_MIN_TIMEOUT_SINCE
         environment = Environment(

@@ -1,213 +1,73 @@
-"""Every kind of fault begins, is seen to bite, shows in the history of a live run, and heals."""
+"""The fault way: each fault on a process or on the way to it bites and heals, at both kinds of fault proxy."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 
-from harness.claims import HealthChecks
-from harness.history import History, Mask, StepSeen
 from harness.live import faults as module
-from harness.live.faults import FaultWay
+from harness.live import probes
+from harness.live.faults import REAL, FaultWay
 from harness.live.fleet import Fleet
 from harness.live.ports import HOST, PortBlock
-from harness.live.session import LiveSession
-from harness.model import Ending, Failure, HarnessError, ModelServer, TargetError
-from harness.targets.reference import ReferenceTarget
+from harness.live.probes import answers, bites
+from harness.model import HarnessError, ModelServer, TargetError
 from harness.timeline import (
+    Bandwidth,
     Blackhole,
-    CutOff,
     Down,
-    FailingStatus,
-    Fault,
-    Hang,
     Kill,
     Latency,
-    NotReady,
-    OverCapacity,
-    RequestFault,
+    LimitData,
+    Pause,
+    ProcessFault,
     Reset,
-    Slow,
+    Restart,
+    Slicer,
+    SlowClose,
+    Timeout,
+    TransportFault,
 )
-from tests.harness.live.helpers import PATIENCE_S, free_block, free_ports, traffic
+from tests.harness.live.helpers import PATIENCE_S, free_block, free_ports
 
 SICK = "gpu-1"
 SEED = os.getpid()
-AT_S, FOR_S, END_S = 0.5, 1.5, 3.2
-LATENCY_S = 0.15
-TIMEOUT_S = 0.6
-SLOWER = 40.0
+LONG_S = 2.0
+"""Longer than a probe looks."""
 
-KINDS: tuple[type[Fault], ...] = get_args(Fault)
-REQUEST_KINDS: tuple[type[RequestFault], ...] = get_args(RequestFault)
-WAY_KINDS = [kind for kind in KINDS if kind not in REQUEST_KINDS]
-"""Faults of a process or of the way to it, which the fault way carries out by itself."""
-
-
-def healthy(history: History, mine: Mask) -> bool:
-    return bool(history.answered()[mine].all())
-
-
-def refused(history: History, mine: Mask) -> bool:
-    """The balancer could not connect and said so."""
-    return set(history.requests["status"][mine]) == {502}
-
-
-def late(history: History, mine: Mask) -> bool:
-    """Answered, and never before the latency had passed."""
-    took_s = (history.requests["first_byte_s"] - history.requests["sent_s"])[mine]
-    return healthy(history, mine) and bool((took_s >= LATENCY_S).all())
-
-
-def silent(history: History, mine: Mask) -> bool:
-    """No answer within the client's patience, and no backend saw a request."""
-    lost = set(history.requests["failure"][mine]) == {Failure.TIMEOUT}
-    return lost and bool((history.first_attempts()[mine] == -1).all())
+FAULTS: tuple[ProcessFault | TransportFault, ...] = (
+    Bandwidth(SICK, 0.0, 2.0),
+    Bandwidth(SICK, 0.0, 20_000.0),
+    Blackhole(SICK, 0.0),
+    Down(SICK, 0.0),
+    Kill(SICK, 0.0),
+    Latency(SICK, 0.0, 0.15),
+    Latency(SICK, 0.0, LONG_S),
+    Latency(SICK, 0.0, 0.15, jitter_s=0.15),
+    LimitData(SICK, 0.0, 0),
+    LimitData(SICK, 0.0, 300_000),
+    Pause(SICK, 0.0),
+    Reset(SICK, 0.0),
+    Restart(SICK, 0.0),
+    Slicer(SICK, 0.0, 64, 0.01),
+    Slicer(SICK, 0.0, 1, 0.01),
+    SlowClose(SICK, 0.0, 0.15),
+    SlowClose(SICK, 0.0, LONG_S),
+    Timeout(SICK, 0.0, 0.15),
+    Timeout(SICK, 0.0, LONG_S),
+)
+IDS = [f"{type(fault).__name__}-{number}" for number, fault in enumerate(FAULTS)]
+TRIES = 5
+"""A stall of the machine may look like a fault once, but not so often."""
 
 
-def failing(history: History, mine: Mask) -> bool:
-    """The backend answered, with the status asked for."""
-    rows = history.requests[mine]
-    return set(rows["status"]) == {418} and len(set(rows["answered_by"])) == 1
-
-
-def overflowing(history: History, mine: Mask) -> bool:
-    """Some are served, the others are told 503."""
-    return set(history.requests["status"][mine]) == {200, 503}
-
-
-def slower(history: History, mine: Mask) -> bool:
-    """Each service takes that many times as long as before."""
-    asked_s = history.attempts["service_asked_s"][history.first_attempts()]
-    before_s = asked_s[history.requests["sent_s"] < AT_S - 0.1].max()
-    return healthy(history, mine) and bool((asked_s[mine] > before_s * SLOWER * 0.9).all())
-
-
-def hanging(history: History, mine: Mask) -> bool:
-    """No answer within the client's patience, though the backend has the request."""
-    lost = set(history.requests["failure"][mine]) == {Failure.TIMEOUT}
-    return lost and bool((history.first_attempts()[mine] != -1).all())
-
-
-def broken(history: History, mine: Mask) -> bool:
-    """Every answer began and broke off, as its client and its backend both saw."""
-    truncated = set(history.requests["failure"][mine]) == {Failure.TRUNCATED}
-    return truncated and set(history.attempts["ending"][history.first_attempts()[mine]]) == {Ending.CUT}
-
-
-def out_of_turn(history: History, mine: Mask) -> bool:
-    """Check-ups are told so, and what is sent is served."""
-    checks = history.check_ups[history.check_ups["backend"] == 1]
-    told = checks["status"][(checks["at_s"] > AT_S + 0.3) & (checks["at_s"] < AT_S + FOR_S)]
-    return set(told) == {503} and healthy(history, mine)
-
-
-CASES: dict[type[Fault], tuple[Callable[[str], Fault], Callable[[History, Mask], bool]]] = {
-    Blackhole: (lambda name: Blackhole(name, AT_S, FOR_S), silent),
-    CutOff: (lambda name: CutOff(name, AT_S, for_s=FOR_S), broken),
-    Down: (lambda name: Down(name, AT_S, FOR_S), refused),
-    FailingStatus: (lambda name: FailingStatus(name, AT_S, 418, for_s=FOR_S), failing),
-    Hang: (lambda name: Hang(name, AT_S, FOR_S), hanging),
-    Kill: (lambda name: Kill(name, AT_S, FOR_S), refused),
-    Latency: (lambda name: Latency(name, AT_S, LATENCY_S, FOR_S), late),
-    NotReady: (lambda name: NotReady(name, AT_S, FOR_S), out_of_turn),
-    OverCapacity: (lambda name: OverCapacity(name, AT_S, 5.0, for_s=FOR_S), overflowing),
-    Reset: (lambda name: Reset(name, AT_S, FOR_S), refused),
-    Slow: (lambda name: Slow(name, AT_S, SLOWER, FOR_S), slower),
-}
-
-ALONE: tuple[type[Fault], ...] = (Kill, NotReady)
-"""Kinds that need a run of their own: processes to kill, check-ups to tell. The others share one, each on a backend."""
-
-TOGETHER = [kind for kind in CASES if kind not in ALONE]
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[LiveSession]:
-    with LiveSession() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def shared_run(session: LiveSession) -> History:
-    """A run in which backend n + 1 suffers from kind n of those that go together, all at a time."""
-    faults = [CASES[kind][0](f"gpu-{number}") for number, kind in enumerate(TOGETHER, start=1)]
-    backends = len(faults) + 1
-    scenario = traffic(
-        END_S, *faults, backends=backends, rate_per_s=40.0 * backends, keys=16 * backends, timeout_s=TIMEOUT_S
-    )
-    return session.play(ReferenceTarget(), scenario, SEED)
-
-
-def run_of(kind: type[Fault], session: LiveSession, request: pytest.FixtureRequest) -> tuple[History, int]:
-    """A run with that fault, and the number of the backend that suffers from it."""
-    make, _ = CASES[kind]
-    if kind in TOGETHER:
-        history: History = request.getfixturevalue("shared_run")
-        return history, TOGETHER.index(kind) + 1
-    scenario = traffic(END_S + 1.0, make(SICK), timeout_s=TIMEOUT_S)
-    if kind is NotReady:  # it shows to those who ask
-        scenario = replace(scenario, off=scenario.off - {HealthChecks.table})
-    return session.play(ReferenceTarget(), scenario, SEED), 1
-
-
-def owned_by(history: History, backend: int) -> Mask:
-    """Requests whose key that backend owned before the fault; all keys are asked for before it."""
-    first = history.first_backends()
-    early = history.requests["sent_s"] < AT_S
-    keys = set(history.requests["key"][early & (first == backend)])
-    mask: Mask = np.isin(history.requests["key"], list(keys))
-    return mask
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_begins_shows_and_heals(
-    session: LiveSession, kind: type[Fault], request: pytest.FixtureRequest
-) -> None:
-    _, shows = CASES[kind]
-    history, number = run_of(kind, session, request)
-    (step,) = [step for step in history.steps if step.backend == number]
-    assert step.kind == kind.__name__
-    assert_timed(step)
-    sent_s, end_s = history.requests["sent_s"], history.requests["end_s"]
-    sick, sound = owned_by(history, number), owned_by(history, 0)
-    assert sick.any() and sound.any()
-    during = sick & (sent_s > step.effective_s) & (end_s < AT_S + FOR_S)  # healing takes a moment
-    assert during.any()
-    assert shows(history, during), history.requests[during]
-    assert healthy(history, sick & (end_s < step.asked_s))
-    after = sick & (sent_s > step.healed_s + 0.2)
-    assert after.sum() >= 5
-    assert healthy(history, after), history.requests[after]
-    assert healthy(history, sound)
-
-
-def assert_timed(step: StepSeen) -> None:
-    """Asked for in time and never early; in effect within a second, and never before it was asked for."""
-    assert AT_S <= step.asked_s < AT_S + FOR_S
-    assert step.took_effect
-    assert step.asked_s <= step.effective_s <= step.asked_s + 1.0
-    assert step.healed_s >= AT_S + FOR_S
-    if step.kind == "Latency":
-        assert step.effective_s >= step.asked_s + LATENCY_S * 0.99, "the probe had to wait for it"
-
-
-def test_a_kill_leaves_the_other_backends_and_the_sentinel_alone(session: LiveSession) -> None:
-    """The sentinel must not ping the one that is killed: it would take its death for two seconds of slack."""
-    history = session.play(ReferenceTarget(), traffic(1.5, Kill("gpu-0", 0.3)), SEED)
-    assert history.steps[0].took_effect
-    assert np.isnan(history.steps[0].healed_s)
-    assert history.slack_s.max() < 1.5
-    assert healthy(history, history.first_backends() == 1)
-
-
-# --- the way itself ---------------------------------------------------------------------------------------
+def test_every_kind_is_here() -> None:
+    assert {type(fault) for fault in FAULTS} == {*get_args(ProcessFault), *get_args(TransportFault)}
 
 
 @pytest.fixture(scope="module")
@@ -240,34 +100,60 @@ def way(block: PortBlock, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory
     started.stop()
 
 
-@pytest.mark.parametrize("kind", WAY_KINDS)
-def test_a_fault_bites_heals_and_bites_again(way: FaultWay, fleet: Fleet, kind: type[Fault]) -> None:
-    fault = CASES[kind][0](SICK)
+@pytest.fixture(scope="module")
+def real_way(fleet: Fleet, block: PortBlock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultWay]:
+    """The same with a real Toxiproxy, before the same fleet."""
+    if shutil.which(REAL) is None:
+        pytest.skip(f"no {REAL} on PATH")
+    ports = free_block(SEED + 4, 2)
+    started = FaultWay("real", ports, tmp_path_factory.mktemp("real"))
+    started.await_ready()
+    for number in range(2):
+        started.open(f"gpu-{number}", (HOST, ports.proxy(number)), (HOST, block.backend(number)))
+    yield started
+    started.stop()
+
+
+def assert_bites_and_heals(way: FaultWay, fleet: Fleet, fault: ProcessFault | TransportFault) -> None:
+    """Twice, and only at its own backend."""
+    sick, sound = way._addresses[SICK], way._addresses["gpu-0"]
     for _ in range(2):
-        assert way._first_byte_s(SICK, PATIENCE_S) < PATIENCE_S
+        assert answers(sick, PATIENCE_S)
+        assert not all(bites(fault, sick) for _ in range(TRIES)), "a probe must not see what is not there"
         assert way.begin(fault, fleet) is not None
-        assert way._first_byte_s("gpu-0", PATIENCE_S) < PATIENCE_S
+        assert answers(sound, PATIENCE_S)
         way.heal(fault, fleet)
-    assert way._first_byte_s(SICK, PATIENCE_S) < PATIENCE_S
+    assert answers(sick, PATIENCE_S)
 
 
-@pytest.mark.parametrize("kind", WAY_KINDS)
-def test_a_fault_that_does_not_bite_is_told(
-    way: FaultWay, fleet: Fleet, kind: type[Fault], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", FAULTS, ids=IDS)
+def test_a_fault_bites_heals_and_bites_again(way: FaultWay, fleet: Fleet, fault: ProcessFault | TransportFault) -> None:
+    assert_bites_and_heals(way, fleet, fault)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=IDS)
+def test_and_so_it_does_with_a_real_toxiproxy(
+    real_way: FaultWay, fleet: Fleet, fault: ProcessFault | TransportFault
 ) -> None:
-    """The probes must look: with the proxy's hands tied nothing bites."""
-    fault = CASES[kind][0](SICK)
-    monkeypatch.setattr(module, "PROBE_S", 0.2)
-    monkeypatch.setattr(module, "SILENT_S", 2.0)
+    assert_bites_and_heals(real_way, fleet, fault)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=IDS)
+def test_a_fault_that_does_not_bite_is_told(
+    way: FaultWay, fleet: Fleet, fault: ProcessFault | TransportFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probes must look: with the proxy's and the fleet's hands tied nothing bites."""
+    monkeypatch.setattr(probes, "PROBE_S", 0.0)
+    monkeypatch.setattr(probes, "SILENT_S", 2.0)
     for action in ("disable", "enable", "add_toxic"):
-        monkeypatch.setattr(way._proxy, action, lambda *_: None)
-    assert way.begin(fault, fleet) is None
-    if kind is Kill:
-        fleet.restart(SICK)
+        monkeypatch.setattr(way._proxy, action, lambda *_, **__: None)
+    for action in ("kill", "pause"):
+        monkeypatch.setattr(fleet, action, lambda _: None)
+    assert any(way.begin(fault, fleet) is None for _ in range(TRIES))
 
 
 def test_a_toxic_that_is_there_already_is_our_error(way: FaultWay, fleet: Fleet) -> None:
-    fault = Latency(SICK, AT_S, LATENCY_S)
+    fault = Latency(SICK, 0.0, 0.1)
     assert way.begin(fault, fleet) is not None
     with pytest.raises(HarnessError, match=r"^the fault proxy could not add latency to gpu-1: ") as told:
         way.begin(fault, fleet)
@@ -294,11 +180,11 @@ def test_one_that_runs_already_is_used_and_left_as_it_was(way: FaultWay, block: 
     guest = FaultWay(f"http://{HOST}:{block.fault_control}", ports, tmp_path)
     guest.await_ready()
     guest.open("guest", (HOST, ports.proxy(0)), (HOST, block.backend(0)))
-    assert guest._first_byte_s("guest", PATIENCE_S) < PATIENCE_S
+    assert answers((HOST, ports.proxy(0)), PATIENCE_S)
     guest.stop()
     guest.stop()
-    assert guest._first_byte_s("guest", 7.0) == 7.0
-    assert way._first_byte_s("gpu-0", PATIENCE_S) < PATIENCE_S
+    assert not answers((HOST, ports.proxy(0)), PATIENCE_S)
+    assert answers(way._addresses["gpu-0"], PATIENCE_S)
 
 
 def test_kinds_of_fault_proxy(block: PortBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ from mockgpu.fault_kinds import (
     Slow,
     Stall,
     Status,
+    StreamError,
     Truncated,
     WrongLength,
     Zombie,
@@ -50,12 +51,12 @@ FAULTS: dict[str, Fault] = {
     fault.kind: fault
     for fault in (
         Status(500), Capacity(0.0, 3), QueueFull(), OutOfMemory(dead=True), Hang(), Zombie(), Slow(3.0), Cut(1),
-        Stall(1), Truncated(1), Drip(0.005), Garbage(), WrongLength(5), NotReady(), NotAlive(), Metrics("missing"),
-        Evict(),
+        Stall(1), Truncated(1), StreamError(1), Drip(0.005), Garbage(), WrongLength(5), NotReady(), NotAlive(),
+        Metrics("missing"), Evict(),
     )
 }  # fmt: skip
 IMPOSSIBLE = {
-    "not-alive": "check-ups of the simulator ask for readiness, never for liveness",
+    "not-alive": "only check-ups that ask for liveness are told, and the balancer here asks for its health",
 }
 ONLY_HEARD = ("metrics",)
 """Kinds that a history does not hold; the gateway hears of them."""
@@ -97,7 +98,8 @@ def played(fault: Fault | None, *later: Change) -> tuple[History, Checked]:
 def apply(simulation: Simulation, change: Change) -> None:
     """As a fault of the timeline is set."""
     backend = simulation._backends["gpu-0"]
-    simulation._break_off(backend.change_faults(simulation._now.now_s, change))
+    simulation._timeline.break_off(backend.change_faults(simulation._now.now_s, change))
+    simulation._advance(backend)
 
 
 def same(one: History, other: History) -> bool:
@@ -175,6 +177,27 @@ def test_a_spoiled_body_repeats_nothing(fault: Fault, ending: Ending, failure: F
     assert set(asked["echo"]) == {Echo.NONE}
     assert set(asked["failure"]) == {failure}
     assert set(asked["status"]) == {200}
+
+
+def test_an_error_within_a_stream_is_a_status_where_nothing_is_streamed() -> None:
+    history, _ = played(StreamError(1))
+    assert set(after(history)["status"]) == {500}
+    assert set(after(history)["ending"]) == {Ending.ANSWERED}
+
+
+def test_an_engine_that_dies_fails_all_inside() -> None:
+    """And forgets what it had in memory; those that stall hang on."""
+    history, checked = played(Slow(1000.0), Change((OutOfMemory(dead=True),)), Change(clear=frozenset(KINDS)))
+    rows = after(history)
+    inside = rows["start_s"] < AT_S + 0.5
+    assert set(zip(rows["ending"][inside], rows["status"][inside], strict=True)) == {(Ending.REFUSED, 500)}
+    assert rows["end_s"][inside] == pytest.approx([AT_S + 0.5] * np.count_nonzero(inside))
+    ready = {result.ok for at_s, result in checked.reports if AT_S + 0.55 < at_s < AT_S + 1.0}
+    assert ready == {False} and checked.reports[-1][1].ok
+    assert Counter(history.residency["event"])[Residency.EVICTED] >= 1
+    assert set(rows["status"][rows["start_s"] > AT_S + 1.0]) == {200}
+    stalled, _ = played(Stall(1), Change((OutOfMemory(dead=True),)))
+    assert set(after(stalled)["ending"][after(stalled)["start_s"] < AT_S + 0.5]) == {Ending.CLIENT_GONE}
 
 
 def test_an_eviction_makes_the_next_request_cold() -> None:

@@ -16,20 +16,34 @@ from harness.history import History
 from harness.model import Ending, Keys, Residency
 from harness.sim.agenda import HOP_S
 from harness.timeline import (
+    BadMetrics,
+    Bandwidth,
     Blackhole,
     Down,
+    Drip,
+    Evict,
     FailingStatus,
     Fault,
+    Garbage,
     Join,
     Kill,
     Latency,
     Leave,
+    LimitData,
     Membership,
+    NotAlive,
     NotReady,
     OverCapacity,
     Reset,
+    Restart,
+    Slicer,
     Slow,
+    SlowClose,
     Step,
+    Timeout,
+    Truncated,
+    Weigh,
+    WrongLength,
 )
 from tests.harness.sim.rig import COLD_SERVER, OneBackend, bare, run, scenario, sent_between, stream
 
@@ -37,11 +51,23 @@ AT_S, FOR_S, HEALED_S = 0.505, 0.5, 1.005
 LONG = stream(output_tokens=40, keys=Keys(1))
 NEEDED: dict[type[Any], dict[str, Any]] = {
     Latency: {"latency_s": 0.2},
+    Bandwidth: {"kb_per_s": 2.0},
+    Timeout: {"after_s": 0.1},
+    Slicer: {"slice_bytes": 64, "gap_s": 0.05},
+    LimitData: {"limit_bytes": 300},
+    Drip: {"gap_s": 0.1},
+    WrongLength: {"by": 5},
+    Weigh: {"weight": 3},
     FailingStatus: {"status": 500},
     OverCapacity: {"rate_per_s": 0.5},
     Slow: {"factor": 200.0},
 }
 """Fields of a step beside its backend, time and length."""
+
+HIDDEN = {SlowClose, Truncated, Garbage, NotAlive, BadMetrics, Evict}
+"""Faults that neither latencies nor check-ups show here: see tests.harness.fault_effects for them."""
+
+FAULTS = [kind for kind in get_args(Fault) if kind not in HIDDEN]
 
 
 def step_of(kind: type[Any], backend: str = "gpu-0") -> Any:
@@ -67,7 +93,7 @@ def seen(history: History, start_s: float, end_s: float) -> tuple[list[float], l
     return latencies_s, history.check_ups["status"][between].tolist()
 
 
-@pytest.mark.parametrize("kind", get_args(Fault), ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: str(kind.__name__))
 def test_every_fault_is_seen_and_heals(kind: type[Fault]) -> None:
     calm = run(bare(timeout_s=0.2), scenario())
     history = run(bare(timeout_s=0.2), scenario(step_of(kind)))
@@ -82,7 +108,7 @@ def test_every_fault_is_seen_and_heals(kind: type[Fault]) -> None:
     assert after[0] == after[1]
 
 
-@pytest.mark.parametrize("kind", get_args(Fault), ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind is not Restart], ids=lambda kind: str(kind.__name__))
 def test_a_fault_without_an_end_stays(kind: type[Fault]) -> None:
     history = run(bare(timeout_s=0.2), scenario(kind("gpu-0", AT_S, **NEEDED.get(kind, {}))))
     assert np.isnan(history.steps[0].healed_s)

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,24 @@ def test_change_writes_the_file_and_runs_reload(tmp_path: Path) -> None:
     write, run = target.change(place_in(tmp_path))
     assert write == WriteFile("acme.conf", target.launch(place_in(tmp_path)).files["acme.conf"])
     assert run == RunCommand((PYTHON, "-c", "pass", "reload", str(tmp_path / "acme.conf")))
+
+
+def test_weights_and_draining_reach_the_template(tmp_path: Path) -> None:
+    backends = (Address("gpu-0", "127.0.0.1", 9000, draining=True), Address("gpu-1", "127.0.0.1", 9001, 3))
+    place = replace(place_in(tmp_path), backends=backends)
+    target = target_of(tmp_path, RUN, TEMPLATE.replace("weight={{", "{{ 'off' if backend.draining }} weight={{"))
+    write, _ = target.change(place)
+    assert isinstance(write, WriteFile)
+    assert "server gpu-0 127.0.0.1:9000 off weight=1\nserver gpu-1 127.0.0.1:9001  weight=3\n" in write.text
+
+
+def test_a_template_without_weights_or_draining_cannot_tell_of_them(tmp_path: Path) -> None:
+    plain = Address("gpu-0", "127.0.0.1", 9000)
+    target = target_of(tmp_path, RUN, TEMPLATE.replace(" weight={{ backend.weight }}", ""))
+    for asked, name in ((replace(plain, weight=2), "weight"), (replace(plain, draining=True), "draining")):
+        with pytest.raises(UnsupportedError, match=f"^the template does not use {name} of its backends$"):
+            target.change(replace(place_in(tmp_path), backends=(asked,)))
+    assert target.change(replace(place_in(tmp_path), backends=(plain,)))
 
 
 def test_a_check_is_run_if_there_is_one(tmp_path: Path) -> None:

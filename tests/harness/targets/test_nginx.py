@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, combinations
@@ -193,6 +194,16 @@ def test_servers_follow_the_order_of_the_place(tmp_path: Path) -> None:
     ]
 
 
+def test_one_that_drains_or_weighs_nothing_is_down(tmp_path: Path) -> None:
+    drains, weightless = Address("gpu-1", "127.0.0.1", 9001, 2, draining=True), Address("gpu-3", "127.0.0.1", 9003, 0)
+    assert servers_in(NginxTarget().render(place_in(tmp_path, (drains, *ADDRESSES, weightless)))) == [
+        "127.0.0.1:9001 weight=2 max_fails=1 fail_timeout=1s down",
+        "127.0.0.1:9002 weight=1 max_fails=1 fail_timeout=1s",
+        "127.0.0.1:9000 weight=3 max_fails=1 fail_timeout=1s",
+        "127.0.0.1:9003 weight=1 max_fails=1 fail_timeout=1s down",
+    ]
+
+
 @pytest.mark.parametrize("off", OFF, ids=lambda off: "+".join(sorted(off)) or "nothing")
 def test_switches_are_rendered_and_accepted(tmp_path: Path, off: frozenset[str]) -> None:
     target = NginxTarget()
@@ -326,6 +337,18 @@ def test_reload_brings_new_workers_and_moves_only_the_leavers_keys(
     innocent = [key for key in keys if before[key] != gone]
     moved = sum(before[key] != after[key] for key in innocent) / len(innocent)
     assert low <= moved <= high
+
+
+def test_one_that_drains_gets_nothing_and_the_keys_of_others_stay(start: Callable[[NginxTarget], Running]) -> None:
+    nginx = start(NginxTarget())
+    keys = [f"model-{number}" for number in range(60)]
+    before = {key: nginx.port_of(key) for key in keys}
+    place, first = nginx.place, nginx.place.backends[0]
+    nginx.change(replace(place, backends=(replace(first, draining=True), *place.backends[1:])))
+    after = {key: nginx.port_of(key) for key in keys}
+    assert first.port in before.values() and first.port not in after.values()
+    assert all(after[key] == port for key, port in before.items() if port != first.port)
+    assert str(first.port) not in {nginx.ask("POST", "/v1/updates")[0] for _ in range(8)}
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

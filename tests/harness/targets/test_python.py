@@ -122,12 +122,12 @@ def test_the_shell_is_told_where_the_key_is_claimed(here: str, tmp_path: Path) -
 
 def test_shell_is_told_class_and_backends(here: str, tmp_path: Path) -> None:
     target = PythonTarget(f"python:{here}:LastPolicy")
-    place = Place(tmp_path, "127.0.0.1", 8000, 8001, (Address("gpu-1", "127.0.0.1", 9001, 3),))
+    place = Place(tmp_path, "127.0.0.1", 8000, 8001, (Address("gpu-1", "127.0.0.1", 9001, 3, True),))
     launch = target.launch(place)
     told = json.loads(launch.files["balancer.json"])
     assert told["spec"] == f"python:{here}:LastPolicy"
     assert (told["port"], told["admin_port"]) == (8000, 8001)
-    assert told["backends"] == [{"id": "gpu-1", "host": "127.0.0.1", "port": 9001, "weight": 3}]
+    assert told["backends"] == [{"id": "gpu-1", "host": "127.0.0.1", "port": 9001, "weight": 3, "draining": True}]
     assert told["key_carrier"] == "header:x-model-id"
     assert launch.environment == {"PYTHONHASHSEED": "0"}
     assert launch.start[-1] == str(tmp_path / "balancer.json")

@@ -1,0 +1,167 @@
+"""Probes of a fault on a backend's process or on the way to it: one exchange through the fault proxy, from outside.
+
+They ask `GET /mock/ping`, which a backend keeps out of its log, on connections of their own. A probe looks for
+about `LOOK_S` at most: what is to take longer has bitten by then.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from harness.live.calls import accepts
+from harness.timeline import (
+    Bandwidth,
+    Blackhole,
+    Down,
+    Kill,
+    Latency,
+    LimitData,
+    Pause,
+    ProcessFault,
+    Reset,
+    Restart,
+    Slicer,
+    SlowClose,
+    Timeout,
+    TransportFault,
+)
+
+PROBE_S = 3.0
+"""For so long a fault is probed again until it bites."""
+LOOK_S = 0.5
+SILENT_S = 0.1
+"""A connection that brought no byte of an answer for this long is taken for silent."""
+CONNECT_S = 1.0
+ANSWER_S = 0.2
+"""What an answer may take on a busy machine beside the wait that a fault is to cause."""
+PACED_S = 0.05
+"""The answer that is asked for through a narrow way is as long as this takes there, and its head on top."""
+SLICES = 4
+NEARLY = 0.99
+"""The fault proxy counts whole milliseconds."""
+
+Listener = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Seen:
+    """One exchange. Times are seconds since its request was written; those of what never came are how long we looked.
+
+    `length` is the number of bytes that came, head and body, in `reads` pieces.
+    """
+
+    accepted: bool = False
+    length: int = 0
+    reads: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    closed: bool = False
+    reset: bool = False
+    closed_s: float = 0.0
+
+
+def exchange(listener: Listener, body_bytes: int = 0, look_s: float = LOOK_S) -> Seen:
+    """Ask for an answer with a body of so many bytes, and look at what comes for `look_s` or until it is closed."""
+    seen = Seen()
+    words = f"GET /mock/ping?bytes={body_bytes} HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n"
+    try:
+        with socket.create_connection(listener, timeout=CONNECT_S) as probe:
+            seen.accepted = True
+            began_s = time.monotonic()
+            probe.sendall(words.encode())
+            _look(probe, seen, began_s, look_s)
+    except ConnectionResetError:
+        seen.closed = seen.reset = True
+    except OSError:
+        seen.closed = True
+    return seen
+
+
+def _look(probe: socket.socket, seen: Seen, began_s: float, look_s: float) -> None:
+    while (left_s := began_s + look_s - time.monotonic()) > 0:
+        probe.settimeout(left_s)
+        try:
+            block = probe.recv(1 << 16)
+        except TimeoutError:
+            break
+        now_s = time.monotonic() - began_s
+        if not block:
+            seen.closed, seen.closed_s = True, now_s
+            return
+        seen.first_s = now_s if not seen.reads else seen.first_s
+        seen.reads += 1
+        seen.length += len(block)
+        seen.last_s = now_s
+    seen.closed_s = look_s
+    if not seen.reads:
+        seen.first_s = seen.last_s = look_s
+
+
+def answers(listener: Listener, patience_s: float) -> bool:
+    """Whether a backend answers a ping that goes through the fault proxy within `patience_s`."""
+    return exchange(listener, look_s=patience_s).length > 0
+
+
+def awaited(condition: Callable[[], bool], over: threading.Event) -> float | None:
+    """When a condition was first seen to hold (CLOCK_MONOTONIC), None if it never did within `PROBE_S`.
+
+    It is looked at once at least, and no more once `over` is set.
+    """
+    deadline_s = time.monotonic() + PROBE_S
+    while True:
+        if condition():
+            return time.monotonic()
+        if over.wait(0.005) or time.monotonic() > deadline_s:
+            return None
+
+
+def bites(fault: ProcessFault | TransportFault, listener: Listener) -> bool:
+    """Whether one probe through the fault proxy of its backend, which listens at `listener`, sees the fault."""
+    match fault:
+        case Kill() | Restart() | Down():
+            return not accepts(*listener)
+        case Pause() | Blackhole():
+            seen = exchange(listener, look_s=SILENT_S)
+            return seen.accepted and not seen.closed and not seen.length
+        case Reset():
+            return exchange(listener, look_s=CONNECT_S).reset
+        case Latency(latency_s=latency_s):  # where it jitters, about every second answer takes at least as long
+            wait_s = min(latency_s, LOOK_S)
+            return exchange(listener, look_s=wait_s).first_s >= wait_s * NEARLY
+        case Bandwidth():
+            return _is_narrow(listener, fault.kb_per_s * 1000)
+        case SlowClose(delay_s=delay_s):
+            wait_s = min(delay_s, LOOK_S)
+            seen = exchange(listener, look_s=ANSWER_S + wait_s)
+            return seen.length > 0 and seen.closed_s - seen.last_s >= wait_s * NEARLY
+        case Timeout(after_s=after_s):
+            wait_s = min(after_s, LOOK_S)
+            seen = exchange(listener, look_s=wait_s + (ANSWER_S if after_s < LOOK_S else 0.0))
+            over = seen.closed or after_s >= LOOK_S
+            return seen.accepted and not seen.length and over and seen.closed_s >= wait_s * NEARLY
+        case Slicer():
+            return _is_sliced(listener, fault)
+        case LimitData(limit_bytes=limit_bytes):
+            seen = exchange(listener, limit_bytes + 1, look_s=CONNECT_S)
+            return seen.accepted and seen.closed and not seen.reset and seen.length == limit_bytes
+        case _:
+            assert_never(fault)
+
+
+def _is_narrow(listener: Listener, bytes_per_s: float) -> bool:
+    """Whether an answer of a known length takes as long as such a way makes it take, and that is not too short."""
+    seen = exchange(listener, round(bytes_per_s * PACED_S))
+    return seen.length > 0 and seen.last_s >= max(seen.length / bytes_per_s, PACED_S) * 0.95
+
+
+def _is_sliced(listener: Listener, fault: Slicer) -> bool:
+    """Whether an answer of some slices comes in pieces, with all the gaps that lie between so many."""
+    seen = exchange(listener, SLICES * fault.slice_bytes)
+    gaps = math.ceil(seen.length / max(1, fault.slice_bytes)) - 1
+    return seen.reads > 1 and seen.last_s >= gaps * fault.gap_s * 0.95

@@ -1,0 +1,64 @@
+"""What the timeline of a live run does beside single faults: restarts, the sentinel, changes that cannot be made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from unittest.mock import Mock
+
+import pytest
+
+from harness.live.session import LiveSession
+from harness.model import UnsupportedError
+from harness.target import ChangeStep, Place
+from harness.targets.reference import ReferenceTarget
+from harness.timeline import Drain, Kill, Pause, Restart, Weigh
+from tests.harness.live.helpers import traffic
+
+SEED = os.getpid()
+AWAY_S = 0.5
+DEAD_S = 2.0
+"""What the sentinel counts for a ping without an answer."""
+
+
+class NeverDrains(ReferenceTarget):
+    """The reference, if it could not drain."""
+
+    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+        """As ever, but for that."""
+        if any(item.draining for item in place.backends):
+            raise UnsupportedError("cannot drain")
+        return super().change(place)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[LiveSession]:
+    with LiveSession() as opened:
+        yield opened
+
+
+def test_a_restart_heals_by_itself_and_the_sentinel_pings_somebody_else(session: LiveSession) -> None:
+    timeline = (Restart("gpu-0", 0.3, for_s=AWAY_S), Restart("gpu-1", 0.3), Pause("gpu-2", 0.3))
+    history = session.play(ReferenceTarget(), traffic(1.5, *timeline, backends=3), SEED)
+    slow, quick, paused = history.steps
+    assert all(step.took_effect for step in history.steps)
+    assert slow.healed_s >= slow.asked_s + AWAY_S
+    assert quick.effective_s < quick.healed_s < slow.healed_s
+    assert paused.took_effect and not paused.healed_s > 0.0
+    assert history.slack_s.max() < DEAD_S
+
+
+def test_the_sentinel_pings_a_backend_that_is_left_alone(session: LiveSession) -> None:
+    history = session.play(ReferenceTarget(), traffic(1.5, Kill("gpu-0", 0.3)), SEED)
+    assert history.slack_s.max() < DEAD_S
+    assert history.answered()[history.first_backends() == 1].all()
+
+
+def test_a_change_that_cannot_be_made_is_told_before_anything_runs(
+    session: LiveSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    balancer = Mock()
+    monkeypatch.setattr("harness.live.session.Balancer", balancer)
+    with pytest.raises(UnsupportedError, match=r"^cannot drain$"):
+        session.play(NeverDrains(), traffic(1.0, Weigh("gpu-1", 0.1, 3), Drain("gpu-0", 0.2)), SEED)
+    assert not balancer.called

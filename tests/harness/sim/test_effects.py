@@ -1,0 +1,46 @@
+"""Every kind of step shows in a simulated history as the table says, which the live world is judged by too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import get_args
+
+import pytest
+
+from harness.history import History
+from harness.sim.world import play
+from harness.timeline import Step
+from tests.harness.fault_effects import CASES, IDS, TRIALS, Effect, Trial
+
+
+@cache
+def played(trial: Trial) -> History:
+    """The run of a trial."""
+    return play(trial.target, trial.scenario(), 1)
+
+
+@cache
+def still(trial: Trial) -> History:
+    """The same run without its steps."""
+    return play(trial.target, replace(trial.scenario(), timeline=()), 1)
+
+
+def test_every_kind_is_in_the_table() -> None:
+    assert {effect.kind for _, effect in CASES} == set(get_args(Step))
+    assert all(len(trial.effects) == len({effect.kind for effect in trial.effects}) for trial in TRIALS)
+
+
+@pytest.mark.parametrize(("trial", "effect"), CASES, ids=IDS)
+def test_it_shows_and_heals(trial: Trial, effect: Effect) -> None:
+    assert trial.lacking(played(trial), effect) == []
+
+
+@pytest.mark.parametrize(("trial", "effect"), CASES, ids=IDS)
+def test_it_does_not_show_without_it(trial: Trial, effect: Effect) -> None:
+    """The table must look: in a run in which only the log of steps tells of the fault, it is found lacking."""
+    assert bool(trial.lacking(replace(still(trial), steps=played(trial).steps), effect)) == effect.visible
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert all(play(trial.target, trial.scenario(), 1).digest() == played(trial).digest() for trial in TRIALS)

@@ -1,4 +1,4 @@
-"""The load process: Locust in its own interpreter, one for a session, fed one job per run."""
+"""The load process: Locust, or the aiohttp engine, in its own interpreter, one for a session, fed one job per run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from harness.model import HarnessError
 START_S = 20.0
 
 
-class LoadProcess:
-    """Speaks JSON lines with `python -m harness.load`."""
+ENGINES = {"locust": ("harness.load", "--with-parent"), "aiohttp": ("harness.load.engine_worker",)}
+"""Modules that play jobs, with their options."""
 
-    def __init__(self, workdir: Path) -> None:
-        self._child = Child((sys.executable, "-m", "harness.load", "--with-parent"), workdir / "load.log", pipes=True)
+
+class LoadProcess:
+    """Speaks JSON lines with `python -m harness.load`, or with another of `ENGINES`."""
+
+    def __init__(self, workdir: Path, engine: str = "locust") -> None:
+        self._child = Child((sys.executable, "-m", *ENGINES[engine]), workdir / "load.log", pipes=True)
         self._buffer = b""
         self._ready = False
         self._jobs = 0
@@ -38,11 +42,11 @@ class LoadProcess:
                 raise HarnessError(f"the load process is not up after {START_S:.0f} s: {self._child.last_line()}")
             self._ready = True
 
-    def begin(self, job: Job, path: Path) -> None:
-        """Hand it a job; its answer comes when the job is done."""
+    def begin(self, job: Job, path: Path, news_s: float = 0.0) -> None:
+        """Hand it a job; its answer comes when the job is done. `news_s`: how often the aiohttp engine tells of it."""
         job.write(path)
         self._jobs += 1
-        self._say({"job": str(self._jobs), "file": str(path)})
+        self._say({"job": str(self._jobs), "file": str(path), **({"news_s": news_s} if news_s else {})})
 
     def abandon(self) -> None:
         """Ask for the end of the current job; requests not sent yet stay so."""

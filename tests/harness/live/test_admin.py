@@ -120,6 +120,18 @@ def test_drain(balancer: BalancerProcess, backends: list[PlainBackend]) -> None:
     assert balancer.call().status == 200
 
 
+def test_the_whole_list_can_say_who_drains(balancer: BalancerProcess, backends: list[PlainBackend]) -> None:
+    items = [{"id": name, "url": item.url} for name, item in zip("ab", backends, strict=True)]
+    assert balancer.ask("PUT", "/backends", [items[0] | {"draining": True}, items[1]]) == (200, {})
+    assert balancer.ask("GET", "/backends/a")[1]["state"] == "drained"
+    before = balancer.metrics()["steelyard_picks_total", "a"]
+    for number in range(20):
+        assert balancer.call(x_model_id=f"m-{number}").status == 200
+    assert balancer.metrics()["steelyard_picks_total", "a"] == before
+    balancer.ask("PUT", "/backends", items)
+    assert balancer.ask("GET", "/backends/a")[1]["state"] == "ready"
+
+
 def test_a_leaver_finishes_and_is_forgotten(balancer: BalancerProcess, backends: list[PlainBackend]) -> None:
     balancer.ask("DELETE", "/backends/b")
     answers: list[Any] = []

@@ -6,12 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import nan
 
 import numpy as np
 import pytest
 
-from harness.history import ATTEMPT, Times, empty_requests
+from harness.history import ATTEMPT, StepSeen, Times, empty_requests
 from harness.live.slack import PINGS, SENTINEL_S, Sentinel, slack_by_second
 from harness.model import Connections, Load, Phase, Scenario, Stream
 from harness.records import Rows
@@ -52,6 +53,7 @@ def slack(
     attempts: Rows | None = None,
     sentinel: Sequence[tuple[float, float]] = (),
     calibrated_s: float = 0.0,
+    steps: Sequence[StepSeen] = (),
 ) -> Times:
     return slack_by_second(
         SCENARIO,
@@ -59,6 +61,7 @@ def slack(
         attempts_of() if attempts is None else attempts,
         list(sentinel),
         calibrated_s,
+        steps,
     )
 
 
@@ -83,6 +86,16 @@ def test_what_was_never_sent_says_nothing() -> None:
 def test_excess_of_service_counts_in_the_second_of_its_end() -> None:
     served = attempts_of((0.5, 0.2, 0.21), (2.5, 0.2, 0.3), (2.9, 0.2, 0.2), (nan, 0.2, 0.9), (1.5, 0.2, nan))
     assert slack(attempts=served) == pytest.approx([0.01, 0.0, 0.1, 0.0])
+
+
+def test_what_was_inside_when_its_backend_was_paused_says_nothing() -> None:
+    served = attempts_of((0.5, 0.2, 0.21), (2.5, 0.2, 0.5), (3.5, 0.2, 0.23), (2.6, 0.2, 0.24))
+    served["start_s"] = (0.2, 1.1, 3.2, 2.2)
+    served["backend"] = (1, 1, 1, 0)
+    pause = StepSeen("Pause", 1, 1.0, 1.1, 2.4)
+    assert slack(attempts=served, steps=[pause]) == pytest.approx([0.01, 0.0, 0.04, 0.03])
+    assert slack(attempts=served, steps=[replace(pause, healed_s=nan)]) == pytest.approx([0.01, 0.0, 0.04, 0.0])
+    assert slack(attempts=served, steps=[replace(pause, kind="Kill")]) == pytest.approx([0.01, 0.0, 0.3, 0.03])
 
 
 def test_sentinel_samples() -> None:

@@ -19,7 +19,7 @@ from harness.model import TargetError, World
 from harness.property import Property, catalogue
 from harness.targets import resolve
 from harness.targets.nginx import NginxTarget
-from harness.timeline import Leave
+from harness.timeline import Drain, Join, Leave, Weigh
 from harness.verdict import Outcome, Record
 from tests.harness.live.helpers import HOST, PATIENCE_S, free_ports, traffic, until
 
@@ -143,6 +143,22 @@ def test_a_claims_file_with_a_template(session: LiveSession, nginx: str, tmp_pat
     after = history.attempts["start_s"] > leave.effective_s + 0.5  # a reload takes effect when its command is done
     assert set(history.attempts["backend"][before]) == {0, 1}
     assert set(history.attempts["backend"][after]) == {0}
+
+
+def test_nginx_drains_weighs_and_takes_back(session: LiveSession) -> None:
+    drain, weigh, join = Drain("gpu-1", 0.5), Weigh("gpu-0", 1.3, 5), Join("gpu-1", 1.8)
+    history = session.play(NginxTarget(), traffic(3.0, drain, weigh, join, backends=3, keys=60), SEED)
+    drained, weighed, back = history.steps
+    sent_s, first = history.requests["sent_s"], history.first_backends()
+
+    def among(start_s: float, end_s: float) -> list[int]:
+        return [int(backend) for backend in first[(sent_s > start_s) & (sent_s < end_s)]]
+
+    assert history.answered().all()
+    assert set(among(0.0, drained.asked_s)) == {0, 1, 2} == set(among(back.effective_s, 3.0))
+    assert set(among(drained.effective_s, back.asked_s)) == {0, 2}
+    equal, heavier = among(drained.effective_s, weighed.asked_s), among(weighed.effective_s, back.asked_s)
+    assert heavier.count(0) / len(heavier) > equal.count(0) / len(equal) + 0.1
 
 
 def test_a_balancer_of_ones_own_at_fixed_addresses(session: LiveSession, nginx: str, tmp_path: Path) -> None:

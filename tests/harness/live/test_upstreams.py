@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +82,14 @@ def test_json_of_another_form_is_refused(item: object) -> None:
         place_of(item)
 
 
+def test_one_that_drains_as_json() -> None:
+    drains = Place("a", "h", 1, 1, draining=True)
+    assert place_of({"id": "a", "host": "h", "port": 1, "weight": 1, "draining": True}) == drains
+    assert place_of({"id": "a", "url": "http://h:1", "draining": True}) == drains
+    with pytest.raises(ValueError, match=r"^draining 1 of a: expected true or false$"):
+        place_of({"id": "a", "url": "http://h:1", "draining": 1})
+
+
 Case = Callable[[Upstreams], Awaitable[None]]
 
 
@@ -98,6 +107,21 @@ def in_a_loop(case: Case) -> None:
 
 
 A, B, C = (Place(name, "h", port) for port, name in enumerate("abc", start=1))
+
+
+def test_the_list_says_who_drains() -> None:
+    async def case(upstreams: Upstreams) -> None:
+        drains = replace(A, draining=True)
+        upstreams.replace([A, replace(B, draining=True)])
+        assert [backend.id for backend in upstreams.members()] == ["a"]
+        a = upstreams.get("a")
+        upstreams.replace([drains, B])
+        assert upstreams.get("a") is a, "it stays, with what is in flight there"
+        assert [backend.id for backend in upstreams.members()] == ["b"]
+        upstreams.replace([A, B])
+        assert [backend.id for backend in upstreams.members()] == ["a", "b"]
+
+    in_a_loop(case)
 
 
 def test_the_list_keeps_who_stays() -> None:

@@ -1,0 +1,134 @@
+"""Loads without a scenario, for people: against whatever listens at a URL, with news while they run.
+
+The load process is a child of its own, so that drawing a progress bar delays no request.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+from harness.live.load import LoadProcess
+from harness.load.job import Job
+from harness.load.wire import NONCE_BITS, NUMBER_BITS
+from harness.model import ClaimsError, HarnessError, Load
+from harness.records import Rows, read_requests
+
+CONNECT_S = 5.0
+LEAD_S = 0.3
+LEAD_PER_REQUEST_S = 50e-6
+"""Before second 0 the load process draws its arrivals; so much for each of them."""
+LOOK_S = 0.25
+AFTER_S = 30.0
+"""How long the load process may take to write its records and answer, once everything must have ended."""
+
+News = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """What a load came to: its request rows, and whether it was interrupted."""
+
+    rows: Rows
+    interrupted: bool
+
+
+class Generator:
+    """Plays one load after another by an engine, "aiohttp" or "locust". To be used in a `with` block."""
+
+    def __init__(self, engine: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="steelyard-load-")
+        self._process = LoadProcess(Path(self._folder.name), engine)
+
+    def __enter__(self) -> Generator:
+        self._process.await_ready()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.stop()
+        self._folder.cleanup()
+
+    def play(
+        self,
+        load: Load,
+        url: str,
+        seed: int,
+        protocol: str,
+        on_look: Callable[[float, News | None], None],
+        news_s: float,
+    ) -> Played:
+        """Play `load` against `url` until its end, or until Ctrl-C.
+
+        `on_look(at_s, news)` is called several times a second, with the news that the engine may have told. Ctrl-C ends
+        the sending, and what is under way is cut off soon. HarnessError if the load process broke down, ClaimsError for
+        a load of more requests than their numbers have room for.
+        """
+        planned = sum(stream.requests for stream in load.streams)
+        if planned >= 1 << NUMBER_BITS:
+            raise ClaimsError(f"a load of {planned} requests: expected less than {1 << NUMBER_BITS}; make it shorter")
+        folder = Path(self._folder.name)
+        out = folder / "requests.bin"
+        start_s = time.monotonic() + LEAD_S + LEAD_PER_REQUEST_S * planned
+        job = Job(load, seed, secrets.randbelow(1 << NONCE_BITS), url, start_s, (), str(out), protocol)
+        lasts_s = max((stream.end_s + stream.timeout_s for stream in load.streams), default=0.0)
+        with _Interrupt() as interrupt:
+            self._process.begin(job, folder / "job.json", news_s)
+            deadline_s, abandoned = start_s + lasts_s + AFTER_S, False
+            while time.monotonic() < deadline_s:
+                answer = self._process.answer(LOOK_S)
+                if answer is not None and "done" in answer:
+                    return Played(read_requests(out), interrupt.seen)
+                on_look(max(0.0, time.monotonic() - start_s), answer["news"] if answer else None)
+                if interrupt.seen and not abandoned:
+                    self._process.abandon()
+                    abandoned = True
+        raise HarnessError(f"the load process has not answered {AFTER_S:g} s after the end of its load")
+
+
+class _Interrupt:
+    """Notes the first Ctrl-C instead of raising it; a second one ends everything as usual."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __enter__(self) -> _Interrupt:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def reach(url: str) -> None:
+    """Make sure that something listens at `url`. ClaimsError, one line, if nothing does or it is no such URL."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 80
+    except ValueError as error:
+        raise ClaimsError(f"--target {url!r}: {error}; expected http://HOST:PORT") from None
+    if parts.scheme != "http" or not host:
+        raise ClaimsError(f"--target {url!r}: expected http://HOST:PORT")
+    if parts.query or parts.fragment or parts.username:
+        raise ClaimsError(f"--target {url!r}: expected http://HOST:PORT, with a path before every request's at most")
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ClaimsError(f"--target {url}: no connection ({why}); nothing was sent. Is it running there?") from None

@@ -1,0 +1,225 @@
+"""`steelyard up` as a process of its own: it serves, `steelyard fault` steers it, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from harness import cli
+from harness.live.calls import Answer, call
+from harness.live.children import descendants
+from tests.harness.cli.test_commands import ROOT
+from tests.harness.live.helpers import PATIENCE_S, runs, tree, until
+
+START_S = 60.0
+"""Five to eight processes start at once, which on a busy machine takes its time."""
+COMMAND = [sys.executable, "-c", "from harness.cli import main; main()"]
+
+
+class Said(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def said(folder: Path, *words: str) -> Said:
+    """Run a command in this process, which is quicker, with `folder` for temporary files."""
+    out, error, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
+        patch.setattr(sys, "argv", ["steelyard", *words])
+        patch.setattr(tempfile, "tempdir", str(folder))
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+    return Said(code, out.getvalue(), error.getvalue())
+
+
+class Up:
+    """A running `steelyard up`; `lines` is what it has said so far."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "COLUMNS": "200"}
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [*COMMAND, "up", *words],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as said:
+            for line in said:
+                self.lines.append(line.rstrip())
+
+    def await_up(self) -> None:
+        """Return when it has looked at its stage for the first time."""
+        until(lambda: self.saw("s: backends") or self.process.poll() is not None, START_S)
+        assert self.process.poll() is None, self.end()
+
+    def saw(self, pattern: str) -> bool:
+        """Whether a line of what it said matches."""
+        return any(re.search(pattern, line) for line in list(self.lines))
+
+    def url(self, what: str) -> str:
+        """One of the URLs of its first lines."""
+        return next(line.split()[1] for line in self.lines if line.split()[:1] == [what])
+
+    def fault(self, *words: str) -> Said:
+        """`steelyard fault` for this one."""
+        return said(self.folder, "fault", *words)
+
+    def ask(self, model: str = "m") -> Answer:
+        """A request of a client."""
+        url = f"{self.url('balancer')}/v1/models/{model}/answer"
+        return call("GET", url, headers={"x-model-id": model}, timeout_s=PATIENCE_S)
+
+    def end(self, number: signal.Signals | None = None) -> str:
+        """Send it a signal and wait for its end; what it said on standard error."""
+        if number is not None:
+            self.process.send_signal(number)
+        self.process.wait(PATIENCE_S)
+        return self.close()
+
+    def close(self) -> str:
+        """Let go of its pipes once it has ended; what it said on standard error."""
+        self._reader.join()
+        if self.process.stderr is None or self.process.stderr.closed:
+            return ""
+        with self.process.stderr as said:
+            return said.read()
+
+
+@contextmanager
+def up(folder: Path, *words: str) -> Iterator[Up]:
+    """The command, once it is up; killed in the end if it still runs."""
+    stage = Up(folder, "--backends", "2", *words)
+    try:
+        stage.await_up()
+        yield stage
+    finally:
+        stage.process.kill()
+        stage.process.wait()
+        stage.close()
+
+
+def left(folder: Path) -> list[Path]:
+    """What is left of temporary files, the (empty) folder of the user's stages aside."""
+    return [path for path in folder.rglob("*") if path != folder / f"steelyard-{os.getuid()}"]
+
+
+def gone(family: set[int]) -> bool:
+    return not any(runs(pid) for pid in family)
+
+
+def test_nginx_from_start_to_ctrl_c(tmp_path: Path) -> None:
+    with up(tmp_path, "--target", "nginx", "--rate", "20") as stage:
+        family = tree(stage.process.pid)
+        assert len(family) >= 6  # fleet with two backends, fault proxy, master and worker of nginx
+        assert stage.lines[0].startswith("up: nginx 1.") and not stage.saw("^  admin")
+        assert stage.saw("steelyard fault add gpu-1 latency --latency-ms 800 --for 10s")
+        assert stage.ask().status == 200
+        for backend in ("gpu-0", "gpu-1"):
+            done = stage.fault("add", backend, "latency", "--latency-ms", "500")
+            assert (done.returncode, done.stderr) == (0, "")
+            assert re.fullmatch(rf"latency on {backend} in force after .*, until: .* latency\n", done.stdout)
+        began_s = time.monotonic()
+        assert stage.ask().status == 200
+        assert time.monotonic() - began_s >= 0.495
+        until(lambda: stage.saw("gpu-0 .*faulted: latency 500 ms.*gpu-1 .*faulted: latency 500 ms"))
+        assert stage.fault("clear").stdout.splitlines() == ["latency on gpu-0 cleared", "latency on gpu-1 cleared"]
+        for backend in ("gpu-0", "gpu-1"):
+            assert stage.fault("add", backend, "kill").returncode == 0
+        assert stage.ask().status == 502  # refused at every backend
+        until(lambda: stage.saw("gpu-0 .*dead; faulted: kill"))
+        assert stage.end(signal.SIGINT) == ""
+        assert stage.process.returncode == 0
+        assert stage.lines[-1] == "stopping"
+        assert gone(family) and left(tmp_path) == []
+
+
+def test_a_part_that_dies_ends_it_with_one_line(tmp_path: Path) -> None:
+    with up(tmp_path, "--rate", "0") as stage:
+        family = tree(stage.process.pid)
+        (balancer,) = (pid for pid, _ in descendants(stage.process.pid) if "harness.live.serve" in command(pid))
+        os.kill(balancer, signal.SIGKILL)
+        assert re.fullmatch(r"steelyard: the balancer ended: signal SIGKILL; .*\n", stage.end())
+        assert stage.process.returncode == 1
+        assert gone(family) and left(tmp_path) == []
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def test_a_terminal_gets_the_live_view(tmp_path: Path) -> None:
+    master, terminal = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "COLUMNS": "120", "LINES": "40"}
+    words = [*COMMAND, "up", "--backends", "1", "--seconds", "1.2", "--rate", "20", "--name", "seen"]
+    with subprocess.Popen(
+        words, cwd=ROOT, env={**environment, "TERM": "xterm"}, stdout=terminal, stderr=terminal
+    ) as child:
+        os.close(terminal)
+        shown = b""
+        while select.select([master], [], [], PATIENCE_S)[0]:
+            try:
+                chunk = os.read(master, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not chunk:
+                break
+            shown += chunk
+        assert child.wait(PATIENCE_S) == 0
+    os.close(master)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    assert "steelyard fault add --name seen gpu-0 latency" in text
+    assert "seen from outside" in text and "in GPU memory" in text and "own load: " in text
+    assert re.search(r"gpu-0 +100% █████ ", text)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--target", "ngin"], "no target 'ngin'; did you mean nginx?"),
+        (["--gpu", "h100-80g"], "--gpu h100-80g --model llama-8b: unknown gpu"),
+        (["--toxiproxy", "elsewhere:1"], "--toxiproxy elsewhere:1: expected embedded, real"),
+        (["--name", "a/b"], "--name 'a/b': expected"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path, words: list[str], told: str) -> None:
+    done = said(tmp_path, "up", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("steelyard: ") and told in line
+    assert left(tmp_path) == []
+
+
+def test_help_names_every_option_whole(tmp_path: Path) -> None:
+    told = said(tmp_path, "up", "--help").stdout
+    for option in ("--target", "--backends", "--toxiproxy", "--gpu", "--model", "--rate", "--seconds", "--plain"):
+        assert option in told

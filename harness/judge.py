@@ -10,7 +10,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from harness.course import course_of
 from harness.frozen import stretched
 from harness.history import History
 from harness.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError, UnsupportedError, World
@@ -132,7 +134,7 @@ class Judge:
             findings=verdict.rows,
             slack_s=float(history.slack_s.max()) if len(history.slack_s) else 0.0,
             history=history.digest(),
-            facts=dict(history.facts),
+            facts=_facts(history),
         )
         return record, verdict.by_slack
 
@@ -160,6 +162,12 @@ class Judge:
             except Exception:
                 self._runs[key] = Verdict(Outcome.ERROR, f"the {world.value} world crashed: {_crash()}")
         return self._runs[key]
+
+
+def _facts(history: History) -> dict[str, Any]:
+    """What a report may want of a run beside its findings; where something happened in it, its course as well."""
+    course = {"course": course_of(history)} if history.scenario.timeline else {}
+    return {**history.facts, **course}
 
 
 def _crash() -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from harness.verdict import FindingRow, Record
 from reports.figures import figure, milliseconds
+from reports.timeline import course_in, course_text
 
 SHOWN_FINDINGS = 5
 
@@ -33,6 +34,9 @@ def _lines(record: Record, repeat: str) -> Iterator[str]:
         yield f"  scenario  {record.scenario}"
     if record.history:
         yield f"  history   {record.history}"
+    if (course := course_in(record)) is not None:
+        yield ""
+        yield course_text(course)
     yield ""
     yield "  repeat with"
     yield repeat

@@ -14,6 +14,10 @@ from rich.text import Text
 from harness.model import World
 from harness.verdict import Outcome, Record
 from reports.figures import figure, milliseconds
+from reports.timeline import course_in, course_table
+
+CHAOS = "chaos."
+"""Properties whose runs are told from beginning to end."""
 
 STYLES = {
     Outcome.PASS: "green",
@@ -47,6 +51,19 @@ def _print_notes(records: Sequence[Record], console: Console) -> None:
     for record in records:
         for note in dict.fromkeys(row.note for row in record.findings if row.note):
             console.print(Text(f"{record.property}[{record.world.value}]: {note}"))
+    _print_courses(records, console)
+
+
+def _print_courses(records: Sequence[Record], console: Console) -> None:
+    """The course of each run under a chaos programme, once for all properties that shared it."""
+    shown: set[str] = set()
+    for record in records:
+        course = course_in(record) if record.property.startswith(CHAOS) else None
+        if course is not None and record.history not in shown:
+            shown.add(record.history)
+            name = record.property.rpartition(".")[0]
+            console.print(Text(f"\n{name}[{record.world.value}], {record.target} {record.version}, seed {record.seed}"))
+            console.print(course_table(course))
 
 
 def render(records: Sequence[Record], console: Console) -> None:

@@ -101,6 +101,24 @@ SETTLED = "hedge.settled.never"
 TAIL = "hedge.tail.cut"
 UPDATE_NEVER = "hedge.update.never"
 
+CHAOS_RECOVERS = tuple(
+    f"chaos.{name}.recovers"
+    for name in (
+        "blackhole",
+        "brown-out",
+        "flapping",
+        "grey-failure",
+        "node-crash",
+        "packet-misery",
+        "rolling-restart",
+        "thundering-return",
+    )
+)
+BELONG = tuple(name.replace("recovers", "answers-belong") for name in CHAOS_RECOVERS)
+CONTAINED = tuple(f"chaos.{name}.contained" for name in ("blackhole", "brown-out", "flapping", "node-crash"))
+NOTHING_LOST = ("chaos.grey-failure.nothing-lost", "chaos.packet-misery.nothing-lost")
+FEW_LEFT = {"chaos.rolling-restart.answers-belong", "chaos.thundering-return.answers-belong"}
+
 CONFORMING = (
     "tests.mutants.policies:Conforming",
     "tests.mutants.breakers:Conforming",
@@ -118,7 +136,9 @@ KILLS: dict[str, set[str]] = {
     "tests.mutants.policies:ListOrder": {ONLY_DEPARTED, SHARE, RETURN, *REMAPS},
     "tests.mutants.policies:PicksAtRandom": {REPEAT, ONLY_DEPARTED, SHARE, RETURN, HIT_RATE, EVEN, *REMAPS},
     "tests.mutants.policies:SticksToConnection": {EVEN},
-    "tests.mutants.gateways:MixesAnswersUp": {OWN_ANSWER},
+    "tests.mutants.gateways:MixesAnswersUp": {OWN_ANSWER, *BELONG},
+    "tests.mutants.chaos:NeverForgives": {*CHAOS_RECOVERS, *NOTHING_LOST, *CONTAINED, FAILOVER},
+    "tests.mutants.chaos:AllForOne": {*CONTAINED},
     "tests.mutants.rings:SharesOutPoints": {ONLY_DEPARTED, EACH_LEAVES, ONLY_NEWCOMER},
     "tests.mutants.rings:FewPoints": {BALANCE},
     "tests.mutants.rings:NarrowHash": {ONLY_DEPARTED, RETURN, EACH_LEAVES},
@@ -225,6 +245,7 @@ SPOILS: dict[str, set[str]] = {
 """Mutant -> the properties that its fault keeps from being put to the test: they must be vacuous, which is no pass."""
 
 UNTOLD: dict[str, set[str]] = {
+    "tests.mutants.chaos:NeverForgives": FEW_LEFT,
     "tests.mutants.hedges:SameBackendAgain": {ERROR_GOES_ON},
     "tests.mutants.health_shares:IgnoresErrors": {CONNECTIONS_WEIGH},
     "tests.mutants.health_shares:ShutsOutErrors": {CONNECTIONS_WEIGH},

@@ -8,16 +8,19 @@ from random import Random
 
 from harness.balancer.protocol import Backend, Request
 from harness.balancer.ring import HashRing
-from harness.claims import Affinity, Failover, Spread
+from harness.claims import Affinity, Failover, Feature, Spread
 from harness.model import Kind
 
 CLAIMS = (Affinity(virtual_nodes=150), Failover(within_s=5.0), Spread(policy="round_robin"))
 
 
 class Conforming:
-    """No fault: a ring for inference, round robin for updates, and backends that fail three times are left out."""
+    """No fault: a ring for inference, round robin for updates; backends that fail three times are left out.
 
-    claims = CLAIMS
+    Where that leaves nobody all of them are asked again: some of them may be well by now, and none can look worse.
+    """
+
+    claims: tuple[Feature, ...] = CLAIMS
 
     def __init__(self) -> None:
         self._ring = HashRing(150)
@@ -41,7 +44,10 @@ class Conforming:
         return self._ring.owner(request.model, self._healthy)
 
     def _healthy(self, name: str) -> bool:
-        return self._failures.get(name, 0) < 3
+        return not self._failing(name) or all(map(self._failing, self._names))
+
+    def _failing(self, name: str) -> bool:
+        return self._failures.get(name, 0) >= 3
 
     def _in_turn(self) -> str | None:
         if not self._names:

@@ -30,7 +30,7 @@ FACTOR = 1.25
 class OnRing(Conforming):
     """No fault: claims what its ring does, and no more."""
 
-    claims = (Affinity(virtual_nodes=VIRTUAL_NODES),)  # type: ignore[assignment]
+    claims = (Affinity(virtual_nodes=VIRTUAL_NODES),)
 
 
 class SharesOutPoints(OnRing):

@@ -1,0 +1,217 @@
+"""`steelyard chaos`: whole-system runs under a named or a drawn programme; what fails in sim is shrunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+RANDOM = "random"
+READY_FILE = "steelyard-chaos-{seed}.json"
+
+
+def chaos(
+    target: Annotated[
+        str, typer.Option(help="reference, nginx, a claims file (.toml), or python:package.module:Class")
+    ] = "reference",
+    programme: Annotated[str, typer.Option(help="random, or the name of a programme such as node-crash")] = RANDOM,
+    seed: Annotated[int, typer.Option(help="Seed of the first run; each further one counts up.", min=0)] = 1,
+    runs: Annotated[int, typer.Option(help="How many runs, one seed each.", min=1)] = 1,
+    without: Annotated[str, typer.Option(help="Kinds never to draw, such as kill,reset")] = "",
+    seconds: Annotated[float, typer.Option(help="How long the programme lasts.", min=0.5, max=600.0)] = 4.0,
+    backends: Annotated[int, typer.Option(help="Size of the fleet, where the target can choose.", min=2, max=8)] = 4,
+    world: Annotated[str, typer.Option(help="sim or live")] = "",
+    scenario: Annotated[Path | None, typer.Option(help="Play the scenario of this file instead (JSON).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for scenarios that fail.")] = None,
+    toxiproxy: Annotated[str, typer.Option(help="embedded, real, or the URL of a running one")] = "embedded",
+    nginx: Annotated[str, typer.Option(help="Path of another nginx binary.")] = "",
+) -> None:
+    """Print a plan, play it, and judge what must hold under any programme. Exit code: 0 all held, 1 something did not.
+
+    A run that fails in sim is shrunk to the shortest list of faults and the smallest load that still fail, printed as
+    a scenario that can be pasted into a test, and kept as a file for --scenario.
+    """
+    from harness.targets import resolve
+
+    chosen = resolve(target, nginx or None)
+    where = _world(world, chosen)
+    plans = list(_plans(chosen, programme, seed, runs, _kinds(without, chosen), seconds, backends, scenario))
+    failed = 0
+    with _worlds(where, toxiproxy) as worlds:
+        for number, plan in plans:
+            failed += not _played(chosen, plan, number, where, worlds, out or Path())
+    if runs > 1:
+        print(f"{failed} of {runs} runs did not hold.")
+    raise typer.Exit(1 if failed else 0)
+
+
+# --- what is to be played ---------------------------------------------------------------------------------
+
+
+def _world(name: str, target: Any) -> Any:
+    """The world to play in: the one asked for, else sim where the target can. ClaimsError otherwise."""
+    from harness.claims import nearest
+    from harness.model import ClaimsError, World
+
+    valid = [item.value for item in World]
+    if name and name not in valid:
+        raise ClaimsError(f"--world {name!r} is unknown; {nearest(name, valid)}")
+    chosen = World(name) if name else (World.SIM if World.SIM in target.worlds else World.LIVE)
+    if chosen not in target.worlds:
+        can = " and ".join(sorted(item.value for item in target.worlds))
+        raise ClaimsError(f"target {target.name} runs in {can} only; saw --world {name}")
+    return chosen
+
+
+def _kinds(without: str, target: Any) -> frozenset[str]:
+    """Kinds that are not to be drawn: those named, and changes of membership where the target's list is fixed."""
+    from harness.claims import nearest
+    from harness.model import ClaimsError
+    from harness.swarm import KINDS, MEMBERSHIP
+
+    named = {word.strip() for word in without.split(",") if word.strip()}
+    for word in sorted(named - set(KINDS)):
+        raise ClaimsError(f"--without {word!r} is no kind of fault; {nearest(word, KINDS)}")
+    named |= set() if target.claims.can_join else set(MEMBERSHIP)
+    if named >= set(KINDS):
+        raise ClaimsError("--without leaves no kind of fault to draw")
+    return frozenset(named)
+
+
+def _plans(
+    target: Any,
+    programme: str,
+    seed: int,
+    runs: int,
+    without: frozenset[str],
+    seconds: float,
+    backends: int,
+    file: Path | None,
+) -> Iterator[tuple[int, Any]]:
+    """Seed and scenario of each run. ClaimsError for a file or a name that won't do."""
+    from harness.claims import nearest
+    from harness.model import ClaimsError, UnsupportedError
+    from harness.programmes import PROGRAMMES
+    from harness.swarm import random_programme
+    from suites.chaos_evidence import BEFORE_S, under
+
+    if file is None and programme not in (RANDOM, *PROGRAMMES):
+        raise ClaimsError(f"--programme {programme!r} is unknown; {nearest(programme, (RANDOM, *PROGRAMMES))}")
+    known = _read(file) if file is not None else None
+    try:
+        count = target.claims.fleet(backends)
+    except UnsupportedError as error:
+        raise ClaimsError(f"target {target.name} {error}") from None
+    names = tuple(f"gpu-{number}" for number in range(count))
+    for number in range(seed, seed + runs):
+        if known is not None:
+            yield number, known
+        elif programme == RANDOM:
+            steps = random_programme(number, names, seconds, at_s=BEFORE_S, without=without)
+            yield number, under(RANDOM, steps, count, target.claims)
+        else:
+            yield number, under(programme, PROGRAMMES[programme](names, BEFORE_S, seconds), count, target.claims)
+
+
+def _read(path: Path) -> Any:
+    from harness.model import ClaimsError
+    from harness.scenario_text import from_json
+
+    try:
+        return from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ClaimsError(f"--scenario {path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ClaimsError(f"--scenario {path}: {error}") from None
+
+
+# --- playing and judging ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _worlds(world: Any, toxiproxy: str) -> Iterator[dict[Any, Any]]:
+    """The one world that is played in; a live one is taken down however this ends."""
+    from harness.model import World
+
+    if world is World.SIM:
+        from harness.sim.world import play
+
+        yield {World.SIM: play}
+        return
+    from harness.live.session import LiveSession
+
+    with LiveSession(toxiproxy=toxiproxy) as session:
+        yield {World.LIVE: session.play}
+
+
+def _played(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, Any], folder: Path) -> bool:
+    """Print the plan, play it, print outcomes and the course; shrink what failed in sim. Whether all held."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from harness.judge import Judge
+    from harness.model import World
+    from harness.verdict import Outcome
+    from reports.terminal import STYLES
+    from reports.timeline import course_in, course_table
+    from suites.chaos_evidence import under_any
+
+    console = Console(highlight=False)
+    console.print(f"{scenario.name}, seed {seed}, {scenario.backends} backends, {scenario.end_s:.1f} s:", markup=False)
+    console.print(_plan(scenario))
+    judge = Judge(target, seed, worlds)
+    records = [judge.judge(item, world) for item in under_any(scenario)]
+    if (course := course_in(records[0])) is not None:
+        console.print(course_table(course))
+    for record in records:
+        word = Text(f"{record.outcome.value}: ", style=STYLES[record.outcome])
+        console.print(word + Text(f"{record.property}: {record.reason}", style=""))
+    console.print()
+    broken = [item for item, record in zip(under_any(scenario), records, strict=True) if record.outcome is Outcome.FAIL]
+    if broken and world is World.SIM:
+        _shrunk(target, scenario, seed, broken[0].name, worlds, folder)
+    return all(record.outcome in (Outcome.PASS, Outcome.UNSUPPORTED) for record in records)
+
+
+def _plan(scenario: Any) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from harness.course import plan_of
+
+    table = Table("at", "for", "what", "where", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for row in plan_of(scenario.timeline):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, Any], folder: Path) -> None:
+    """Shrink a scenario on which the property `name` fails, print what is left, and keep it as a file."""
+    from harness.judge import Judge
+    from harness.model import World
+    from harness.scenario_text import to_json, to_python
+    from harness.shrink import shrink
+    from harness.verdict import Outcome
+    from suites.chaos_evidence import under_any
+
+    def fails(candidate: Any) -> bool:
+        (item,) = (item for item in under_any(candidate) if item.name == name)
+        return Judge(target, seed, worlds).judge(item, World.SIM).outcome is Outcome.FAIL
+
+    found = shrink(replace(scenario, phases=()), fails)
+    requests = sum(stream.requests for stream in found.scenario.load.streams)
+    told = ", cut short" if found.cut_short else ""
+    print(
+        f"Shrunk to {len(found.scenario.timeline)} of {len(scenario.timeline)} steps, {requests} requests and"
+        f" {found.scenario.backends} backends in {found.runs} runs{told}; {name} still fails:\n"
+    )
+    print(to_python(found.scenario))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / READY_FILE.format(seed=seed)
+    path.write_text(to_json(found.scenario), encoding="utf-8")
+    print(f"Play it again with: steelyard chaos --target {target.name} --seed {seed} --scenario {path}\n")

@@ -1,0 +1,126 @@
+"""Chaos: whole-system runs under a named programme. What is struck costs no more than its share, and all recovers.
+
+Node crash, blackhole and grey failure are played live, too; the other programmes are in `suites.chaos_fleet`.
+"""
+
+from __future__ import annotations
+
+from harness.claims import Claims, Failover
+from harness.history import History
+from harness.model import Scenario
+from harness.programmes import PROGRAMMES
+from harness.property import Findings, declare
+from suites.chaos_evidence import BEFORE_S, answers_belong, contained, nothing_lost, recovers, under
+
+FLEET = 3
+FOR_S = 1.5
+
+
+def _played(name: str, claims: Claims, for_s: float) -> Scenario:
+    """A named programme on three backends, if the target may have so many."""
+    backends = claims.fleet(FLEET)
+    names = tuple(f"gpu-{number}" for number in range(backends))
+    return under(name, PROGRAMMES[name](names, BEFORE_S, for_s), backends, claims)
+
+
+def node_crash(claims: Claims) -> Scenario:
+    """One of three backends is killed and is back 1.5 s later."""
+    return _played("node-crash", claims, FOR_S)
+
+
+def blackhole(claims: Claims) -> Scenario:
+    """One of three backends accepts connections and is silent for as long as a failover may take."""
+    return _played("blackhole", claims, max(FOR_S, claims[Failover].within_s))
+
+
+def grey_failure(claims: Claims) -> Scenario:
+    """One of three backends takes half a second for everything, for 1.5 s."""
+    return _played("grey-failure", claims, FOR_S)
+
+
+@declare("chaos.node-crash.recovers", needs=(Failover,), scenario=node_crash)
+def node_crash_recovers(history: History, claims: Claims) -> Findings:
+    """When a crashed backend is back, every request sent later than the claimed time is answered.
+
+    The claimed time is the longest of failover, open breaker, ejection and check-ups. Observed is when the last lost
+    request was sent, in seconds after the return. Nothing is lost before the crash either, or the run says little.
+    """
+    yield from recovers(history, claims)
+
+
+@declare("chaos.node-crash.contained", needs=(Failover,), scenario=node_crash)
+def node_crash_contained(history: History, claims: Claims) -> Findings:
+    """A crash costs at most the share of the crashed backend for as long as it was away.
+
+    Losing that much is what a balancer does that knows nothing of health. One that loses more has let the failure of
+    one backend spread to the others, by retries without a budget, by a breaker that they all share, by workers that
+    wait.
+    """
+    yield from contained(history, claims)
+
+
+@declare("chaos.node-crash.answers-belong", needs=(Failover,), scenario=node_crash)
+def node_crash_answers_belong(history: History, claims: Claims) -> Findings:
+    """Through a crash and a return every answer is its own request's, and no update reaches a backend twice.
+
+    Connections break in the middle of answers and requests are sent again: that is when answers are mixed up. Double
+    entry as in `integrity.answer-belongs-to-request`.
+    """
+    yield from answers_belong(history, claims)
+
+
+@declare("chaos.blackhole.recovers", needs=(Failover,), scenario=blackhole)
+def blackhole_recovers(history: History, claims: Claims) -> Findings:
+    """When a silent backend answers again, every request sent later than the claimed time is answered.
+
+    What was sent into the silence fails only when its time limit is over, so after the heal: a balancer that takes
+    those failures for news shuts out a backend that is well. That is no harm while others serve.
+    """
+    yield from recovers(history, claims)
+
+
+@declare("chaos.blackhole.contained", needs=(Failover,), scenario=blackhole)
+def blackhole_contained(history: History, claims: Claims) -> Findings:
+    """A silent backend costs at most its own share: requests that wait for it keep no other waiting.
+
+    A pool of connections, a queue or a number of workers that all backends share fills up with those that hang.
+    """
+    yield from contained(history, claims)
+
+
+@declare("chaos.blackhole.answers-belong", needs=(Failover,), scenario=blackhole)
+def blackhole_answers_belong(history: History, claims: Claims) -> Findings:
+    """Through a silence and its end every answer is its own request's, and no update reaches a backend twice.
+
+    A connection that was given up in the silence may still bring its answer later; used again, it brings it to
+    somebody else.
+    """
+    yield from answers_belong(history, claims)
+
+
+@declare("chaos.grey-failure.recovers", needs=(Failover,), scenario=grey_failure)
+def grey_failure_recovers(history: History, claims: Claims) -> Findings:
+    """When a slow backend is quick again, every request sent later than the claimed time is answered.
+
+    Nothing failed, so nothing tells the balancer that it is over but the times of what it still sends there.
+    """
+    yield from recovers(history, claims)
+
+
+@declare("chaos.grey-failure.nothing-lost", needs=(Failover,), scenario=grey_failure)
+def grey_failure_nothing_lost(history: History, claims: Claims) -> Findings:
+    """A backend that is slow but alive costs no request: it answers all that it is sent, well within clients' patience.
+
+    A balancer may send it less, or nothing; what it may not do is give up requests that are being served, or turn
+    others away because one backend is slow.
+    """
+    yield from nothing_lost(history, claims)
+
+
+@declare("chaos.grey-failure.answers-belong", needs=(Failover,), scenario=grey_failure)
+def grey_failure_answers_belong(history: History, claims: Claims) -> Findings:
+    """While one backend is slow every answer is its own request's, and no update reaches a backend twice.
+
+    Hedges and time limits leave attempts behind whose answers come later; they must reach nobody.
+    """
+    yield from answers_belong(history, claims)

@@ -1,0 +1,84 @@
+"""`steelyard chaos`: plan, run, verdict, exit codes; what fails is shrunk to a file that fails again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from harness.cli import app
+from harness.model import ClaimsError
+from harness.programmes import PROGRAMMES
+from harness.swarm import KINDS
+
+SULKS = "python:tests.mutants.chaos:SulksAfterReset"
+ONLY = ",".join(sorted(set(KINDS) - {"reset", "latency", "slow", "not-ready", "drip", "weigh"}))
+"""What is not drawn where just one kind of fault is to upset the balancer."""
+
+
+def chaos(*words: str) -> Result:
+    return CliRunner(env={"COLUMNS": "120"}).invoke(app, ["chaos", *words])
+
+
+def test_plan_comes_first_then_course_and_outcomes() -> None:
+    done = chaos("--programme", "node-crash", "--seed", "7", "--seconds", "1")
+    assert done.exit_code == 0, done.output
+    order = [
+        done.output.index(text) for text in ("node-crash, seed 7", "1.00 s   1.00 s   kill", "from s", "pass: chaos.")
+    ]
+    assert order == sorted(order)
+    assert "kill gpu-1 over" in done.output
+    assert "pass: chaos.node-crash.recovers" in done.output and "pass: chaos.node-crash.answers-belong" in done.output
+
+
+@pytest.mark.parametrize("name", PROGRAMMES)
+def test_every_programme_can_be_played(name: str) -> None:
+    done = chaos("--programme", name, "--seconds", "1")
+    assert done.exit_code == 0, done.output
+
+
+def test_runs_count_seeds_up_and_the_same_seed_is_the_same_run() -> None:
+    done = chaos("--seed", "7", "--runs", "3")
+    assert done.exit_code == 0, done.output
+    assert re.findall(r"random, seed (\d+)", done.output) == ["7", "8", "9"]
+    assert done.output.endswith("0 of 3 runs did not hold.\n")
+    assert chaos("--seed", "8").output.strip() in done.output
+
+
+def test_what_fails_is_shrunk_and_fails_again(tmp_path: Path) -> None:
+    words = ("--target", SULKS, "--seed", "1", "--runs", "3", "--without", ONLY, "--out", str(tmp_path))
+    done = chaos(*words)
+    assert done.exit_code == 1, done.output
+    found = re.findall(r"Shrunk to (\d+) of (\d+) steps, (\d+) requests and (\d) backends", done.output)
+    assert found and all(int(steps) == 1 and int(requests) < 80 for steps, _, requests, _ in found)
+    assert "SCENARIO = Scenario(" in done.output
+    ready = sorted(tmp_path.glob("*.json"))
+    assert len(ready) == len(found)
+    seed = ready[0].stem.rpartition("-")[2]
+    again = chaos("--target", SULKS, "--seed", seed, "--scenario", str(ready[0]), "--out", str(tmp_path / "again"))
+    assert again.exit_code == 1 and "fail: chaos.random.recovers" in again.output, again.output
+    assert "fail:" not in chaos("--seed", seed, "--scenario", str(ready[0])).output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--programme", "node-crush"), "did you mean node-crash"),
+        (("--without", "kil"), "did you mean kill"),
+        (("--world", "moon"), "--world 'moon' is unknown"),
+        (("--target", "nginx", "--world", "sim"), "runs in live only"),
+        (("--scenario", "/nowhere/x.json"), "cannot be read"),
+    ],
+)
+def test_mistakes_are_one_line(words: tuple[str, ...], told: str) -> None:
+    done = chaos(*words)
+    assert isinstance(done.exception, ClaimsError)
+    assert told in str(done.exception) and "\n" not in str(done.exception)
+
+
+def test_a_bad_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"is": "Scenario", "name": "x"}')
+    done = chaos("--scenario", str(tmp_path / "x.json"))
+    assert isinstance(done.exception, ClaimsError) and "x.json: scenario." in str(done.exception)

@@ -1,0 +1,46 @@
+"""The course of a run on the terminal: in the table, at a failure, and with -v for chaos properties."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.course import course_of
+from reports.failure import failure_text
+from reports.rows import record_of, row_of
+from reports.terminal import as_text
+from reports.timeline import course_in, course_text
+from tests.harness.test_course import run
+from tests.reports.test_texts import RECORD
+from tests.suites.histories import lost
+
+COURSE = course_of(lost(run(), range(30, 40)))
+CHAOS = replace(RECORD, property="chaos.node-crash.recovers", facts={"course": COURSE})
+
+
+def test_a_row_for_each_stretch_with_what_happened() -> None:
+    lines = course_text(COURSE, 80).splitlines()
+    assert len(lines) == 2 + 8
+    assert " ".join(lines[0].split()) == "from s req/s lost p50 ms p99 ms % by backend what happened"
+    assert lines[3].split()[:3] == ["0.25", "100", "10"]
+    assert lines[6].endswith("1.00 s kill gpu-1")
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_course_survives_the_way_to_another_process() -> None:
+    assert course_in(record_of(row_of(CHAOS))) == COURSE
+    assert course_in(RECORD) is None
+
+
+def test_a_failure_shows_it() -> None:
+    text = failure_text(CHAOS, "pytest x")
+    assert course_text(COURSE) in text and text.endswith("pytest x")
+    assert "what happened" not in failure_text(RECORD, "pytest x")
+
+
+def test_verbose_shows_it_once_for_all_properties_of_a_run() -> None:
+    contained = replace(CHAOS, property="chaos.node-crash.contained")
+    other = replace(CHAOS, property="breaker.trip.at-count", history="cd" * 32)
+    text = as_text([CHAOS, contained, other], 100, colours=False, notes=True)
+    assert text.count("what happened") == 1
+    assert "chaos.node-crash[live], nginx 1.31.3, seed 7" in text
+    assert "what happened" not in as_text([CHAOS], 100, colours=False)

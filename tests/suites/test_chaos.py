@@ -1,0 +1,186 @@
+"""Chaos on hand-written histories: what is lost before, while and after a programme goes on, and whose answers come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from harness.arrivals import Arrival
+from harness.claims import Affinity, Backoff, Breaker, Claims, Ejection, Failover, HealthChecks
+from harness.history import History, StepSeen
+from harness.model import Echo, Kind
+from harness.property import Held, Within, catalogue
+from harness.timeline import Kill
+from harness.verdict import Outcome
+from suites import chaos, chaos_fleet
+from suites.chaos_evidence import AFTER_S, BEFORE_S, START_S, healed_s, over_s, recovery_s, under_any
+from tests.suites.histories import history_of, outcome
+
+WITHIN_S = 1.0
+CLAIMS = Claims((Failover(within_s=WITHIN_S), Affinity(virtual_nodes=150)))
+END_S = BEFORE_S + chaos.FOR_S
+BOUND_S = END_S + WITHIN_S
+
+
+def healed(history: History) -> History:
+    """Every fault took effect when it was asked for and healed when it was due."""
+    steps = []
+    for planned, seen in zip(history.scenario.timeline, history.steps, strict=True):
+        steps.append(replace(seen, healed_s=seen.effective_s + getattr(planned, "for_s")))  # noqa: B009
+    return replace(history, steps=tuple(steps))
+
+
+def crash(claims: Claims = CLAIMS) -> History:
+    """In turn; while the second is away, to the other two."""
+    scenario = chaos.node_crash(claims)
+
+    def place(arrival: Arrival) -> int:
+        return arrival.number % 2 * 2 if BEFORE_S <= arrival.at_s < END_S else arrival.number % 3
+
+    return healed(history_of(scenario, place))
+
+
+def lost_between(history: History, start_s: float, end_s: float, most: int | None = None) -> History:
+    """`history` with the requests sent in [start_s, end_s), or the first `most` of them, answered 502."""
+    sent_s = history.requests["sent_s"]
+    numbers = np.flatnonzero((sent_s >= start_s) & (sent_s < end_s))[:most]
+    requests = history.requests.copy()
+    requests["status"][numbers] = 502
+    return replace(history, requests=requests)
+
+
+# --- recovers -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_lost_until_the_bound_is_forgiven_and_no_later() -> None:
+    early, last = chaos.node_crash_recovers(lost_between(crash(), BEFORE_S, BOUND_S), CLAIMS)
+    assert isinstance(early, Held) and early.ok
+    assert isinstance(last, Within) and WITHIN_S - 0.1 < last.observed_s <= WITHIN_S == last.high_s
+    assert outcome(chaos.node_crash_recovers, lost_between(crash(), BEFORE_S, BOUND_S), CLAIMS) is Outcome.PASS
+    assert outcome(chaos.node_crash_recovers, lost_between(crash(), BOUND_S, 99.0, 1), CLAIMS) is Outcome.FAIL
+
+
+def test_losses_before_it_began_are_broken() -> None:
+    assert outcome(chaos.node_crash_recovers, lost_between(crash(), 0.0, 0.5, 1), CLAIMS) is Outcome.FAIL
+    just_before = lost_between(crash(), BEFORE_S - 0.1, BEFORE_S, 1)
+    assert outcome(chaos.node_crash_recovers, just_before, CLAIMS) is Outcome.PASS
+
+
+def test_the_time_counts_from_the_heal_as_it_was() -> None:
+    """Half a second later than planned."""
+    late = lost_between(crash(), BOUND_S, BOUND_S + 0.5)
+    assert outcome(chaos.node_crash_recovers, late, CLAIMS) is Outcome.FAIL
+    steps = tuple(replace(step, healed_s=step.healed_s + 0.5) for step in late.steps)
+    assert outcome(chaos.node_crash_recovers, replace(late, steps=steps), CLAIMS) is Outcome.PASS
+
+
+def test_one_that_never_healed_says_nothing() -> None:
+    steps = (StepSeen("Kill", 1, BEFORE_S, BEFORE_S),)
+    assert outcome(chaos.node_crash_recovers, replace(crash(), steps=steps), CLAIMS) is Outcome.VACUOUS
+    assert outcome(chaos.node_crash_contained, replace(crash(), steps=steps), CLAIMS) is Outcome.VACUOUS
+
+
+def test_nothing_sent_later_is_undecided() -> None:
+    steps = tuple(replace(step, healed_s=99.0) for step in crash().steps)
+    assert outcome(chaos.node_crash_recovers, replace(crash(), steps=steps), CLAIMS) is Outcome.INCONCLUSIVE
+
+
+def test_a_victim_that_was_hardly_used_proves_nothing() -> None:
+    scenario = chaos.node_crash(CLAIMS)
+    idle = healed(history_of(scenario, lambda arrival: 1 if arrival.number % 14 == 0 else 0))
+    for item in (chaos.node_crash_recovers, chaos.node_crash_contained, chaos.grey_failure_nothing_lost):
+        assert item(idle, CLAIMS) == []
+    used = healed(history_of(scenario, lambda arrival: 1 if arrival.number % 10 == 0 else 0))
+    assert len(chaos.node_crash_recovers(used, CLAIMS)) == 2
+
+
+def test_the_longest_claimed_time_counts() -> None:
+    assert recovery_s(CLAIMS) == WITHIN_S
+    growing = Breaker(open_s=0.5, backoff=Backoff(multiplier=2.0, max_s=3.0, jitter=0.2))
+    assert recovery_s(Claims((Failover(1.0), growing))) == pytest.approx(3.6)
+    assert recovery_s(Claims((Failover(1.0), replace(growing, backoff=Backoff(1.0, 60.0, 0.0), open_s=2.0)))) == 2.0
+    assert recovery_s(Claims((Failover(1.0), Ejection(open_s=4.0)))) == 4.0
+    assert recovery_s(Claims((Failover(1.0), HealthChecks(0.5, 1.0, 2, 3)))) == 2.5
+    assert recovery_s(Claims()) == 0.0
+
+
+# --- contained and nothing lost -----------------------------------------------------------------------------
+
+
+def test_a_share_may_be_lost_and_no_more() -> None:
+    held = crash()
+    (found,) = chaos.node_crash_contained(held, CLAIMS)
+    assert isinstance(found, Held) and found.observed == 0 and found.sample is not None
+    assert isinstance(found.bound, int) and found.sample / 3 < found.bound < 0.5 * found.sample
+    for most, due in ((found.bound, Outcome.PASS), (found.bound + 1, Outcome.FAIL)):
+        assert outcome(chaos.node_crash_contained, lost_between(held, BEFORE_S, 99.0, most), CLAIMS) is due
+
+
+def test_losses_long_after_it_are_for_another_check() -> None:
+    assert outcome(chaos.node_crash_contained, lost_between(crash(), BOUND_S, 99.0), CLAIMS) is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("item", "scenario"),
+    [
+        (chaos.grey_failure_nothing_lost, chaos.grey_failure),
+        (chaos_fleet.packet_misery_nothing_lost, chaos_fleet.packet_misery),
+    ],
+)
+def test_not_one_may_be_lost(item: object, scenario: object) -> None:
+    backends = scenario(CLAIMS).backends  # type: ignore[operator]
+    history = healed(history_of(scenario(CLAIMS), lambda arrival: arrival.number % backends))  # type: ignore[operator]
+    assert outcome(item, history, CLAIMS) is Outcome.PASS  # type: ignore[arg-type]
+    assert outcome(item, lost_between(history, 1.0, 2.0, 1), CLAIMS) is Outcome.FAIL  # type: ignore[arg-type]
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+def test_answers_belong_to_their_requests() -> None:
+    history = crash()
+    assert outcome(chaos.node_crash_answers_belong, history, CLAIMS) is Outcome.PASS
+    history.requests["echo"][10] = Echo.OTHER
+    assert outcome(chaos.node_crash_answers_belong, history, CLAIMS) is Outcome.FAIL
+
+
+@pytest.mark.parametrize(("kind", "due"), [(Kind.UPDATE, Outcome.FAIL), (Kind.INFERENCE, Outcome.PASS)])
+def test_an_update_reaches_a_backend_once(kind: Kind, due: Outcome) -> None:
+    """An inference may be tried again."""
+    history = crash()
+    history.attempts["kind"] = history.requests["kind"][history.attempts["request"]]
+    again = history.attempts[history.attempts["kind"] == kind][:1].copy()
+    again["backend"] = (again["backend"] + 1) % 3
+    doubled = replace(history, attempts=np.concatenate([history.attempts, again]))
+    assert outcome(chaos.node_crash_answers_belong, doubled, CLAIMS) is due
+
+
+def test_without_a_programme_there_is_nothing_to_say() -> None:
+    calm = replace(crash(), steps=())
+    for item in under_any(calm.scenario):
+        assert item(calm, CLAIMS) == []
+
+
+# --- scenarios ----------------------------------------------------------------------------------------------
+
+
+def test_scenarios_last_until_all_has_recovered() -> None:
+    scenario = chaos.node_crash(CLAIMS)
+    assert scenario.timeline == (Kill("gpu-1", BEFORE_S, chaos.FOR_S),)
+    assert over_s(scenario.timeline) == END_S and healed_s(crash()) == END_S
+    assert 0.3 < scenario.load.streams[0].end_s - (BOUND_S + START_S + AFTER_S) < 0.5
+    assert chaos.blackhole(Claims((Failover(within_s=4.0),))).timeline[0].for_s == 4.0  # type: ignore[union-attr]
+
+
+def test_openai_has_neither_updates_nor_get() -> None:
+    (stream,) = chaos.node_crash(replace(CLAIMS, protocol="openai")).load.streams
+    assert len(stream.methods) == 1
+
+
+def test_properties_of_a_programme_share_its_run() -> None:
+    for name in ("node-crash", "blackhole", "grey-failure", "brown-out", "rolling-restart"):
+        digests = [item.scenario(CLAIMS).digest() for item in catalogue() if item.name.startswith(f"chaos.{name}.")]
+        assert len(digests) >= 2 and all(one == two for one, two in pairwise(digests))

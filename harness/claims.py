@@ -13,7 +13,9 @@ from typing import ClassVar, TypeVar
 
 from harness.model import UnsupportedError
 
-PROTOCOLS = ("http", "openai")
+PROTOCOLS = ("http", "openai", "chat", "kserve")
+"""How requests are put: any path, OpenAI's completions, its chat completions, KServe's open inference protocol v2."""
+
 CARRIER = re.compile(r"^(header:[A-Za-z0-9-]+|json:[A-Za-z0-9_.]+|prompt-prefix:[0-9]+|session|cookie:[\w-]+)$")
 MODEL_CARRIERS = ("header:x-model-id", "json:model")
 """Keys that are the model itself."""
@@ -257,7 +259,7 @@ class Claims:
     """All claims of a target, and the fleet that it can be given.
 
     `fixed_backends`: the number of backends if it can't be chosen. `can_join`: whether backends can leave and join
-    while it runs. `protocol`: "http" (any path passes) or "openai" (only OpenAI's routes do).
+    while it runs. `protocol`: "http" (any path passes), "openai", "chat" or "kserve" (only that route does).
     """
 
     features: tuple[Feature, ...] = ()

@@ -9,9 +9,13 @@ import typer
 
 from harness.cli.balancer import balancer
 from harness.cli.catalogue import catalogue
+from harness.cli.chaos import chaos
+from harness.cli.fault import fault
+from harness.cli.load import load
 from harness.cli.run import run
 from harness.cli.targets import targets
 from harness.cli.toxiproxy import toxiproxy
+from harness.cli.up import up
 from harness.model import ClaimsError, TargetError
 
 app = typer.Typer(
@@ -24,9 +28,13 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(catalogue)
+app.command()(chaos)
 app.command()(targets)
+app.command()(load)
 app.command()(balancer)
 app.command()(toxiproxy)
+app.command()(up)
+app.add_typer(fault, name="fault")
 
 
 @app.callback(invoke_without_command=True)

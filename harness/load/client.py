@@ -18,6 +18,7 @@ import gevent
 import gevent.socket
 from geventhttpclient.response import HTTPParseError, HTTPResponse
 
+from harness.load.answer import ATTEMPT_HEADERS, Answer, attempts_told
 from harness.model import Failure
 
 _BLOCK_BYTES = 65_536
@@ -44,25 +45,6 @@ class Site:
             base_path=parts.path.rstrip("/"),
             addresses=tuple((family, address) for family, _, _, _, address in found),
         )
-
-
-@dataclass(slots=True)
-class Answer:
-    """What came of one exchange. Times on CLOCK_MONOTONIC in seconds, nan where there was none.
-
-    `sent_s` is taken just before the first system call for this request: the write on a kept connection, the connect
-    on a new one, so that a peer slow to accept does not pass for a late client. An exchange that is cut off from
-    outside stays OTHER.
-    """
-
-    failure: Failure = Failure.OTHER
-    status: int = 0
-    sent_s: float = math.nan
-    first_byte_s: float = math.nan
-    end_s: float = math.nan
-    reused: bool = False
-    body: bytes = b""
-    backend: str = ""
 
 
 class Pool:
@@ -102,7 +84,7 @@ class Pool:
         finally:
             timer.close()
             answer.end_s = monotonic()
-            answer.status, answer.body, answer.backend = message.status, message.body, message.backend
+            message.fill(answer)
             if connection is not None:
                 if keep and answer.failure is Failure.NONE and not message.should_close():
                     self._idle.append(connection)
@@ -164,15 +146,13 @@ class _Message(HTTPResponse):
     def answered(self) -> bool:
         return self.status > 0 and self.message_complete
 
-    @property
-    def body(self) -> bytes:
-        return bytes(self._body_buffer)
-
-    @property
-    def backend(self) -> str:
-        """The header x-backend-id; empty if it is missing or there are several."""
-        name = self.get("x-backend-id")
-        return name if isinstance(name, str) else ""
+    def fill(self, answer: Answer) -> None:
+        """Say in `answer` what was read of the message. A header that is there several times counts as missing."""
+        answer.status = self.status
+        answer.body = bytes(self._body_buffer)
+        backend = self.get("x-backend-id")
+        answer.backend = backend if isinstance(backend, str) else ""
+        answer.attempts = next(filter(None, (attempts_told(self.get(name)) for name in ATTEMPT_HEADERS)), 0)
 
     def peer_closed(self) -> None:
         """Accept the close as the end of a body without a length; _BareCloseError if it is none."""

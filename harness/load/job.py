@@ -18,7 +18,10 @@ class Job:
     (`http://HOST:PORT`, a path is put before every request's own). `start_s` is second 0 of the run on
     CLOCK_MONOTONIC, which all processes of one Linux machine share. `backends` are the names that answers carry in
     `x-backend-id`, in the order of their numbers. `out` is the file of request records to write (harness.records),
-    `protocol` "http" or "openai".
+    `protocol` "http" or "openai". Without `backends` they are numbered as they answer.
+
+    Of several `workers` that play one job together, the one with the number `worker` (from 0) plays its share. With
+    `chats` above 0 the job is a closed loop of so many chats, each of which thinks `think_s` on average.
     """
 
     load: Load
@@ -29,6 +32,10 @@ class Job:
     backends: tuple[str, ...]
     out: str
     protocol: str = "http"
+    worker: int = 0
+    workers: int = 1
+    chats: int = 0
+    think_s: float = 0.0
 
     def write(self, path: Path) -> None:
         """Write this job to `path` as JSON."""

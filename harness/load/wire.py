@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
-from harness.arrivals import Arrival, key_name
+from harness.arrivals import Arrival, key_name, session_name
 from harness.claims import CARRIER, MODEL_CARRIERS, PROTOCOLS
+from harness.content import BLOCK_TOKENS
 from harness.model import Echo, Kind, Method
 
 NUMBER_BITS = 21
@@ -55,36 +60,50 @@ def tag_of(nonce: int, number: int) -> int:
 def request_of(arrival: Arrival, key_carrier: str, seed: int, nonce: int, protocol: str) -> WireRequest:
     """The request that `arrival` becomes in the run with this seed and nonce.
 
-    ValueError if it cannot be said: an unknown carrier or protocol, a GET whose key would have to travel in a body,
-    or anything but POST /v1/completions with protocol "openai".
+    `protocol`: "http" (completions, updates, GET), "openai" (POST /v1/completions alone), "chat" (POST
+    /v1/chat/completions) or "kserve" (POST /v2/models/MODEL/infer). ValueError if it cannot be said: an unknown carrier
+    or protocol, what the protocol has no words for, or a key that would have to travel where there is no place for it.
     """
     _check(arrival, key_carrier, protocol)
     tag = tag_of(nonce, arrival.number)
     hexadecimal = f"{tag:013x}"
-    key = key_name(seed, arrival.key) if arrival.key >= 0 else ""
+    key = key_of(arrival, seed)
     model = model_of(arrival, key_carrier, seed)
     headers = {"x-mock-tag": hexadecimal, "x-request-id": f"sy-{hexadecimal}"}
-    body: dict[str, Any] = {"seed": tag, "prompt": _prompt(arrival, key_carrier, key, hexadecimal)}
     if arrival.kind is Kind.INFERENCE:
         headers["x-model-id"] = model
         headers["x-prompt-tokens"] = str(arrival.prompt_tokens)
         headers["x-output-tokens"] = str(arrival.output_tokens)
-        body = {"model": model, "max_tokens": arrival.output_tokens, **body}
-    if key:
-        _carry(key, key_carrier, headers, body)
+    if arrival.urgency != "normal":
+        headers["x-urgency"] = arrival.urgency
+    if arrival.session >= 0:
+        headers["x-session-id"] = session_name(seed, arrival.session)
     if arrival.method is Method.GET:
-        path, name = f"/v1/models/{model}/answer", "/v1/models/{model}/answer"
+        _carry(key, key_carrier, headers, {})
+        path, name = f"/v1/models/{quote(model)}/answer", "/v1/models/{model}/answer"
         return WireRequest("GET", path, tuple(headers.items()), b"", hexadecimal, name)
+    said = Said(arrival, model, tag, hexadecimal, _opening(key_carrier, key), session_name(seed, arrival.session))
+    path, name, body = _FORMS["update" if arrival.kind is Kind.UPDATE else protocol](said)
+    _carry(key, key_carrier, headers, body)
     headers["content-type"] = "application/json"
-    path = "/v1/completions" if arrival.kind is Kind.INFERENCE else "/v1/updates"
-    return WireRequest("POST", path, tuple(headers.items()), json.dumps(body).encode(), hexadecimal, path)
+    return WireRequest("POST", path, tuple(headers.items()), _encoded(body, arrival), hexadecimal, name)
+
+
+def forms_of(arrivals: Iterable[Arrival]) -> list[Arrival]:
+    """One arrival of each form that differs in what can be said: if these can be put, all can."""
+    return list({(one.stream, one.method, one.kind, one.streams, one.key >= 0): one for one in arrivals}.values())
+
+
+def key_of(arrival: Arrival, seed: int) -> str:
+    """The affinity key of `arrival` in the run with this seed; empty if it has none."""
+    return (arrival.key_text or key_name(seed, arrival.key)) if arrival.key >= 0 else ""
 
 
 def model_of(arrival: Arrival, key_carrier: str, seed: int) -> str:
     """The model that an arrival asks for: its key where that is the model, else a default; none for an update."""
     if arrival.kind is Kind.UPDATE:
         return ""
-    return key_name(seed, arrival.key) if arrival.key >= 0 and key_carrier in MODEL_CARRIERS else DEFAULT_MODEL
+    return key_of(arrival, seed) if arrival.key >= 0 and key_carrier in MODEL_CARRIERS else DEFAULT_MODEL
 
 
 def echo_of(body: bytes, own: str) -> Echo:
@@ -99,8 +118,16 @@ def _check(arrival: Arrival, key_carrier: str, protocol: str) -> None:
         raise ValueError(f"protocol {protocol!r}: expected one of {', '.join(PROTOCOLS)}")
     if not CARRIER.match(key_carrier):
         raise ValueError(f"key carrier {key_carrier!r}: expected header:NAME, json:PATH, prompt-prefix:N and the like")
-    if protocol == "openai" and (arrival.method is Method.GET or arrival.kind is not Kind.INFERENCE):
-        raise ValueError("protocol openai knows POST /v1/completions only; use no GET and no update in this scenario")
+    if protocol != "http" and (arrival.method is Method.GET or arrival.kind is not Kind.INFERENCE):
+        known = {"openai": "POST /v1/completions", "chat": "POST /v1/chat/completions", "kserve": "POST infer"}
+        raise ValueError(f"protocol {protocol} knows {known[protocol]} only; use no GET and no update in this scenario")
+    if protocol == "kserve" and arrival.streams:
+        raise ValueError("protocol kserve has no streams; ask for none in this scenario")
+    if arrival.key >= 0 and protocol in ("chat", "kserve"):
+        if key_carrier.startswith("prompt-prefix:"):
+            raise ValueError(f"protocol {protocol} has no field `prompt` to carry a key as {key_carrier}")
+        if protocol == "kserve" and key_carrier == "json:model":
+            raise ValueError("protocol kserve names the model in its path, not as json:model; use header:x-model-id")
     if arrival.method is Method.GET:
         if arrival.kind is not Kind.INFERENCE:
             raise ValueError("an update is a POST; there is no GET for it")
@@ -110,6 +137,8 @@ def _check(arrival: Arrival, key_carrier: str, protocol: str) -> None:
 
 def _carry(key: str, key_carrier: str, headers: dict[str, str], body: dict[str, Any]) -> None:
     """Put `key` where `key_carrier` says, except into the prompt, which is made with it."""
+    if not key:
+        return
     carrier, _, name = key_carrier.partition(":")
     if carrier == "header":
         headers[name.lower()] = key
@@ -124,10 +153,105 @@ def _carry(key: str, key_carrier: str, headers: dict[str, str], body: dict[str, 
         body[last] = key
 
 
-def _prompt(arrival: Arrival, key_carrier: str, key: str, hexadecimal: str) -> str:
+def _opening(key_carrier: str, key: str) -> str:
+    """The key at the beginning of the prompt, often enough to fill the characters that count; else nothing."""
     carrier, _, characters = key_carrier.partition(":")
-    prefix = ""
-    if key and carrier == "prompt-prefix":
-        prefix = f"{key} " * (int(characters) // (len(key) + 1) + 1)
-    words = max(arrival.prompt_tokens - 1 - prefix.count(" "), 1)
-    return f"{prefix}{' '.join(['word'] * words)} #sy-{hexadecimal}"
+    if not key or carrier != "prompt-prefix":
+        return ""
+    return f"{key} " * (int(characters) // (len(key) + 1) + 1)
+
+
+def _encoded(body: dict[str, Any], arrival: Arrival) -> bytes:
+    """`body` as JSON of at least `payload_bytes` bytes: what is missing stands in a field `padding`, the last one."""
+    data = json.dumps(body).encode()
+    if len(data) >= arrival.payload_bytes:
+        return data
+    missing = arrival.payload_bytes - len(data) - len(b', "padding": ""')
+    return data[:-1] + b', "padding": "' + b"x" * missing + b'"}'
+
+
+# --- prompts ------------------------------------------------------------------------------------------------
+# A word is a token of the mock. The first word of a part tells it from others; the same part has the same words in
+# every request, and blocks of a prefix cache are chained, so that one word is enough.
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a body is made of. `opening` stands at the very beginning of the prompt."""
+
+    arrival: Arrival
+    model: str
+    tag: int
+    hex: str
+    opening: str
+    session: str
+
+    @property
+    def messages(self) -> list[str]:
+        """The parts of the prompt in order: what was said before in the session, then what is asked now, tagged."""
+        arrival = self.arrival
+        ahead = self.opening.count(" ")
+        if arrival.blocks:
+            texts = [_part(f"block-{block}", BLOCK_TOKENS) for block in arrival.blocks]
+            words = " ".join(texts).split()[: max(arrival.prompt_tokens - 1 - ahead, 1)]
+            words += ["word"] * (arrival.prompt_tokens - 1 - ahead - len(words))
+            return [f"{self.opening}{' '.join(words)} #sy-{self.hex}"]
+        if arrival.session < 0:
+            return [f"{self.opening}{' '.join(['word'] * max(arrival.prompt_tokens - 1 - ahead, 1))} #sy-{self.hex}"]
+        sizes = (*arrival.history, arrival.prompt_tokens - arrival.shared_tokens)
+        texts = [_part(f"{self.session}.{position}", size) for position, size in enumerate(sizes)]
+        texts[-1] = f"{' '.join(texts[-1].split()[:-1])} #sy-{self.hex}".lstrip()
+        return [f"{self.opening}{texts[0]}", *texts[1:]]
+
+    @property
+    def prompt(self) -> str:
+        """All parts in one text."""
+        return " ".join(self.messages)
+
+
+@lru_cache(maxsize=4096)
+def _part(name: str, tokens: int) -> str:
+    """`tokens` words, of which the first is `name`."""
+    return " ".join([name, *["word"] * (tokens - 1)]) if tokens > 0 else ""
+
+
+# --- bodies: path, name in Locust's statistics, JSON -------------------------------------------------------
+
+Form = tuple[str, str, dict[str, Any]]
+
+
+def _update(said: Said) -> Form:
+    return "/v1/updates", "/v1/updates", {"seed": said.tag, "prompt": said.prompt}
+
+
+def _completions(said: Said) -> Form:
+    body = {"model": said.model, "max_tokens": said.arrival.output_tokens, "seed": said.tag, "prompt": said.prompt}
+    return "/v1/completions", "/v1/completions", {**body, **_streaming(said.arrival)}
+
+
+def _chat(said: Said) -> Form:
+    messages = [
+        {"role": "assistant" if position % 2 else "user", "content": text}
+        for position, text in enumerate(said.messages)
+    ]
+    limit = {"max_completion_tokens": said.arrival.output_tokens}
+    body = {"model": said.model, **limit, "seed": said.tag, "messages": messages, **_streaming(said.arrival)}
+    return "/v1/chat/completions", "/v1/chat/completions", body
+
+
+def _kserve(said: Said) -> Form:
+    inputs = [
+        {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [said.prompt]},
+        {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [said.arrival.output_tokens]},
+    ]
+    body = {"id": f"sy-{said.hex}", "parameters": {"seed": said.tag}, "inputs": inputs}
+    return f"/v2/models/{quote(said.model)}/infer", "/v2/models/{model}/infer", body
+
+
+def _streaming(arrival: Arrival) -> dict[str, Any]:
+    return {"stream": True, "stream_options": {"include_usage": True}} if arrival.streams else {}
+
+
+_FORMS: Mapping[str, Callable[[Said], Form]] = MappingProxyType(
+    {"http": _completions, "openai": _completions, "chat": _chat, "kserve": _kserve, "update": _update}
+)

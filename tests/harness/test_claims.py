@@ -138,7 +138,7 @@ def test_mistakes_in_claims(tmp_path: Path, table: str, told: str) -> None:
         ("[balancer]\nurl = 5", "url: saw 5, expected text"),
         ("[balancer]\nurl = '127.0.0.1:80'", "[balancer] url '127.0.0.1:80': expected http://127.0.0.1:PORT"),
         ("[balancer]\nurl = 'http://127.0.0.1:80'", "[backends] listen = ["),
-        ("[balancer]\npython = 'p:C'\nprotocol = 'grpc'", "[balancer] protocol 'grpc' is unknown; valid: http, openai"),
+        ("[balancer]\npython = 'p:C'\nprotocol = 'grpc'", "[balancer] protocol 'grpc' is unknown; valid: chat, http"),
         ("[balancer]\npython = 'p:C'\ncorrelate = ['x']", "[balancer] correlate: 'x' expected header:x-request-id"),
         ("[balancer]\npython = 'p:C'\ncorrelate = 'x'", "[balancer] correlate: saw 'x', expected a list of texts"),
         ("[balancer]\npython = 'p:C'\n[backends]\nlisten = ['9001']", "address '9001': expected HOST:PORT"),

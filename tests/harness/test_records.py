@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.model import Failure, HarnessError
-from harness.records import MAGIC, REQUEST, read_requests, write_requests
+from harness.records import MAGIC, REQUEST, ROW, read_about, read_requests, write_requests
 
 
 def some_rows() -> np.ndarray[tuple[int], np.dtype[np.void]]:
@@ -44,7 +45,7 @@ def test_writing_again_replaces(tmp_path: Path) -> None:
 
 
 def test_the_layout_is_fixed() -> None:
-    assert REQUEST.itemsize == 60
+    assert REQUEST.itemsize == ROW.size == 70
     assert not REQUEST.isalignedstruct
     assert MAGIC[:5] == b"SYREQ" and len(MAGIC) == 8
 
@@ -80,3 +81,24 @@ def test_an_alien_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.records"
     path.write_bytes(content)
     assert_one_line(path, "not a file of request records")
+
+
+def test_what_is_told_about_the_rows_comes_back(tmp_path: Path) -> None:
+    path, about = tmp_path / "run.records", {"backends": ["gpu-0", "gpü-1"], "lost": 0}
+    write_requests(path, some_rows(), about)
+    assert read_about(path) == about
+    assert len(read_requests(path)) == 5
+    write_requests(path, some_rows())
+    assert read_about(path) == {}
+
+
+@pytest.mark.parametrize("told", [b"[1]", b"{no", b"\xff\xff\xff"])
+def test_about_that_is_no_object(tmp_path: Path, told: bytes) -> None:
+    path = tmp_path / "run.records"
+    path.write_bytes(MAGIC + struct.pack("<QI", 0, len(told)) + told)
+    assert_one_line(path, "no JSON object")
+
+
+def test_a_row_packed_by_struct_is_a_row_of_numpy() -> None:
+    values = (1, 2, 3, 0, 5, 2, 1, 200, 9, -4, -1, 6, 7, 1 << 63, 0.5, 1.5, 2.5, 3.5)
+    assert tuple(np.frombuffer(ROW.pack(*values), dtype=REQUEST)[0]) == values

@@ -69,7 +69,7 @@ class RawServer:
         """A complete answer that carries the request's own tag."""
         body = b'{"id": "%s"}' % seen.id.encode()
         head = b"HTTP/1.1 200 OK\r\nX-Backend-Id: gpu-1\r\nContent-Length: %d\r\n\r\n" % len(body)
-        return Reply(head + body, "close" if "connection: close" in seen.head else "keep")
+        return Reply(head + body, "close" if "connection: close" in seen.head.lower() else "keep")
 
     def wait_for(self, count: int) -> None:
         """Return once `count` requests have arrived."""
@@ -109,7 +109,7 @@ class RawServer:
                         return
                     rest += block
                 head, _, rest = rest.partition(b"\r\n\r\n")
-                length = re.search(rb"content-length: (\d+)", head)
+                length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
                 size = int(length[1]) if length else 0
                 while len(rest) < size:
                     rest += connection.recv(65536)
@@ -145,8 +145,8 @@ class LoadProcess:
     _lines: list[bytes] = field(default_factory=list)
 
     @classmethod
-    def start(cls, folder: Path) -> LoadProcess:
-        command = [sys.executable, "-m", "harness.load", "--with-parent"]
+    def start(cls, folder: Path, module: str = "harness.load", *options: str) -> LoadProcess:
+        command = [sys.executable, "-m", module, *options]
         child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         process = cls(folder, child)
         assert process.answer() == {"ready": True, "pid": child.pid}
@@ -174,10 +174,11 @@ class LoadProcess:
         name = f"job-{self._jobs}"
         out = Path(others.pop("out", self.folder / f"{name}.records"))
         load = Load(streams, others.pop("key_carrier", "header:x-model-id"))
+        more = {"news_s": others.pop("news_s")} if "news_s" in others else {}
         start_s = time.monotonic() + lead_s
         settings: dict[str, Any] = {"seed": 7, "nonce": NONCE, "backends": ("gpu-0", "gpu-1"), **others}
         Job(load=load, url=url, start_s=start_s, out=str(out), **settings).write(self.folder / f"{name}.json")
-        self.tell({"job": name, "file": str(self.folder / f"{name}.json")})
+        self.tell({"job": name, "file": str(self.folder / f"{name}.json"), **more})
         return out
 
     def play(self, url: str, *streams: Stream, **others: Any) -> tuple[dict[str, Any], records.Rows]:
@@ -208,6 +209,6 @@ def server() -> Iterator[RawServer]:
 @pytest.fixture(scope="session")
 def load_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadProcess]:
     """One process for all tests, as in a session of live runs."""
-    process = LoadProcess.start(tmp_path_factory.mktemp("load"))
+    process = LoadProcess.start(tmp_path_factory.mktemp("load"), "harness.load", "--with-parent")
     yield process
     process.close()

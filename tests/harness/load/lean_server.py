@@ -1,16 +1,24 @@
-"""A very cheap HTTP server in a process of its own: prints its port, leaves at the end of its input."""
+"""A very cheap HTTP server in a process of its own: prints its port, leaves at the end of its input.
+
+Usage: ``python lean_server.py [SECONDS...]``: each request waits for one of these times, which one is chance, else for
+none. ``GET /count`` answers how many others there were.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import sys
+import zlib
 
-_LENGTH = re.compile(rb"content-length: (\d+)")
+_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _ID = re.compile(rb"x-request-id: (\S+)")
+_service_s = [float(word) for word in sys.argv[1:]]
 
 
 class _Answering(asyncio.Protocol):
+    count = 0
+
     def __init__(self) -> None:
         self._rest = b""
 
@@ -27,11 +35,23 @@ class _Answering(asyncio.Protocol):
             if not found or len(rest) < size:
                 return
             self._rest = rest[size:]
+            if head.startswith(b"GET /count"):
+                self._answer(b"%d" % _Answering.count)
+                continue
+            _Answering.count += 1
             asked = _ID.search(head)
-            body = b'{"id": "%s"}' % (asked[1] if asked else b"sy-none")
-            self._transport.write(
-                b"HTTP/1.1 200 OK\r\nx-backend-id: gpu-0\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-            )
+            name = asked[1] if asked else b"sy-none"
+            body = b'{"id": "%s"}' % name
+            if _service_s:
+                service_s = _service_s[zlib.crc32(name) % len(_service_s)]
+                asyncio.get_running_loop().call_later(service_s, self._answer, body)
+            else:
+                self._answer(body)
+
+    def _answer(self, body: bytes) -> None:
+        self._transport.write(
+            b"HTTP/1.1 200 OK\r\nx-backend-id: gpu-0\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        )
 
 
 async def _serve() -> None:

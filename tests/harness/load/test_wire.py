@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from typing import Any
 
 import pytest
 
-from harness.arrivals import Arrival, key_name
-from harness.load.wire import WireRequest, echo_of, request_of, tag_of
-from harness.model import Echo, Kind, Method
+from harness.arrivals import Arrival, draw, key_name, session_name
+from harness.content import Content, Fixed, Sessions
+from harness.load.wire import WireRequest, echo_of, forms_of, key_of, model_of, request_of, tag_of
+from harness.model import Echo, Keys, Kind, Load, Method, Stream
+from mockgpu.completions import Chat, Completions
+from mockgpu.kserve import Infer
+from mockgpu.tags import Carrier, Tags
+from mockgpu.wire import Api
 
 NONCE = 0x7FFFFFFF
 SEED = 11
@@ -139,6 +145,12 @@ def test_a_key_as_prefix_of_the_prompt(characters: int) -> None:
     [
         ("header:x-model-id", "openai", {"method": Method.GET}, "openai"),
         ("header:x-model-id", "openai", {"kind": Kind.UPDATE}, "openai"),
+        ("header:x-model-id", "chat", {"method": Method.GET}, "chat knows POST /v1/chat/completions only"),
+        ("header:x-model-id", "kserve", {"kind": Kind.UPDATE}, "kserve knows POST infer only"),
+        ("header:x-model-id", "kserve", {"streams": True}, "kserve has no streams"),
+        ("json:model", "kserve", {}, "names the model in its path"),
+        ("prompt-prefix:8", "kserve", {}, "no field `prompt`"),
+        ("prompt-prefix:8", "chat", {}, "no field `prompt`"),
         ("header:x-model-id", "grpc", {}, "protocol 'grpc'"),
         ("header:bad name", "http", {}, "key carrier"),
         ("json:user", "http", {"method": Method.GET}, "GET has no body"),
@@ -149,6 +161,156 @@ def test_a_key_as_prefix_of_the_prompt(characters: int) -> None:
 def test_what_cannot_be_said(carrier: str, protocol: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made(carrier, protocol, **changes)
+
+
+# --- content ----------------------------------------------------------------------------------------------
+
+
+def test_urgency_and_session_travel_in_headers() -> None:
+    headers = dict(made(urgency="critical", session=4).headers)
+    assert (headers["x-urgency"], headers["x-session-id"]) == ("critical", session_name(SEED, 4))
+    assert not {"x-urgency", "x-session-id"} & set(dict(made().headers))
+    assert dict(made("session", session=4).headers)["x-session-id"] == KEY  # the key, where the session is the key
+    assert dict(made(method=Method.GET, urgency="high").headers)["x-urgency"] == "high"
+
+
+@pytest.mark.parametrize("protocol", ["http", "openai", "chat"])
+def test_a_stream_is_asked_for_with_its_usage(protocol: str) -> None:
+    body = body_of(made(protocol=protocol, streams=True))
+    assert (body["stream"], body["stream_options"]) == (True, {"include_usage": True})
+    assert "stream" not in body_of(made(protocol=protocol))
+
+
+@pytest.mark.parametrize("protocol", ["http", "openai", "chat", "kserve"])
+def test_a_body_is_padded_to_its_size(protocol: str) -> None:
+    bare = body_of(made(protocol=protocol))
+    for size in (1000, 3_000_000):
+        request = made(protocol=protocol, payload_bytes=size)
+        padded = body_of(request)
+        assert len(request.body) == size
+        assert set(padded.pop("padding")) == {"x"}
+        assert padded == bare
+    whole = len(made(protocol=protocol).body)
+    assert made(protocol=protocol, payload_bytes=whole) == made(protocol=protocol)
+    assert len(made(protocol=protocol, payload_bytes=whole + 1).body) >= whole + 1
+
+
+def test_a_name_of_its_own_is_the_key() -> None:
+    request = made("json:model", key_text="meta/llama 3")
+    assert dict(request.headers)["x-model-id"] == body_of(request)["model"] == "meta/llama 3"
+    assert made("json:model", key_text="meta/llama 3", method=Method.GET).path == "/v1/models/meta/llama%203/answer"
+    one = dataclasses.replace(ARRIVAL, key_text="llama")
+    assert key_of(one, SEED) == model_of(one, "json:model", SEED) == "llama"
+    assert key_of(dataclasses.replace(one, key=-1), SEED) == ""
+
+
+def test_one_arrival_of_each_form() -> None:
+    content = Content(update_share=0.3, streaming_share=0.3)
+    arrivals = draw(Load((Stream("one", 0.0, 9.0, 200, keys=Keys(3), content=content), Stream("two", 0.0, 9.0, 9))), 1)
+    forms = [(a.stream, a.kind, a.streams, a.key >= 0) for a in forms_of(arrivals)]
+    assert len(forms) == len(set(forms)) == 4
+    assert set(forms) == {(a.stream, a.kind, a.streams, a.key >= 0) for a in arrivals}
+
+
+# --- sessions and blocks ------------------------------------------------------------------------------------
+
+
+def talk() -> list[Arrival]:
+    """Six turns of one session."""
+    content = Content(prompt=Fixed(20), output=Fixed(7), sessions=Sessions(1, 6))
+    return [a for a in draw(Load((Stream("talk", 0.0, 1.0, 7, content=content),)), 1) if a.session == 1]
+
+
+def test_the_prompt_of_a_turn_begins_with_all_before_it() -> None:
+    turns = talk()
+    requests = [request_of(turn, "header:x-model-id", SEED, NONCE, "http") for turn in turns]
+    prompts = [str(body_of(request)["prompt"]) for request in requests]
+    assert len(prompts) == 6
+    for turn, request, prompt in zip(turns, requests, prompts, strict=True):
+        assert len(prompt.split()) == turn.prompt_tokens == 20 + 27 * turn.turn
+        assert prompt.endswith(f" #sy-{request.hex}")
+        assert prompt.startswith(f"{session_name(SEED, 1)}.0 ")
+    for one, following in itertools.pairwise(prompts):
+        assert following.startswith(one[: one.index("#sy-")])
+    other = dataclasses.replace(turns[3], session=2)
+    words = body_of(request_of(other, "header:x-model-id", SEED, NONCE, "http"))["prompt"].split()
+    assert words[0] != prompts[3].split()[0]
+
+
+def test_a_chat_repeats_what_was_said() -> None:
+    turns = [body_of(request_of(turn, "header:x-model-id", SEED, NONCE, "chat"))["messages"] for turn in talk()]
+    for number, messages in enumerate(turns):
+        assert [message["role"] for message in messages] == ["user", "assistant"] * number + ["user"]
+        lengths = [len(message["content"].split()) for message in messages]
+        assert lengths == [20, 7] * number + [20]
+    for one, following in itertools.pairwise(turns):
+        assert following[: len(one) - 1] == one[:-1]
+        asked = one[-1]["content"]
+        assert following[len(one) - 1]["content"].startswith(asked[: asked.index("#sy-")])
+
+
+def test_a_turn_that_adds_nothing_or_one_word_is_its_tag() -> None:
+    for added in (0, 1):
+        prompt = body_of(made(session=3, history=(5, 2), prompt_tokens=7 + added))["prompt"]
+        assert len(prompt.split()) == 8
+        assert prompt.endswith(f" #sy-{HEX}")
+
+
+def test_equal_blocks_are_equal_text() -> None:
+    one = body_of(made(blocks=(1, 2, 3), prompt_tokens=1300))["prompt"].split()
+    other = body_of(made(blocks=(1, 2, 4), prompt_tokens=1400))["prompt"].split()
+    assert (len(one), len(other)) == (1300, 1400)
+    assert one[:1024] == other[:1024]
+    assert one[1024] != other[1024]
+    assert one[0] != one[512]
+    assert (one[-1], other[-1]) == (f"#sy-{HEX}",) * 2
+    assert len(body_of(made(blocks=(1,), prompt_tokens=600))["prompt"].split()) == 600
+    assert body_of(made("prompt-prefix:12", blocks=(1,), prompt_tokens=600))["prompt"].startswith(KEY)
+
+
+# --- chat and KServe ----------------------------------------------------------------------------------------
+
+
+def test_a_chat_carries_its_tag_everywhere() -> None:
+    request = made(protocol="chat")
+    headers, body = dict(request.headers), body_of(request)
+    assert (request.method, request.path, request.name) == ("POST", "/v1/chat/completions", "/v1/chat/completions")
+    assert (headers["x-mock-tag"], headers["x-request-id"], body["seed"]) == (HEX, f"sy-{HEX}", TAG)
+    assert (body["model"], body["max_completion_tokens"]) == (KEY, 4)
+    assert body["messages"] == [{"role": "user", "content": f"{' '.join(['word'] * 7)} #sy-{HEX}"}]
+    assert body_of(made("json:user", protocol="chat"))["user"] == KEY
+
+
+def test_kserve_names_the_model_in_its_path() -> None:
+    request = made(protocol="kserve")
+    headers, body = dict(request.headers), body_of(request)
+    assert (request.path, request.name) == (f"/v2/models/{KEY}/infer", "/v2/models/{model}/infer")
+    assert (headers["x-model-id"], headers["x-mock-tag"]) == (KEY, HEX)
+    assert (body["id"], body["parameters"]) == (f"sy-{HEX}", {"seed": TAG})
+    prompt, limit = body["inputs"]
+    assert (prompt["datatype"], prompt["shape"]) == ("BYTES", [1])
+    assert prompt["data"] == [f"{' '.join(['word'] * 7)} #sy-{HEX}"]
+    assert (limit["name"], limit["data"]) == ("max_tokens", [4])
+    assert body_of(made("json:parameters.user", protocol="kserve"))["parameters"] == {"seed": TAG, "user": KEY}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "api", "named"),
+    [("http", Completions(), ""), ("chat", Chat(), ""), ("kserve", Infer(), f"{KEY}/infer")],
+)
+def test_the_mock_reads_tag_sizes_and_model(protocol: str, api: Api, named: str) -> None:
+    for extra in ({}, {"payload_bytes": 5000}, {"session": 2, "history": (30, 4), "prompt_tokens": 44}):
+        request = made(protocol=protocol, **extra)
+        headers = dict(request.headers)
+        data = api.load(headers, request.body)
+        tags = Tags(headers)
+        tags.read_body(*api.carriers(data))
+        assert (tags.tag, tags.carriers) == (TAG, Carrier.HEADER | Carrier.REQUEST_ID | Carrier.SEED | Carrier.PROMPT)
+        ask = api.ask(headers, named, data)
+        assert (ask.model, ask.prompt_tokens, ask.output_tokens) == (KEY, extra.get("prompt_tokens", 8), 4)
+        unaided = {name: value for name, value in headers.items() if not name.startswith("x-")}
+        bare = api.ask(unaided, named, data)
+        assert (bare.model, bare.output_tokens) == (KEY, 4)
 
 
 def test_bytes() -> None:

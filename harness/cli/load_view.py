@@ -1,0 +1,128 @@
+"""How `steelyard load` shows a load: a bar or plain lines while it runs, and a summary in the end."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from harness.load.figures import QUANTILES, SERIES, Figures
+from harness.load.search import Search, Seen
+from harness.load.thresholds import Threshold
+
+SHOWN_TIMES = (*QUANTILES, "max")
+LABELS = {"latency": "latency", "service": "service", "ttft": "first byte", "lateness": "lateness"}
+
+
+class View:
+    """Shows on standard error how far a load of `duration_s` is: a bar on a terminal, else a line for each news."""
+
+    def __init__(self, title: str, duration_s: float) -> None:
+        self._duration_s = duration_s
+        self._title = title
+        self._line = ""
+        self._bar: Progress | None = None
+        if sys.stderr.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[line]}"))
+            self._bar = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
+            self._task = self._bar.add_task(title, total=duration_s, line="")
+
+    def __enter__(self) -> View:
+        if self._bar is not None:
+            self._bar.start()
+        else:
+            print(self._title, file=sys.stderr, flush=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def look(self, at_s: float, news: dict[str, Any] | None) -> None:
+        """Show the time, and the news if there are some."""
+        if news is not None:
+            self._line = news_line(news, self._duration_s)
+        if self._bar is not None:
+            line = self._line or f"{at_s:.0f}/{self._duration_s:.0f} s"  # Locust tells no news
+            self._bar.update(self._task, completed=min(at_s, self._duration_s), line=line)
+        elif news is not None:
+            print(self._line, file=sys.stderr, flush=True)
+
+
+def news_line(news: dict[str, Any], duration_s: float) -> str:
+    """One line of what an engine told (harness.load.engine_worker)."""
+    times = ", ".join(f"p{name[1:-2]} {_ms(news[name])}" for name in ("p50_s", "p99_s"))
+    failed = f"{news['failed']:,} failed" + (f" (+{news['failed_now']:,})" if news["failed_now"] else "")
+    dropped = f", {news['dropped']:,} not sent" if news["dropped"] else ""
+    return f"{news['at_s']:.0f}/{duration_s:.0f} s  {news['per_s']:.0f}/s  {times}  {failed}{dropped}"
+
+
+def summary_lines(figures: Figures) -> Iterator[str]:
+    """The summary of a load as text: counts, errors by kind, a table of times."""
+    share = "" if math.isnan(figures.error_share) else f" ({figures.error_share * 100:.3g} %)"
+    unsent = f", {figures.not_sent:,} of {figures.planned:,} not sent" if figures.not_sent else ""
+    yield f"requests    {figures.sent:,} sent, {figures.good:,} good, {figures.failed:,} failed{share}{unsent}"
+    if figures.sent:
+        yield f"throughput  {figures.throughput_per_s:.1f} good answers/s of {figures.offered_per_s:.1f} requests/s"
+    if figures.errors:
+        yield f"errors      {', '.join(f'{count:,} {kind}' for kind, count in figures.errors.items())}"
+    yield f"{'ms':<10}" + "".join(f"{name:>10}" for name in SHOWN_TIMES)
+    for series in SERIES:
+        cells = "".join(f"{_bare_ms(figures.time(series, name)):>10}" for name in SHOWN_TIMES)
+        yield f"{LABELS[series]:<10}{cells}"
+
+
+def threshold_line(threshold: Threshold, figures: Figures) -> str:
+    """What became of a `--fail-if`."""
+    said = threshold.said(threshold.value(figures))
+    match threshold.holds(figures):
+        case True:
+            return f"BROKEN  {threshold.text}: it is {said}"
+        case False:
+            return f"kept    {threshold.text}: it is {said}"
+        case None:
+            return f"BROKEN  {threshold.text}: nobody knows, as there was no request to tell"
+
+
+def _ms(value_s: float | None) -> str:
+    if value_s is None:
+        return "-"
+    return f"{value_s * 1e3:.3g} ms" if value_s < 0.9995 else f"{value_s:.2f} s"
+
+
+def _bare_ms(value_s: float) -> str:
+    return "-" if math.isnan(value_s) else f"{value_s * 1e3:.2f}"
+
+
+def step_line(seen: Seen) -> str:
+    """What a run of a search showed."""
+    share = seen.exceeding / seen.requests * 100 if seen.requests else math.nan
+    why = f" ({seen.why})" if seen.why else ""
+    counted = f"{seen.exceeding:,} of {seen.requests:,} over the bound ({share:.3g} %)"
+    return f"{seen.rate_per_s:8.4g}/s  {seen.verdict.value:<9}  {counted}{why}"
+
+
+def found_line(search: Search) -> str:
+    """The result of a search in words."""
+    holds, broken, text = search.holds_per_s, search.broken_per_s, search.goal.text
+    chance = f"chance of a wrong verdict at most {search.error_rate * 100:.3g} %"
+    if holds is None:
+        how = "is broken" if broken is not None and broken <= search.from_per_s else "could not be shown"
+        return f"{text} {how} at {search.from_per_s:.4g}/s already; begin lower with --from ({chance})"
+    if broken is None:
+        above = [seen.why for seen in search.seen if seen.why and seen.rate_per_s > holds]
+        why = f"; above it {above[-1]}" if above else ""
+        none = f"no rate up to {search.to_per_s:.4g}/s was shown to break it"
+        return f"{text} holds at {holds:.4g}/s; {none}{why} ({chance})"
+    if broken < holds:
+        return (
+            f"{text} breaks at {broken:.4g}/s and holds at {holds:.4g}/s: not one limit; a rate is not all that counts"
+        )
+    return f"{text} holds at {holds:.4g}/s and is broken at {broken:.4g}/s ({chance})"

@@ -1,0 +1,243 @@
+"""The conductor of a run: one plan for all players, one moment to begin, one file of records in the end.
+
+It sits in Locust's master, or in the only process. Clocks of several machines differ: before a run it asks every player
+for its time, several times, takes the quickest answer and supposes that both ways took equally long. The error is at
+most half that answer's round trip (`clock_error_s` in the file); the players' times are from their own second 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import gevent
+import gevent.event
+import numpy as np
+from locust.env import Environment
+from locust.rpc import Message
+from locust.runners import STATE_MISSING, LocalRunner, MasterRunner
+
+from harness import records
+from harness.load.messages import TO_CONDUCTOR, Plan, Receipts, check_whole, named
+from harness.load.wire import NONCE_BITS
+from harness.model import HarnessError
+
+LEAD_S = 0.3
+PINGS = 8
+LOST_S = 4.0
+"""How long a worker may be missing, beyond Locust's own patience with its heartbeat, before it counts as lost."""
+
+STOP_S = 20.0
+_LOOK_S = 0.05
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Performance:
+    """A run under way; `ended` when its file is written."""
+
+    plan: Plan
+    receipts: dict[str, Receipts]
+    out: str
+    ended: gevent.event.Event = field(default_factory=gevent.event.Event)
+    stopping: bool = False
+    clock_error_s: float = 0.0
+    began_unix_s: float = 0.0
+    missing_since_s: dict[str, float] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+
+    def reached(self) -> list[Receipts]:
+        """The receipts of all players that are not lost."""
+        return [receipts for player, receipts in self.receipts.items() if player not in self.lost]
+
+
+class Conductor:
+    """Takes the messages of `TO_CONDUCTOR`. `finished` is true from the natural end of a run until it is asked for."""
+
+    def __init__(self, environment: Environment, runner: LocalRunner | MasterRunner) -> None:
+        self.environment = environment
+        self.runner = runner
+        self.finished = False
+        self._runs = itertools.count()
+        self._now: Performance | None = None
+        self._pings: dict[str, tuple[float, float, float]] = {}
+        for kind in TO_CONDUCTOR:
+            runner.register_message(named(kind), partial(self._heard, kind))
+
+    def players(self) -> list[str]:
+        """Ids of the players that are there: Locust's workers, or this process itself."""
+        runner = self.runner
+        if not isinstance(runner, MasterRunner):
+            return [runner.client_id]
+        return [client.id for client in runner.clients.all if client.state != STATE_MISSING]
+
+    @property
+    def size(self) -> int:
+        """How many players a run has: the one under way, else one that began now."""
+        now = self._now
+        return len(now.receipts if now is not None and not now.ended.is_set() else self.players())
+
+    def begin(self, plan: Plan, out: str) -> None:
+        """Start a run for all players that are there. `out` is the file to write, "" for none."""
+        self.finished = False
+        players = self.players()
+        plan = replace(plan, run=next(self._runs), nonce=secrets.randbits(NONCE_BITS), workers=len(players))
+        self._now = Performance(plan, {player: Receipts() for player in players}, out)
+        gevent.spawn(self._conduct, self._now)
+
+    def stop(self) -> None:
+        """End a run before its time, and wait until what it has made is written."""
+        now = self._now
+        if now is not None and not now.ended.is_set():
+            now.stopping = True
+            for player in now.receipts:
+                self._say(player, "stop", run=now.plan.run)
+            now.ended.wait(STOP_S)
+        self.finished = False
+
+    def refuse(self, told: str) -> None:
+        """End a run that cannot begin, and say why."""
+        self._fail(told)
+        self.finished = True
+
+    def _conduct(self, now: Performance) -> None:
+        try:
+            offsets = self._offsets(now)
+            for worker, player in enumerate(now.receipts):
+                self._say(player, "plan", **replace(now.plan, worker=worker).as_data())
+            self._await(now, lambda: all(receipts.ready for receipts in now.reached()))
+            self._complain(now)
+            start_s = monotonic() + LEAD_S + 4 * now.clock_error_s
+            for player in now.receipts:
+                self._say(player, "go", run=now.plan.run, start_s=start_s + offsets[player])
+            now.began_unix_s = time.time() + start_s - monotonic()
+            # Locust divides by the time since then, so it must be the load's own beginning.
+            gevent.sleep(max(start_s - monotonic() - _LOOK_S, 0.0))
+            self.environment.stats.clear_all()
+            self._await(now, lambda: all(receipts.complete for receipts in now.reached()))
+            self._write(now)
+            if not now.stopping:
+                self._complain(now)
+        except Exception as error:
+            self._fail(str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}")
+        finally:
+            for player in now.receipts:
+                self._say(player, "stop", run=now.plan.run)
+                self._say(player, "thanks", run=now.plan.run)
+            self.finished = not now.stopping
+            now.ended.set()
+
+    def _offsets(self, now: Performance) -> dict[str, float]:
+        """How far each player's clock is ahead of ours, in seconds."""
+        if not isinstance(self.runner, MasterRunner):
+            return dict.fromkeys(now.receipts, 0.0)
+        best: dict[str, tuple[float, float]] = {}
+        for _ in range(PINGS):
+            self._pings = {}
+            for player in now.receipts:
+                self._say(player, "clock", asked_s=monotonic())
+            self._await(now, lambda: self._pings.keys() >= now.receipts.keys() - now.lost)
+            for player, (asked_s, told_s, heard_s) in self._pings.items():
+                trip_s = heard_s - asked_s
+                best[player] = min(best.get(player, (float("inf"), 0.0)), (trip_s, told_s - (asked_s + heard_s) / 2))
+        now.clock_error_s = max((trip_s / 2 for trip_s, _ in best.values()), default=0.0)
+        return {player: best[player][1] if player in best else 0.0 for player in now.receipts}
+
+    def _await(self, now: Performance, holds: Callable[[], bool]) -> None:
+        """Return once `holds()` is true; it has to become so when the players it waits for are lost."""
+        while not holds():
+            self._look_for_lost(now)
+            gevent.sleep(_LOOK_S)
+
+    def _look_for_lost(self, now: Performance) -> None:
+        runner = self.runner
+        if not isinstance(runner, MasterRunner):
+            return
+        for player in now.receipts.keys() - now.lost:
+            client = runner.clients.get(player)
+            if now.receipts[player].complete:  # it has handed over everything and may go
+                continue
+            if client is None:
+                now.lost.add(player)
+                _logger.error("Worker %s has left in the middle of the run; the others go on without it", player)
+            elif client.state != STATE_MISSING:
+                if now.missing_since_s.pop(player, None) is not None:
+                    _logger.warning("Worker %s answers again", player)
+            elif player not in now.missing_since_s:
+                now.missing_since_s[player] = monotonic()
+                _logger.error("Worker %s does not answer any more; the others go on without it", player)
+            elif monotonic() - now.missing_since_s[player] > LOST_S:
+                now.lost.add(player)
+
+    def _heard(self, kind: str, environment: Environment, msg: Message) -> None:
+        now, data = self._now, msg.data
+        player = data["player"]
+        if kind == "clock_told":
+            self._pings[player] = (data["asked_s"], data["told_s"], monotonic())
+            return
+        if now is None or data["run"] != now.plan.run or player not in now.receipts:
+            return
+        receipts = now.receipts[player]
+        if kind == "ready":
+            receipts.ready, receipts.requests, receipts.error = True, data["requests"], data["error"]
+        elif kind == "records":
+            receipts.put(data["batch"], data["rows"], data["backends"])
+            self._say(player, "ack", run=now.plan.run, batch=data["batch"], rows=receipts.rows)
+        else:
+            receipts.told(data["batches"], data["rows"])
+            receipts.error, receipts.lateness_s = data["error"], data["lateness_s"]
+            if receipts.complete:
+                self._say(player, "thanks", run=now.plan.run)
+
+    def _complain(self, now: Performance) -> None:
+        """HarnessError if something went wrong with a player."""
+        told = sorted({receipts.error for receipts in now.receipts.values() if receipts.error})
+        missing = sum(now.receipts[player].missing for player in now.lost)
+        if now.lost:
+            told.append(
+                f"{len(now.lost)} of {len(now.receipts)} workers were lost and with them the records of {missing} or "
+                "more requests; what came before is in the file, the run as a whole proves nothing"
+            )
+        if told:
+            raise HarnessError("; ".join(told))
+
+    def _write(self, now: Performance) -> None:
+        numbers: dict[str, int] = {}
+        rows = np.concatenate([receipts.all_rows(numbers) for receipts in now.receipts.values()])
+        check_whole(rows)
+        lost = sum(now.receipts[player].missing for player in now.lost)
+        about = {
+            **now.plan.as_data(),
+            "backends": list(numbers),
+            "began_unix_s": now.began_unix_s,
+            "clock_error_s": now.clock_error_s,
+            "lost": lost,
+            "players": [
+                {"rows": receipts.rows, "lateness_s": receipts.lateness_s} for receipts in now.receipts.values()
+            ],
+        }
+        del about["worker"]
+        late = max((receipts.lateness_s.get("p99", 0.0) for receipts in now.receipts.values()), default=0.0)
+        told = f"{len(rows)} records from {len(now.receipts)} players, {lost} lost; p99 of lateness {late * 1e3:.2f} ms"
+        if now.out:
+            records.write_requests(Path(now.out), rows, about)
+            told += f"; written to {now.out}"
+        _logger.info("%s", told)
+
+    def _fail(self, told: str) -> None:
+        """Say what went wrong where users of Locust look: the log, the page's list of exceptions, the exit code."""
+        _logger.error("Steelyard: %s", told)
+        self.environment.process_exit_code = 1
+        self.runner.log_exception("steelyard", told, told)
+
+    def _say(self, player: str, kind: str, **data: Any) -> None:
+        self.runner.send_message(named(kind), data, player)

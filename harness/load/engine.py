@@ -1,0 +1,190 @@
+"""One job on aiohttp: Locust's schedule and records (`play`) over again, as a cross-check and for higher rates.
+
+Open loop: requests leave at their times, whatever became of those before. `engine_worker` is the process around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import aiohttp
+
+from harness import records
+from harness.arrivals import Arrival, draw, share_of
+from harness.load.answer import Answer, Ledger, spread
+from harness.load.engine_client import Site
+from harness.load.job import Job
+from harness.load.timer import Waiting, best_waiting
+from harness.load.wire import WireRequest, forms_of, request_of
+from harness.model import Failure, HarnessError
+
+GRACE_S = 1.0
+"""How long what is under way may go on after a stop."""
+
+SPARE_S = 2.0
+"""How long after the last possible timeout a job ends by itself."""
+
+SPARE_DESCRIPTORS = 100
+MOST_IN_FLIGHT = 10_000
+"""Cap on requests under way. Arrivals beyond it are dropped and recorded as NOT_SENT: a generator with 11,000 open
+connections finished 71 % of its load and measured itself."""
+
+
+class Engine:
+    """The state of one job. `ends_s` on CLOCK_MONOTONIC is when it ends by itself, at the latest.
+
+    ValueError for a job that cannot be played, OSError if its host is unknown.
+    """
+
+    def __init__(self, job: Job, waiting: Callable[[], Waiting] = best_waiting) -> None:
+        if job.chats:
+            raise ValueError("the aiohttp engine plays open loops only; chats are Locust's")
+        self.job = job
+        self.arrivals = share_of(draw(job.load, job.seed), job.worker, job.workers)
+        for last in forms_of(self.arrivals):
+            self._request(last)  # one of each form, so that a job that cannot be said fails before anything is sent
+        self.site = Site.of(job.url)
+        self.ledger = Ledger(job.start_s, job.backends, open_ended=not job.backends)
+        self.dropped = 0
+        """Arrivals that were not sent because too many were under way."""
+        self._sent: set[int] = set()
+        last_s = max((arrival.at_s for arrival in self.arrivals), default=0.0)
+        longest_s = max((arrival.timeout_s for arrival in self.arrivals), default=0.0)
+        self.ends_s = job.start_s + last_s + longest_s + SPARE_S
+        self._waiting = waiting
+        self._stopped = asyncio.Event()
+        self._under_way = 0
+        self._most = _most_in_flight()
+
+    async def play(self) -> dict[str, Any]:
+        """Send every arrival at its time, wait for all answers, write the records; the figures of `play.perform`.
+
+        After `stop` nothing more is sent, and what is under way is cut off after `GRACE_S`. HarnessError if the load
+        broke down, OSError if the records cannot be written.
+        """
+        waiting = self._waiting()
+        kept, fresh = self.site.session(), self.site.session(force_close=True)
+        lanes = {number: _Lane(self) for number in {arrival.connection for arrival in self.arrivals} if number >= 0}
+        everything = asyncio.create_task(self._everything(waiting, kept, fresh, lanes))
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            left_s = self.ends_s - monotonic()
+            await asyncio.wait({everything, stopped}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                await asyncio.wait({everything}, timeout=GRACE_S)
+            if everything.done():
+                everything.result()
+        except ExceptionGroup as group:
+            error = group.exceptions[0]
+            raise HarnessError(f"the load broke down: {type(error).__name__}: {error}") from error
+        finally:
+            everything.cancel()
+            stopped.cancel()
+            await asyncio.gather(everything, stopped, return_exceptions=True)
+            for client in (kept, fresh, *(lane.client for lane in lanes.values())):
+                await client.close()
+            waiting.close()
+        sent = self.ledger.rows()
+        self.ledger.add_unsent(arrival for arrival in self.arrivals if arrival.number not in self._sent)
+        records.write_requests(Path(self.job.out), self.ledger.rows(), {"backends": self.ledger.backends})
+        return {
+            "requests": self.ledger.count,
+            "sent": len(sent),
+            "failed": int(((sent["failure"] != Failure.NONE) | (sent["status"] >= 400)).sum()),
+            "dropped": self.dropped,
+            "lateness_s": spread(self.ledger.lateness_s),
+        }
+
+    @property
+    def sent(self) -> int:
+        """How many requests have been sent so far."""
+        return len(self._sent)
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._stopped.set()
+
+    async def send(self, client: aiohttp.ClientSession, arrival: Arrival, request: WireRequest, could_s: float) -> None:
+        """Send one request, now and once, and record it. `could_s`: when it could have been sent at the earliest."""
+        answer = Answer()
+        self._sent.add(arrival.number)
+        self._under_way += 1
+        try:
+            await self.site.exchange(client, request, answer, arrival.patience_s)
+        finally:  # also when it is cut off
+            self._under_way -= 1
+            answer.end_s = monotonic()
+            self.ledger.lateness_s.append(answer.sent_s - could_s)
+            self.ledger.add(arrival, request.hex, answer)
+
+    async def _everything(
+        self, waiting: Waiting, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession, lanes: dict[int, _Lane]
+    ) -> None:
+        async with asyncio.TaskGroup() as group:
+            for lane in lanes.values():
+                group.create_task(lane.work())
+            walk = group.create_task(self._walk(group, waiting, kept, fresh, lanes))
+            stop = group.create_task(self._stopped.wait())
+            await asyncio.wait({walk, stop}, return_when=asyncio.FIRST_COMPLETED)
+            walk.cancel()  # it may be in the middle of a long wait
+            stop.cancel()
+            for lane in lanes.values():
+                lane.end(at_once=self._stopped.is_set())
+
+    async def _walk(
+        self,
+        group: asyncio.TaskGroup,
+        waiting: Waiting,
+        kept: aiohttp.ClientSession,
+        fresh: aiohttp.ClientSession,
+        lanes: dict[int, _Lane],
+    ) -> None:
+        for arrival in self.arrivals:
+            request = self._request(arrival)  # before its time
+            due_s = self.job.start_s + arrival.at_s
+            await waiting.until(due_s)
+            if arrival.connection >= 0:
+                lanes[arrival.connection].queue.put_nowait((arrival, request, due_s))
+            elif self._under_way >= self._most:
+                self.dropped += 1
+            else:
+                group.create_task(self.send(fresh if arrival.fresh else kept, arrival, request, due_s))
+
+    def _request(self, arrival: Arrival) -> WireRequest:
+        job = self.job
+        return request_of(arrival, job.load.key_carrier, job.seed, job.nonce, job.protocol)
+
+
+class _Lane:
+    """A single kept connection: each request waits for the answer to the one before it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.client = engine.site.session(limit=1)
+        self.queue: asyncio.Queue[tuple[Arrival, WireRequest, float] | None] = asyncio.Queue()
+
+    def end(self, at_once: bool) -> None:
+        """Let `work` return, at once after the answer that it waits for, or when everything queued is sent."""
+        while at_once and not self.queue.empty():
+            self.queue.get_nowait()
+        self.queue.put_nowait(None)
+
+    async def work(self) -> None:
+        """Send what is queued, one after the other, until `end`."""
+        free_s = -math.inf
+        while (ready := await self.queue.get()) is not None:
+            arrival, request, due_s = ready
+            # Waiting for the answer before is no lateness of ours.
+            await self._engine.send(self.client, arrival, request, max(due_s, free_s))
+            free_s = monotonic()
+
+
+def _most_in_flight() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(MOST_IN_FLIGHT, soft - SPARE_DESCRIPTORS))

@@ -1,0 +1,160 @@
+"""`python -m harness.load.engine_worker`: the aiohttp engine as a process, in the words of `python -m harness.load`.
+
+Beyond those, a job may ask for news while it runs:
+
+    -> {"job": "run-1", "file": "/tmp/run-1/job.json", "news_s": 0.5}
+    <- {"job": "run-1", "news": {"at_s": 3.5, "sent": 700, "ended": 690, "failed": 2, "per_s": 201.0, "p99_s": ...}}
+
+`per_s`, `p50_s`, `p99_s` and `failed_now` are of what ended since the news before. End of input abandons all jobs, and
+then the process leaves; so do SIGTERM and SIGINT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from harness.load.engine import Engine
+from harness.load.job import Job
+from harness.model import Failure, SteelyardError
+from harness.records import REQUEST
+
+
+class Worker:
+    """Jobs in, answers out; one job at a time, in the order asked."""
+
+    def __init__(self, answers: int) -> None:
+        self._answers = answers
+        self._jobs: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._engine: Engine | None = None
+        self._abandoned = 0
+        """How many of the jobs to come were abandoned before they began."""
+
+    async def run(self) -> None:
+        """Take jobs until the end of input or a signal."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._leave)
+        reader = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        reading = asyncio.create_task(self._read(reader))
+        self._answer({"ready": True, "pid": os.getpid()})
+        while (asked := await self._jobs.get()) is not None:
+            self._answer(await self._played(asked))
+        reading.cancel()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            try:
+                asked = json.loads(line)
+            except ValueError:
+                asked = None
+            if not isinstance(asked, dict):
+                self._answer({"job": None, "error": f"expected a JSON object on one line, saw {line[:80]!r}"})
+            elif asked.get("stop"):
+                self._abandon()
+            else:
+                self._jobs.put_nowait(asked)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._abandon()
+        self._jobs.put_nowait(None)
+
+    def _abandon(self) -> None:
+        self._abandoned = self._jobs.qsize()
+        if self._engine is not None:
+            self._engine.stop()
+
+    async def _played(self, asked: dict[str, Any]) -> dict[str, Any]:
+        name = asked.get("job")
+        stopped, self._abandoned = self._abandoned > 0, max(0, self._abandoned - 1)
+        if not isinstance(name, str) or not isinstance(asked.get("file"), str):
+            return {"job": None, "error": f'expected {{"job": NAME, "file": PATH}}, saw {json.dumps(asked)[:80]}'}
+        news = None
+        try:
+            self._engine = engine = Engine(Job.read(Path(asked["file"])))
+            if stopped:
+                engine.stop()
+            # What is there now stays; a collection that walked through it in the run would be a stall of 20 ms.
+            gc.collect()
+            gc.freeze()
+            if asked.get("news_s"):
+                news = asyncio.create_task(self._tell(name, engine, float(asked["news_s"])))
+            return {"job": name, "done": True, **await engine.play()}
+        except SteelyardError as error:
+            told = str(error)
+        except Exception as error:  # the process has to live on for the next job
+            told = f"{type(error).__name__}: {error}"
+        finally:
+            self._engine = None
+            if news is not None:
+                news.cancel()
+            gc.unfreeze()
+        return {"job": name, "error": " ".join(told.split())}
+
+    async def _tell(self, name: str, engine: Engine, every_s: float) -> None:
+        news = News(engine)
+        while True:
+            await asyncio.sleep(every_s)
+            self._answer({"job": name, "news": news.since_last(monotonic())})
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        os.write(self._answers, json.dumps(answer).encode() + b"\n")
+
+
+class News:
+    """What an engine has done since it was asked last."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._ended = 0
+        self._failed = 0
+        self._at_s = engine.job.start_s
+
+    def since_last(self, now_s: float) -> dict[str, float | int | None]:
+        """Counts so far, and figures of what has ended since; quantiles in seconds, None where nothing was answered."""
+        engine = self._engine
+        rows = np.frombuffer(engine.ledger.take(), dtype=REQUEST)
+        good = (rows["failure"] == Failure.NONE) & (rows["status"] < 400)
+        latency_s = (rows["end_s"] - rows["intended_s"])[good]
+        passed_s = max(now_s - self._at_s, 1e-9)
+        failed_now = int((~good).sum())
+        self._ended += len(rows)
+        self._failed += failed_now
+        self._at_s = max(now_s, self._at_s)
+        return {
+            "at_s": max(0.0, now_s - engine.job.start_s),
+            "sent": engine.sent,
+            "dropped": engine.dropped,
+            "ended": self._ended,
+            "failed": self._failed,
+            "failed_now": failed_now,
+            "per_s": len(latency_s) / passed_s,
+            "p50_s": float(np.quantile(latency_s, 0.5)) if len(latency_s) else None,
+            "p99_s": float(np.quantile(latency_s, 0.99)) if len(latency_s) else None,
+        }
+
+
+def main() -> int:
+    """Run the process; the exit status is 0 unless it breaks down."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what anybody prints must not mix with the answers
+    asyncio.run(Worker(answers).run())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Steelyard's loads for Locust: `locust -f harness/load/locustfile.py --profile spike --host http://127.0.0.1:8080`.
+
+With Locust's web page, without (`--headless`), or distributed (`--master`, `--worker`). docs/load.md tells more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+from locust import LoadTestShape, User, events, task
+from locust.argument_parser import LocustArgumentParser
+from locust.env import Environment
+from locust.event import EventHook
+from locust.exception import StopUser
+from locust.runners import LocalRunner, MasterRunner, Runner, WorkerRunner
+
+from harness.claims import PROTOCOLS, nearest
+from harness.load.conductor import Conductor
+from harness.load.messages import Plan
+from harness.load.player import Player
+from harness.load.profiles import PROFILES, load_of
+from harness.model import ClaimsError, SteelyardError
+
+DURATION_S = 30.0
+
+
+class Load(User):
+    """Stands for a player of the load in Locust's figures, or for a chat of the closed loop. Sends nothing itself.
+
+    A user of Locust ends when Locust says so; the requests under way and their records must not end with it.
+    """
+
+    player: ClassVar[Player | None] = None
+
+    @task
+    def wait_for_the_end(self) -> None:
+        """Be there as long as the run is."""
+        if self.player is not None:
+            self.player.over.wait()
+        raise StopUser
+
+
+class Shape(LoadTestShape):
+    """As many users as there are players or chats, until the run is over. Locust's page then asks for no number."""
+
+    conductor: ClassVar[Conductor | None] = None
+
+    def tick(self) -> tuple[int, float] | None:
+        """Users and how many to start in a second; None ends the test."""
+        conductor = self.conductor
+        if conductor is None or conductor.finished:
+            return None
+        options: Any = conductor.environment.parsed_options
+        users = max(options.chats, conductor.size, 1)
+        return users, users
+
+
+def add_arguments(parser: LocustArgumentParser) -> None:
+    """Steelyard's own options, on the command line and on Locust's page. `--profile` is Locust's, with our meaning."""
+    profile = parser._option_string_actions["--profile"]
+    profile.type, profile.default, profile.metavar = _profile, "steady", "NAME"
+    profile.help = f"The load to make: {', '.join(PROFILES)}"
+    add = parser.add_argument_group("Steelyard").add_argument
+    add("--rate", type=_above_0, default=50.0, metavar="PER_SECOND", help="Mean rate of requests per second")
+    add(
+        "--duration",
+        type=_number,
+        default=0.0,
+        metavar="SECONDS",
+        help=f"Length of the load; 0 takes Locust's --run-time, without it {DURATION_S:g}",
+    )
+    add("--seed", type=int, default=1, help="The same seed gives the same load")
+    add("--protocol", type=_protocol, default="http", help=f"Form of the requests: {', '.join(PROTOCOLS)}")
+    add("--records", default="", metavar="FILE", help="Write one record for every request to this file")
+    add("--chats", type=_count, default=0, help="Closed loop: so many chats, each waits for its answer. 0: open loop")
+    add("--think-time", type=_number, default=1.0, metavar="SECONDS", help="Mean time to think of a chat")
+
+
+def set_up(environment: Environment, runner: Runner, **_: Any) -> None:
+    """Make this process a conductor, a player, or both."""
+    options: Any = environment.parsed_options
+    if isinstance(runner, LocalRunner | MasterRunner):
+        # Locust would cut the load off at its run time, which begins before the load does; the load ends by itself.
+        options.duration = options.duration or options.run_time or DURATION_S
+        options.run_time = None
+        conductor = Shape.conductor = Conductor(environment, runner)
+        _listen(environment.events.test_start, partial(_begin, conductor))
+        _listen(environment.events.test_stopping, lambda **_: conductor.stop())
+    if isinstance(runner, LocalRunner | WorkerRunner):
+        player = Load.player = Player(environment, runner)
+        _listen(environment.events.test_start, lambda **_: player.expect())
+        _listen(environment.events.quitting, lambda **_: player.leave())
+
+
+def _listen(event: EventHook, listener: Callable[..., None]) -> None:
+    event.add_listener(listener)  # type: ignore[no-untyped-call]
+
+
+_listen(events.init_command_line_parser, add_arguments)
+_listen(events.init, set_up)
+
+
+def _begin(conductor: Conductor, environment: Environment, **_: Any) -> None:
+    options: Any = environment.parsed_options
+    try:
+        conductor.begin(_plan(environment), options.records)
+    except SteelyardError as error:
+        conductor.refuse(str(error))
+
+
+def _plan(environment: Environment) -> Plan:
+    """The plan of a run from Locust's options, as the command line or Locust's page has them. ClaimsError if bad."""
+    options: Any = environment.parsed_options
+    if not environment.host:
+        raise ClaimsError("--host is missing: expected http://HOST:PORT of the balancer")
+    load_of(options.profile, options.rate, options.duration)
+    return Plan(
+        run=0,
+        profile=options.profile,
+        rate_per_s=options.rate,
+        duration_s=options.duration,
+        seed=options.seed,
+        nonce=0,
+        url=environment.host,
+        protocol=options.protocol,
+        chats=options.chats,
+        think_s=options.think_time,
+        worker=0,
+        workers=1,
+    )
+
+
+def _profile(text: str) -> str:
+    if text not in PROFILES:
+        raise argparse.ArgumentTypeError(f"load profile {text!r} is unknown; {nearest(text, PROFILES)}")
+    return text
+
+
+def _protocol(text: str) -> str:
+    if text not in PROTOCOLS:
+        raise argparse.ArgumentTypeError(f"protocol {text!r} is unknown; {nearest(text, PROTOCOLS)}")
+    return text
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 0")
+    return value
+
+
+def _above_0(text: str) -> float:
+    value = _number(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 0")
+    return int(text)

@@ -1,0 +1,107 @@
+"""Loads in a process of its own, as JSON: what they cost and how late they were. Usage: ``locust_loops.py WHICH PORT``.
+
+WHICH ``open``: ``exact`` (an open loop as it is), ``naps`` (the same, waiting with gevent.sleep) and ``bare`` (the same
+as exact without records), in turns. ``closed``: ``chats`` (without time to think) and ``plain`` (bare FastHttpUser).
+"""
+
+import locust  # noqa: F401, I001  before anything else: it patches the interpreter
+
+import gc
+import json
+import sys
+import time
+from functools import partial
+
+import gevent
+import numpy as np
+from locust import FastHttpUser, constant, task
+from locust.env import Environment
+
+from harness.load import play as player
+from harness.load.job import Job
+from harness.load.pacing import Pacer
+from harness.load.play import Chats, Play
+from harness.load.wire import request_of
+from harness.model import Keys, Load, Stream
+
+TURNS = 6
+RATE, OPEN_REQUESTS = 1000.0, 300
+USERS, CLOSED_S = 16, 0.4
+LOAD = Load((Stream("load", 0.0, RATE, OPEN_REQUESTS, arrivals="poisson", keys=Keys(20)),))
+
+Figures = dict[str, float]
+
+
+def _job(port: str, chats: int = 0, load: Load = LOAD) -> Job:
+    return Job(load, 1, 5, f"http://127.0.0.1:{port}", 0.0, ("gpu-0",), "", chats=chats)
+
+
+def _open(kind: str, port: str) -> Figures:
+    environment = Environment()
+    environment.create_local_runner()
+    vars(player)["Pacer"] = partial(Pacer, use_timerfd=False) if kind == "naps" else Pacer
+    play = Play(_job(port), environment)
+    if kind == "bare":
+        play.ledger.add = lambda arrival, own, answer: None  # type: ignore[method-assign]
+    play.begin(time.monotonic() + 0.05)
+    before_s = time.process_time()
+    play.walk()
+    cost_s = time.process_time() - before_s
+    play.close()
+    late_s = np.array(play.ledger.lateness_s)
+    p50_s, p99_s = np.quantile(late_s, [0.5, 0.99])
+    return {"cost_s": cost_s / len(late_s), "p50_s": float(p50_s), "p99_s": float(p99_s), "sent": len(late_s)}
+
+
+def _closed(kind: str, port: str) -> Figures:
+    environment = Environment(user_classes=[_plain(port)])
+    runner = environment.create_local_runner()
+    load = Load((Stream("load", 0.0, RATE, round(CLOSED_S * RATE), keys=Keys(20)),))
+    chats = Chats(_job(port, USERS, load), environment)
+    before_s, began_s = time.process_time(), time.monotonic()
+    if kind == "chats":
+        chats.begin(began_s)
+        chats.walk()
+        chats.close()
+    else:
+        runner.start(USERS, spawn_rate=USERS)
+        gevent.sleep(CLOSED_S)
+        runner.quit()
+    requests = environment.stats.total.num_requests
+    assert not environment.stats.errors
+    cost_s, took_s = time.process_time() - before_s, time.monotonic() - began_s
+    return {"requests_per_s": requests / took_s, "cost_s": cost_s / requests}
+
+
+def _plain(port: str) -> type[FastHttpUser]:
+    arrival = Play(_job(port), Environment()).arrivals[0]
+    request = request_of(arrival, LOAD.key_carrier, 1, 5, "http")
+
+    class Plain(FastHttpUser):
+        host = f"http://127.0.0.1:{port}"
+        wait_time = constant(0)
+
+        @task
+        def ask(self) -> None:
+            self.client.post(request.path, data=request.body.decode(), headers=dict(request.headers))
+
+    return Plain
+
+
+def main() -> None:
+    """Run as the arguments say."""
+    which, port = sys.argv[1:]
+    make, kinds = (_open, ("exact", "naps", "bare")) if which == "open" else (_closed, ("chats", "plain"))
+    found: dict[str, list[Figures]] = {kind: [] for kind in kinds}
+    gc.collect()
+    gc.freeze()
+    for turn in range(TURNS + 1):
+        for kind in kinds:
+            figures = make(kind, port)
+            if turn:  # the first one fills caches
+                found[kind].append(figures)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""How exact the load is and what it costs, as ratios within one run: the machine and its other work matter little.
+
+Absolute figures are printed. `wrk`, where it is installed, is an outside witness of the server that counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from harness.records import read_requests
+from tests.harness.live.helpers import ROOT
+from tests.harness.load.locusts import locusts, serving
+
+LOOPS = Path(__file__).with_name("locust_loops.py")
+
+
+def in_turns(which: str) -> dict[str, list[dict[str, float]]]:
+    """What one process of `locust_loops.py` reports, turn by turn for each kind."""
+    with serving() as (url, _):
+        command = [sys.executable, str(LOOPS), which, url.rpartition(":")[2]]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, list[dict[str, float]]] = json.loads(done.stdout)
+    return told
+
+
+def best(found: dict[str, list[dict[str, float]]], name: str, kind: str) -> float:
+    """The least of a figure over all turns: what disturbs a turn only ever makes it later and dearer."""
+    return min(turn[name] for turn in found[kind])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
+def test_an_open_loop_is_four_times_as_exact_as_with_sleep_and_records_cost_little() -> None:
+    found = in_turns("open")
+    for kind in found:
+        late_ms, p99_ms, cost_us = (best(found, *of) for of in (("p50_s", kind), ("p99_s", kind), ("cost_s", kind)))
+        print(
+            f"{kind}: late by {late_ms * 1e3:.3f} ms, p99 {p99_ms * 1e3:.2f} ms; CPU {cost_us * 1e6:.0f} µs per request"
+        )
+    assert {turn["sent"] for turns in found.values() for turn in turns} == {300}
+    assert best(found, "p50_s", "exact") <= best(found, "p50_s", "naps") / 4
+    assert best(found, "cost_s", "exact") <= 1.06 * best(found, "cost_s", "bare")
+
+
+def test_a_closed_loop_keeps_up_with_bare_fast_http_users() -> None:
+    found = in_turns("closed")
+    rates = {kind: max(turn["requests_per_s"] for turn in turns) for kind, turns in found.items()}
+    rate, cost = rates["chats"] / rates["plain"], best(found, "cost_s", "plain") / best(found, "cost_s", "chats")
+    print(f"requests/s {rates}, ratio {rate:.2f}; requests per CPU second, ratio {cost:.2f}")
+    assert max(rate, cost) >= 0.85, found
+
+
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+def test_wrk_and_the_records_agree_with_the_count_of_the_server(tmp_path: Path) -> None:
+    out = tmp_path / "run.records"
+    options = ("--headless", "--only-summary", "--rate", "200", "--duration", "1", "--records", str(out), "--host")
+    with serving() as (url, _):
+        done = subprocess.run(["wrk", "-t1", "-c4", "-d1s", url], capture_output=True, text=True, timeout=60)
+        (told,) = map(int, re.findall(r"(\d+) requests in", done.stdout))
+        after_wrk = counted(url)
+        with locusts(tmp_path, alone=(*options, url)) as running:
+            assert running["alone"].ends() == 0, running["alone"].said
+        after_ours = counted(url)
+    assert 0 <= after_wrk - told <= 8  # those under way when wrk left, once on each of its connections
+    assert after_ours - after_wrk == len(read_requests(out)) == 200
+
+
+def counted(url: str) -> int:
+    """How many requests the server has seen."""
+    with urllib.request.urlopen(f"{url}/count", timeout=20) as answer:
+        return int(answer.read())

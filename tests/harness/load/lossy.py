@@ -1,0 +1,52 @@
+"""A run in one process whose messages get lost or come twice. Usage: ``python -m tests.harness.load.lossy URL FILE``.
+
+Prints which kinds were lost. To be run as a process of its own: it imports Locust.
+"""
+
+import locust  # noqa: F401, I001  before anything else: it patches the interpreter
+
+import sys
+from typing import Any
+
+import gevent
+from locust.env import Environment
+from locust.runners import LocalRunner
+
+from harness.load.conductor import Conductor
+from harness.load.messages import Plan
+from harness.load.player import Player
+
+
+class Lossy(LocalRunner):
+    """Loses the first, third, fifth message of each kind that carries records, and says records twice else."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.lost: list[str] = []
+        self._said: dict[str, int] = {}
+
+    def send_message(self, msg_type: str, data: Any = None, client_id: str | None = None) -> None:
+        """Pass the message on, or lose it."""
+        self._said[msg_type] = self._said.get(msg_type, 0) + 1
+        if msg_type in ("steelyard_records", "steelyard_done", "steelyard_ack") and self._said[msg_type] % 2:
+            self.lost.append(msg_type)
+            return
+        for _ in range(2 if msg_type == "steelyard_records" else 1):
+            super().send_message(msg_type, data, client_id)
+
+
+def main() -> None:
+    """Play 150 requests and write their records."""
+    environment = Environment()
+    environment.runner = runner = Lossy(environment)
+    conductor, _ = Conductor(environment, runner), Player(environment, runner)
+    plan = Plan(0, "steady", 100.0, 1.5, 1, 0, sys.argv[1], "http", 0, 0.0, 0, 1)
+    conductor.begin(plan, sys.argv[2])
+    with gevent.Timeout(60.0):
+        while not conductor.finished:
+            gevent.sleep(0.05)
+    print(*sorted(set(runner.lost)))
+
+
+if __name__ == "__main__":
+    main()

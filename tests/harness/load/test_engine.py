@@ -1,0 +1,190 @@
+"""The aiohttp engine: the tests of the Locust process, run against it, and what is its own.
+
+Both engines are processes that speak the same words and write the same records, so what holds for one is asked of the
+other by the very same tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import records
+from harness.content import Content
+from harness.load.engine import Engine
+from harness.load.job import Job
+from harness.model import Connections, Failure, Load, Method
+from tests.harness.load.conftest import NONCE, PATIENCE_S, LoadProcess, RawServer, Reply, Seen
+from tests.harness.load.test_worker import (  # noqa: F401
+    CHUNKED,
+    FULL,
+    assert_never_early,
+    failures,
+    stream,
+    test_a_bad_job_file_is_one_line,
+    test_a_close_on_a_used_connection_is_stale_and_not_sent_again,
+    test_a_connection_seen_closed_is_not_used_again,
+    test_a_job_ends_by_itself,
+    test_a_job_that_cannot_be_said_sends_nothing,
+    test_a_line_that_is_no_job,
+    test_an_update_and_its_kind,
+    test_descriptors_do_not_grow,
+    test_foreign_and_missing_tags_and_unknown_backends,
+    test_fresh_is_really_fresh,
+    test_one_connection_keeps_order,
+    test_open_loop_has_no_cap,
+    test_records_say_what_the_server_did,
+    test_refused,
+    test_reused_tells_first_from_later_requests_of_a_connection,
+    test_stop_in_the_middle,
+    test_stop_right_behind_the_job_is_not_lost,
+    test_two_thousand_a_second_lose_nothing,
+)
+
+ENGINE = "harness.load.engine_worker"
+
+
+@pytest.fixture(scope="module")
+def load_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadProcess]:
+    """The engine in the place of the Locust process."""
+    process = LoadProcess.start(tmp_path_factory.mktemp("engine"), ENGINE)
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "failure", "status"),
+    [
+        (Reply(then="reset"), Failure.RESET, 0),
+        (Reply(then="close"), Failure.CLOSED, 0),
+        (Reply(FULL + b"half", "close"), Failure.TRUNCATED, 200),
+        (Reply(FULL, "close"), Failure.TRUNCATED, 200),
+        (Reply(CHUNKED + b"4\r\nhalf\r\n", "close"), Failure.TRUNCATED, 200),
+        (Reply(b"HTTP/1.1 200 OK\r\nConte", "close"), Failure.CLOSED, 0),
+        (Reply(then="hang"), Failure.TIMEOUT, 0),
+        (Reply(FULL + b"half", "hang"), Failure.TIMEOUT, 200),
+        (Reply(b"no HTTP at all\r\n\r\n", "hang"), Failure.OTHER, 0),
+        (Reply(b"HTTP/1.1 200 OK\r\n\r\nuntil the end", "close"), Failure.NONE, 200),
+        (Reply(b"HTTP/1.1 100 Continue\r\n\r\n" + FULL + b"0123456789"), Failure.NONE, 200),
+        (Reply(CHUNKED + b"4\r\nhalf\r\n0\r\n\r\n"), Failure.NONE, 200),
+        (Reply(b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"), Failure.NONE, 302),
+    ],
+    ids=lambda value: value.name if isinstance(value, Failure) else None,
+)
+def test_each_ending_is_named_and_sent_once_here_too(
+    load_process: LoadProcess, server: RawServer, reply: Reply, failure: Failure, status: int
+) -> None:
+    server.reply = lambda _: reply
+    answer, rows = load_process.play(server.url, stream(6, 400.0, timeout_s=0.4 if reply.then == "hang" else 5.0))
+    assert failures(rows) == {failure}
+    assert set(rows["status"]) == {status}
+    assert len(server.seen) == answer["sent"] == 6
+    assert answer["failed"] == (0 if failure is Failure.NONE else 6)
+    assert_never_early(rows)
+
+
+@pytest.mark.parametrize("method", [Method.GET, Method.POST])
+def test_a_pool_whose_connections_are_dropped_repeats_nothing(
+    load_process: LoadProcess, server: RawServer, method: Method
+) -> None:
+    server.reply = lambda seen: Reply(then="close") if seen.nth else RawServer.ok(seen)
+    answer, rows = load_process.play(server.url, stream(60, 100.0, methods=(method,), connections=Connections.KEPT))
+    assert failures(rows) == {Failure.NONE, Failure.STALE_CONNECTION}
+    assert len(server.seen) == answer["sent"] == 60
+    assert len({seen.id for seen in server.seen}) == 60
+
+
+def test_news_tell_of_a_running_job(load_process: LoadProcess, server: RawServer) -> None:
+    def reply(seen: Seen) -> Reply:
+        if int(seen.id[-1], 16) % 2:
+            return RawServer.ok(seen)
+        return Reply(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
+
+    server.reply = reply
+    out = load_process.ask(server.url, stream(100, 100.0), news_s=0.1)
+    told = []
+    while "done" not in (answer := load_process.answer()):
+        told.append(answer["news"])
+    assert len(told) > 3
+    for before, after in pairwise(told):
+        assert after["failed"] == before["failed"] + after["failed_now"]
+        assert after["at_s"] > before["at_s"] and after["ended"] >= before["ended"] and after["sent"] >= after["ended"]
+    last = told[-1]
+    assert last["failed"] == pytest.approx(last["ended"] / 2, abs=1)
+    assert 0 < last["ended"] <= 100 == answer["sent"] and last["dropped"] == 0
+    good = [news for news in told if news["p50_s"] is not None]
+    assert good and all(0 < news["p50_s"] <= news["p99_s"] < 5.0 and news["per_s"] > 0 for news in good)
+    assert len(records.read_requests(out)) == 100
+
+
+def test_chats_are_refused(load_process: LoadProcess, server: RawServer) -> None:
+    load_process.ask(server.url, stream(4), chats=2)
+    assert "open loops only" in load_process.answer()["error"]
+    assert not server.seen
+
+
+def test_workers_share_a_job(load_process: LoadProcess, server: RawServer) -> None:
+    numbers = [
+        set(load_process.play(server.url, stream(20), worker=worker, workers=2)[1]["number"]) for worker in (0, 1)
+    ]
+    assert not numbers[0] & numbers[1] and numbers[0] | numbers[1] == set(range(20))
+
+
+def test_beyond_the_cap_arrivals_are_dropped_and_recorded(server: RawServer, tmp_path: Path) -> None:
+    server.reply = lambda _: Reply(then="hang")
+    load = Load((stream(20, 1000.0, timeout_s=0.3),))
+    job = Job(load, 1, NONCE, server.url, time.monotonic() + 0.1, (), str(tmp_path / "out"))
+
+    async def play() -> dict[str, Any]:
+        engine = Engine(job)
+        engine._most = 5
+        return await engine.play()
+
+    answer = asyncio.run(play())
+    rows = records.read_requests(tmp_path / "out")
+    assert (answer["sent"], answer["dropped"], answer["requests"]) == (5, 15, 20)
+    assert (rows["failure"] == Failure.NOT_SENT).sum() == 15
+
+
+def test_leaves_at_the_end_of_input_and_on_sigterm(tmp_path: Path, server: RawServer) -> None:
+    process = LoadProcess.start(tmp_path, ENGINE)
+    out = process.ask(server.url, stream(200, 10.0))
+    server.wait_for(1)
+    assert process.child.stdin
+    process.child.stdin.close()
+    assert process.child.wait(PATIENCE_S) == 0
+    assert len(records.read_requests(out)) == 200
+    process.close()
+    process = LoadProcess.start(tmp_path, ENGINE)
+    process.child.send_signal(signal.SIGTERM)
+    assert process.child.wait(PATIENCE_S) == 0
+    process.close()
+
+
+def test_a_stream_is_read_to_its_end(load_process: LoadProcess, server: RawServer) -> None:
+    def reply(seen: Seen) -> Reply:
+        server.connections[seen.connection].sendall(CHUNKED + b"4\r\none \r\n")
+        time.sleep(0.2)
+        return Reply(b"3\r\ntwo\r\n0\r\n\r\n")
+
+    server.reply = reply
+    _, rows = load_process.play(server.url, stream(3, 100.0))
+    assert failures(rows) == {Failure.NONE}
+    assert set(rows["bytes"]) == {7}
+    assert (rows["end_s"] - rows["first_byte_s"] > 0.15).all()
+
+
+def test_a_client_gives_up_when_its_arrival_says_so(load_process: LoadProcess, server: RawServer) -> None:
+    server.reply = lambda _: Reply(then="hang")
+    content = Content(abort_share=1.0, abort_after_s=0.2)
+    _, rows = load_process.play(server.url, stream(3, 100.0, content=content, timeout_s=15.0))
+    assert failures(rows) == {Failure.TIMEOUT}
+    waited_s = rows["end_s"] - rows["sent_s"]
+    assert (waited_s > 0.15).all() and (waited_s < 10.0).all()

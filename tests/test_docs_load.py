@@ -1,0 +1,61 @@
+"""The commands of docs/load.md and docs/deploy.md: run as they stand, or checked as far as there is no cluster here."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.live.ports import is_free
+from harness.load.thresholds import threshold_of
+from tests.test_readme import started
+
+ROOT = Path(__file__).parent.parent
+LOAD = (ROOT / "docs" / "load.md").read_text(encoding="utf-8")
+DEPLOY = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+COMMANDS = [line for text in re.findall(r"```console\n(.*?)```", LOAD, re.DOTALL) for line in text.splitlines()]
+
+
+def test_the_commands_of_the_load_page(tmp_path: Path) -> None:
+    fleet, balancer, *loads = COMMANDS
+    first = next(port for port in range(17_000, 18_000) if is_free(port) and is_free(port + 1))
+    ports = {"9001": str(first), "9002": str(first + 1)}
+
+    def here(command: str) -> str:
+        return re.sub("|".join(ports), lambda found: ports[found[0]], command)
+
+    with (
+        started(here(fleet), folder=tmp_path),
+        started(here(balancer), "--port", "0", "--no-admin", folder=tmp_path) as line,
+    ):
+        ports["http://127.0.0.1:8080"] = json.loads(line.removeprefix("ready "))["url"]
+        assert len(loads) == 2 and all(command.startswith("steelyard load ") for command in loads)
+        for command, shown in zip(loads, ("requests    ", "p50 <= 200ms holds at 100/s"), strict=True):
+            # Shorter than on the page, and without its limit: what a busy machine makes of it is no fault of the page.
+            words = shlex.split(here(command).replace("--duration 20", "--duration 1").replace("500ms", "30s"))
+            words[0] = str(Path(sys.executable).with_name(words[0]))
+            done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=90)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert shown in done.stdout
+            assert "written to steelyard-load.json" in done.stdout
+
+
+def test_the_thresholds_of_the_page_are_ones() -> None:
+    (table,) = re.findall(r"\| `--fail-if` \|.*?\n\n", LOAD, re.DOTALL)
+    written = [text for text in re.findall(r"`([^`]+)`", table) if "<" in text or ">" in text]
+    assert len(written) == 4
+    for text in written:
+        assert threshold_of(text).text == text
+
+
+def test_what_the_deploy_page_names_is_there() -> None:
+    for path in [*re.findall(r"\]\(\.\./([^)]+)\)", DEPLOY), *re.findall(r"(?:-k|-f) (deploy/\S+)", DEPLOY)]:
+        assert (ROOT / path).exists(), path
+    manifests = "\n".join(path.read_text() for path in (ROOT / "deploy").rglob("*.yaml"))
+    for kind, name in re.findall(r"(statefulset|deployment|service)/([\w-]+)", DEPLOY):
+        assert re.search(rf"kind: {kind}\nmetadata:\n  name: {name}\n", manifests, re.IGNORECASE), (kind, name)
+    for folder in re.findall(r"-k (\S+)", DEPLOY):
+        assert (ROOT / folder / "kustomization.yaml").is_file()

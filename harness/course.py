@@ -66,8 +66,8 @@ def _places(history: History) -> range:
 
 def _marks(history: History) -> Iterator[tuple[float, str]]:
     """When each step took effect, and when it was healed."""
-    for planned, seen in zip(history.scenario.timeline, history.steps, strict=False):
-        told = f"{told_kind(planned)} {planned.backend}"
+    for seen in history.steps:
+        told = f"{in_words(seen.kind)} {history.scenario.backend_ids[seen.backend]}"
         if not seen.took_effect:
             yield seen.asked_s, f"{told} (no effect)"
             continue
@@ -76,10 +76,9 @@ def _marks(history: History) -> Iterator[tuple[float, str]]:
             yield seen.healed_s, f"{told} over"
 
 
-def told_kind(step: Step) -> str:
+def in_words(kind: str) -> str:
     """A step's kind in words: "FailingStatus" is "failing status"."""
-    name = type(step).__name__
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind).strip()
 
 
 def settings_of(step: Step) -> str:
@@ -100,7 +99,8 @@ def plan_of(steps: Sequence[Step]) -> list[tuple[str, str, str, str]]:
     for step in sorted(steps, key=lambda step: step.at_s):
         for_s = getattr(step, "for_s", None)
         settings = settings_of(step)
-        what = f"{told_kind(step)} ({settings})" if settings else told_kind(step)
+        kind = in_words(type(step).__name__)
+        what = f"{kind} ({settings})" if settings else kind
         rows.append((f"{step.at_s:.2f} s", f"{for_s:.2f} s" if for_s else "", what, step.backend))
     return rows
 

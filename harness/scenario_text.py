@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache
@@ -46,6 +47,11 @@ def from_json(text: str) -> Scenario:
     for step in scenario.timeline:
         if step.backend not in known:
             raise ValueError(f"{type(step).__name__} of {step.backend!r}: {nearest(step.backend, known)}")
+        if not 0.0 <= step.at_s < math.inf:
+            raise ValueError(f"{type(step).__name__} of {step.backend!r}: at_s {step.at_s}: expected a time from 0 on")
+    for stream in scenario.load.streams:
+        if not 0.0 < stream.rate_per_s < math.inf:
+            raise ValueError(f"stream {stream.name!r}: rate_per_s {stream.rate_per_s}: expected a number above 0")
     return scenario
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.model import Scenario, Stream
-from harness.timeline import Step
+from harness.timeline import Membership, Step
 
 MOST_RUNS = 200
 FEWEST_REQUESTS = 4
@@ -41,10 +41,17 @@ class _Shrinker:
         self.runs = 0
         self._fails = fails
         self._most_runs = most_runs
+        self._always_members = _always_members(scenario)
         self._known: dict[str, bool] = {scenario.digest(): True}
 
     def try_(self, candidate: Scenario) -> bool:
-        """Whether `candidate` fails; each is played once. _SpentError if that would be one run too many."""
+        """Whether `candidate` fails; each is played once. _SpentError if that would be one run too many.
+
+        One that leaves the balancer without members, as no join comes any more, fails with any of them: it is no answer
+        unless the scenario was of that kind from the beginning.
+        """
+        if self._always_members and not _always_members(candidate):
+            return False
         key = candidate.digest()
         if key not in self._known:
             if self.runs >= self._most_runs:
@@ -83,6 +90,19 @@ def shrink(scenario: Scenario, fails: Fails, most_runs: int = MOST_RUNS) -> Shru
                 return Shrunk(shrinker.best, shrinker.runs, cut_short=False)
     except _SpentError:
         return Shrunk(shrinker.best, shrinker.runs, cut_short=True)
+
+
+def _always_members(scenario: Scenario) -> bool:
+    """Whether the changes of membership can be made, and there is somebody to send requests to after each."""
+    steps = sorted(scenario.timeline, key=lambda step: step.at_s)
+    changes = [step for step in steps if isinstance(step, Membership)]
+    try:
+        return all(
+            set(scenario.members(changes[:count])) - scenario.drained(changes[:count])
+            for count in range(len(changes) + 1)
+        )
+    except ValueError:  # one leaves that has left already
+        return False
 
 
 # --- steps ------------------------------------------------------------------------------------------------

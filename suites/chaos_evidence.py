@@ -119,14 +119,18 @@ def _enough(rate_per_s: float, until_s: float) -> int:
 
 
 def began_s(history: History) -> float | None:
-    """When the first step took effect; None if there was none."""
-    return min((step.effective_s for step in history.steps if step.took_effect), default=None)
+    """When the first step that took effect was asked for; None if there was none.
+
+    It may do harm from then on: live, a probe sees it only some time later.
+    """
+    return min((step.asked_s for step in history.steps if step.took_effect), default=None)
 
 
 def healed_s(history: History) -> float | None:
     """When the last step was over: healed, or (a change of membership) carried out. None if a fault never healed."""
     last_s = 0.0
-    for planned, seen in zip(history.scenario.timeline, history.steps, strict=False):
+    due = sorted(history.scenario.timeline, key=lambda step: step.at_s)  # as they were carried out
+    for planned, seen in zip(due, history.steps, strict=False):
         heals = is_fault(planned) and hasattr(planned, "for_s")
         ended_s = seen.healed_s if heals else seen.effective_s
         if np.isnan(ended_s):
@@ -138,6 +142,15 @@ def healed_s(history: History) -> float | None:
 def struck(history: History) -> tuple[int, ...]:
     """Numbers of the backends that the timeline strikes."""
     return tuple(sorted({step.backend for step in history.steps}))
+
+
+def sent_while_struck(history: History) -> Mask:
+    """Which requests were sent while some step was in force, or so shortly before that it could hit them."""
+    mask: Mask = np.zeros(len(history.requests), dtype=bool)
+    for step in history.steps:
+        until_s = history.scenario.end_s if np.isnan(step.healed_s) else step.healed_s
+        mask |= sent_between(history, step.asked_s - IN_FLIGHT_S, until_s)
+    return mask
 
 
 def was_used(history: History, backends: Sequence[int], until_s: float) -> bool:
@@ -197,14 +210,15 @@ def contained(history: History, claims: Claims) -> Findings:
     start_s, end_s, victims = began_s(history), healed_s(history), struck(history)
     if start_s is None or end_s is None or not was_used(history, victims, start_s):
         return
-    sent = int(sent_between(history, start_s - IN_FLIGHT_S, end_s).sum())
-    judged = sent_between(history, start_s - IN_FLIGHT_S, end_s + recovery_s(claims))
+    from_s, until_s = start_s - IN_FLIGHT_S, end_s + recovery_s(claims)
+    sent = int(sent_while_struck(history).sum())
+    judged = sent_between(history, from_s, until_s)
     lost = int(np.count_nonzero(judged & ~history.answered()))
     others = history.scenario.backends - len(victims)
     points = claims[Affinity].virtual_nodes if Affinity in claims else COARSE
     _, most = band(beta_binomial_pmf(sent, points * len(victims), points * others), 2 * PROGRAMME_ALPHA)
     note = f"{lost} lost; {sent} were sent while {len(victims)} of {history.scenario.backends} backends were struck"
-    yield held(lost <= most, start_s, lost, most, until_s=end_s, sample=sent, alpha=PROGRAMME_ALPHA, note=note)
+    yield held(lost <= most, from_s, lost, most, until_s=until_s, sample=sent, alpha=PROGRAMME_ALPHA, note=note)
 
 
 def nothing_lost(history: History, claims: Claims) -> Findings:
@@ -215,7 +229,7 @@ def nothing_lost(history: History, claims: Claims) -> Findings:
     lost = int(np.count_nonzero(~history.answered()))
     sent = len(history.requests)
     note = f"{lost} of {sent} lost"
-    yield held(lost == 0, start_s, lost, 0, until_s=history.scenario.end_s, sample=sent, note=note)
+    yield held(lost == 0, 0.0, lost, 0, until_s=history.scenario.end_s, sample=sent, note=note)
 
 
 # --- any programme ------------------------------------------------------------------------------------------

@@ -8,7 +8,11 @@ from harness.claims import Claims
 from harness.history import History
 from harness.model import Echo, Ending
 from harness.property import Findings, declare, held, undecided
+from harness.timeline import Kill, Restart
 from suites.scenarios import CALM, ENOUGH, steady
+
+ENDED_BY = (Kill.__name__, Restart.__name__)
+"""Steps that end a process in the middle of whatever it does."""
 
 
 @declare("integrity.answer-belongs-to-request", off=CALM, scenario=steady)
@@ -42,8 +46,15 @@ def answer_belongs_to_request(history: History, claims: Claims) -> Findings:
 
 
 def _unbacked(history: History) -> int:
-    """Answered requests without an answered attempt, at the backend that the answer names if it names one."""
-    attempts = history.attempts[(history.attempts["ending"] == Ending.ANSWERED) & (history.attempts["request"] >= 0)]
+    """Answered requests without an answered attempt, at the backend that the answer names if it names one.
+
+    A process that is killed may have sent an answer and not come to note it: there an open attempt is enough.
+    """
+    killed = [step.backend for step in history.steps if step.kind in ENDED_BY]
+    ending = history.attempts["ending"]
+    answered_there = ending == Ending.ANSWERED
+    answered_there |= (ending == Ending.OPEN) & np.isin(history.attempts["backend"], killed)
+    attempts = history.attempts[answered_there & (history.attempts["request"] >= 0)]
     pairs = set(zip(attempts["request"].tolist(), attempts["backend"].tolist(), strict=True))
     anywhere = {number for number, _ in pairs}
     answered = history.requests[history.answered()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +14,8 @@ import typer
 
 RANDOM = "random"
 READY_FILE = "steelyard-chaos-{seed}.json"
+NAME = re.compile(r"[a-z0-9-]+")
+"""Of a scenario: it becomes part of the names of properties."""
 
 
 def chaos(
@@ -43,7 +47,7 @@ def chaos(
     failed = 0
     with _worlds(where, toxiproxy) as worlds:
         for number, plan in plans:
-            failed += not _played(chosen, plan, number, where, worlds, out or Path())
+            failed += not _played(chosen, target, plan, number, where, worlds, out or Path())
     if runs > 1:
         print(f"{failed} of {runs} runs did not hold.")
     raise typer.Exit(1 if failed else 0)
@@ -122,11 +126,14 @@ def _read(path: Path) -> Any:
     from harness.scenario_text import from_json
 
     try:
-        return from_json(path.read_text(encoding="utf-8"))
+        known = from_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ClaimsError(f"--scenario {path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise ClaimsError(f"--scenario {path}: {error}") from None
+    if not NAME.fullmatch(known.name):
+        raise ClaimsError(f"--scenario {path}: name {known.name!r}: expected lower-case letters, digits and '-'")
+    return known
 
 
 # --- playing and judging ----------------------------------------------------------------------------------
@@ -148,8 +155,13 @@ def _worlds(world: Any, toxiproxy: str) -> Iterator[dict[Any, Any]]:
         yield {World.LIVE: session.play}
 
 
-def _played(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, Any], folder: Path) -> bool:
-    """Print the plan, play it, print outcomes and the course; shrink what failed in sim. Whether all held."""
+def _played(
+    target: Any, option: str, scenario: Any, seed: int, world: Any, worlds: dict[Any, Any], folder: Path
+) -> bool:
+    """Print the plan, play it, print outcomes and the course; shrink what failed in sim. Whether all held.
+
+    `option` is what `target` is called on the command line.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -173,7 +185,10 @@ def _played(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any,
     console.print()
     broken = [item for item, record in zip(under_any(scenario), records, strict=True) if record.outcome is Outcome.FAIL]
     if broken and world is World.SIM:
-        _shrunk(target, scenario, seed, broken[0].name, worlds, folder)
+        found = _shrunk(target, scenario, seed, broken[0].name, worlds)
+        path = _kept(found, folder, READY_FILE.format(seed=seed))
+        words = [*target.repeat_prefix(world), "steelyard", "chaos", "--target", option]
+        print(f"Play it again with: {shlex.join([*words, '--seed', str(seed), '--scenario', str(path)])}\n")
     return all(record.outcome in (Outcome.PASS, Outcome.UNSUPPORTED) for record in records)
 
 
@@ -190,11 +205,11 @@ def _plan(scenario: Any) -> Any:
     return table
 
 
-def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, Any], folder: Path) -> None:
-    """Shrink a scenario on which the property `name` fails, print what is left, and keep it as a file."""
+def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, Any]) -> Any:
+    """Shrink a scenario on which the property `name` fails, and print what is left."""
     from harness.judge import Judge
     from harness.model import World
-    from harness.scenario_text import to_json, to_python
+    from harness.scenario_text import to_python
     from harness.shrink import shrink
     from harness.verdict import Outcome
     from suites.chaos_evidence import under_any
@@ -211,7 +226,18 @@ def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, 
         f" {found.scenario.backends} backends in {found.runs} runs{told}; {name} still fails:\n"
     )
     print(to_python(found.scenario))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / READY_FILE.format(seed=seed)
-    path.write_text(to_json(found.scenario), encoding="utf-8")
-    print(f"Play it again with: steelyard chaos --target {target.name} --seed {seed} --scenario {path}\n")
+    return found.scenario
+
+
+def _kept(scenario: Any, folder: Path, name: str) -> Path:
+    """Write a scenario to a file of `folder`. ClaimsError if that cannot be done."""
+    from harness.model import ClaimsError
+    from harness.scenario_text import to_json
+
+    path = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_json(scenario), encoding="utf-8")
+    except OSError as error:
+        raise ClaimsError(f"--out {folder}: {path} cannot be written ({error.strerror})") from None
+    return path

@@ -67,9 +67,13 @@ class FaultWay:
             self._child = Child([binary, "-host", host, "-port", str(port)], workdir / "toxiproxy.log")
         else:
             parts = urlsplit(kind if "//" in kind else f"http://{kind}")
-            if parts.hostname not in ("127.0.0.1", "localhost") or parts.port is None:
+            try:
+                wanted = parts.port
+            except ValueError:  # no number, or too large a one
+                wanted = None
+            if parts.hostname not in ("127.0.0.1", "localhost") or wanted is None:
                 raise TargetError(f"--toxiproxy {kind}: expected embedded, real, or http://127.0.0.1:PORT")
-            host, port = "127.0.0.1", parts.port
+            host, port = "127.0.0.1", wanted
         self._proxy = FaultProxy(host, port)
         self._where = f"{host}:{port}"
 

@@ -50,7 +50,11 @@ class Generator:
         self._process = LoadProcess(Path(self._folder.name), engine)
 
     def __enter__(self) -> Generator:
-        self._process.await_ready()
+        try:
+            self._process.await_ready()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(

@@ -42,6 +42,8 @@ ANSWER_S = 0.2
 """What an answer may take on a busy machine beside the wait that a fault is to cause."""
 PACED_S = 0.05
 """The answer that is asked for through a narrow way is as long as this takes there, and its head on top."""
+TELLING_S = 0.05
+"""A wait that is taken for a fault's doing."""
 SLICES = 4
 NEARLY = 0.99
 """The fault proxy counts whole milliseconds."""
@@ -131,8 +133,10 @@ def bites(fault: ProcessFault | TransportFault, listener: Listener) -> bool:
             return seen.accepted and not seen.closed and not seen.length
         case Reset():
             return exchange(listener, look_s=CONNECT_S).reset
-        case Latency(latency_s=latency_s):  # where it jitters, about every second answer takes at least as long
-            wait_s = min(latency_s, LOOK_S)
+        case Latency(latency_s=latency_s, jitter_s=jitter_s):
+            # Every answer takes the least, but where that is next to nothing only every second tells: those beyond it.
+            least_s = latency_s - jitter_s
+            wait_s = min(least_s if least_s >= TELLING_S else latency_s, LOOK_S)
             return exchange(listener, look_s=wait_s).first_s >= wait_s * NEARLY
         case Bandwidth():
             return _is_narrow(listener, fault.kb_per_s * 1000)

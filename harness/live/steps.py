@@ -58,9 +58,9 @@ class Steps:
         )
 
     def check(self) -> None:
-        """HarnessError if one that is done with failed."""
+        """HarnessError if one that is done with failed. What was given up has not failed."""
         for work in self._work:
-            if work.done():
+            if work.done() and not work.cancelled():
                 work.result()
 
     def finish(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,7 +57,7 @@ class FaultBook:
         self._fleet = fleet
         self._seed = seed
         self._book: dict[tuple[str, str], Entry] = {}
-        self._turns: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._turns: dict[str, threading.RLock] = {}
         self._ended: dict[str, float] = {}
         self._closed = False
         self.failed: SteelyardError | None = None
@@ -77,7 +76,7 @@ class FaultBook:
         ClaimsError if what is in force already does not go with it, HarnessError if it can't be set.
         """
         name, kind = fault.backend, kind_of(fault)
-        with self._turns[name]:
+        with self._turn(name):
             self._check(fault)
             asked_s = time.monotonic()
             try:
@@ -114,7 +113,7 @@ class FaultBook:
         # Processes first: a paused one takes no other change.
         for entry in sorted(wanted, key=lambda item: not isinstance(item.fault, EXCLUSIVE)):
             name = entry.fault.backend
-            with self._turns[name]:
+            with self._turn(name):
                 if self._book.get((name, entry.kind)) is not entry:
                     continue  # it has just healed by itself
                 if isinstance(entry.fault, RequestFault) and (name, "pause") in self._book:
@@ -132,12 +131,15 @@ class FaultBook:
                 if entry.timer is not threading.current_thread():
                     entry.timer.join()
 
+    def _turn(self, name: str) -> threading.RLock:
+        """What serializes the faults of one backend. Made in one step, for two may ask at once."""
+        return self._turns.setdefault(name, threading.RLock())
+
     def _check(self, fault: Fault) -> None:
         name, kind = fault.backend, kind_of(fault)
         if self._closed:
             raise ClaimsError("steelyard up is ending")
-        there = [entry for (backend, _), entry in self._book.items() if backend == name]
-        for entry in there:
+        for entry in [item for item in self.entries() if item.fault.backend == name]:
             both = isinstance(entry.fault, EXCLUSIVE) and isinstance(fault, EXCLUSIVE)
             if entry.kind == kind or both:
                 raise ClaimsError(
@@ -153,7 +155,7 @@ class FaultBook:
     def _due(self, entry: Entry) -> None:
         """Its time is over. Runs in the thread of a timer."""
         name = entry.fault.backend
-        with self._turns[name]:
+        with self._turn(name):
             if self._closed or self._book.get((name, entry.kind)) is not entry:
                 return
             if isinstance(entry.fault, RequestFault) and (name, "pause") in self._book:

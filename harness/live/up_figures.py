@@ -71,7 +71,7 @@ class BackendSeen:
     """One backend from outside. `process`: alive, paused or dead. `membership`: "" (plain member), "left" and so on.
 
     `silent_s`: time since its last attempt, None if it never had one; `missed`: how many it would have had since then.
-    `faults` in words. `models`: names, loading ones with "..."; sizes in MB.
+    `faults` in words. `models`: names, those that are being loaded with that word behind; sizes in MB.
     """
 
     name: str

@@ -39,6 +39,15 @@ def test_marks_say_when_it_took_effect_and_when_it_was_over() -> None:
     assert course_of(replace(run(), steps=idle))["marks"] == [[1.0, "kill gpu-1 (no effect)"]]
 
 
+def test_marks_are_of_the_steps_that_were_seen() -> None:
+    """In whatever order the scenario names them, and where one was never carried out."""
+    leave = StepSeen("Leave", 0, 1.6, 1.65)
+    backwards = replace(SCENARIO, timeline=STEPS[::-1])
+    course = course_of(replace(run(), scenario=backwards, steps=(StepSeen("Kill", 1, 1.0, 1.1), leave)))
+    assert course["marks"] == [[1.1, "kill gpu-1"], [1.65, "leave gpu-0"]]
+    assert course_of(replace(run(), steps=(leave,)))["marks"] == [[1.65, "leave gpu-0"]]
+
+
 def test_nothing_sent_and_nothing_answered() -> None:
     rows = course_of(lost(run(), range(200)))["stretches"]
     assert all(row["lost"] == 25 and row["p50_ms"] is None for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import runpy
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,12 @@ def spoilt(**changes: Any) -> str:
     return json.dumps(document)
 
 
+def never_sent() -> str:
+    document = json.loads(spoilt())
+    document["load"]["streams"][0]["rate_per_s"] = 0.0
+    return json.dumps(document)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -69,6 +76,9 @@ def spoilt(**changes: Any) -> str:
         (spoilt(at="x"), "Kill has no 'at'; did you mean at_s"),
         (spoilt(at_s="soon"), "scenario.timeline[0].at_s: saw 'soon'"),
         (spoilt(backend="gpu-9"), "Kill of 'gpu-9'"),
+        (spoilt(at_s=-1.0), "Kill of 'gpu-1': at_s -1.0: expected a time from 0 on"),
+        (spoilt(at_s=math.nan), "Kill of 'gpu-1': at_s nan: expected"),
+        (never_sent(), "stream 'traffic': rate_per_s 0.0: expected a number above 0"),
     ],
 )
 def test_wrong_files_are_one_line(text: str, told: str) -> None:

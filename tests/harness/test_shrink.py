@@ -15,7 +15,7 @@ from harness.shrink import FEWEST_REQUESTS, Shrunk, shrink
 from harness.sim.world import play
 from harness.targets.python import PythonTarget
 from harness.targets.reference import ReferenceTarget
-from harness.timeline import Down, Kill, Latency, NotReady, Reset, Slow, Step
+from harness.timeline import Down, Join, Kill, Latency, Leave, NotReady, Reset, Slow, Step
 from harness.verdict import Outcome
 from suites.chaos_evidence import under, under_any
 
@@ -51,6 +51,20 @@ def test_one_step_is_enough() -> None:
 def test_two_steps_that_need_each_other() -> None:
     found = shrink(FULL, lambda scenario: {"Slow", "Kill"} <= set(kinds(scenario)) and requests(scenario) >= 100)
     assert kinds(found.scenario) == ["Slow", "Kill"]
+    assert 100 <= requests(found.scenario) < 120
+
+
+def test_nobody_is_left_without_members_who_had_some() -> None:
+    """The joins can go but for one: every balancer fails without anybody to send requests to."""
+    steps: list[Step] = []
+    for number in range(4):
+        name = f"gpu-{number}"
+        steps += [Leave(name, 1.0 + number * 0.3), Join(name, 1.2 + number * 0.3)]
+    changes = replace(FULL, timeline=tuple(steps))
+    found = shrink(changes, lambda scenario: kinds(scenario).count("Leave") == 4)
+    assert kinds(found.scenario).count("Join") == 1 and not found.cut_short
+    lonely = replace(FULL, timeline=tuple(step for step in steps if isinstance(step, Leave)))
+    found = shrink(lonely, lambda scenario: kinds(scenario).count("Leave") == 4 and requests(scenario) >= 100)
     assert 100 <= requests(found.scenario) < 120
 
 

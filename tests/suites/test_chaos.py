@@ -13,10 +13,20 @@ from harness.claims import Affinity, Backoff, Breaker, Claims, Ejection, Failove
 from harness.history import History, StepSeen
 from harness.model import Echo, Kind
 from harness.property import Held, Within, catalogue
-from harness.timeline import Kill
+from harness.timeline import Kill, Leave
 from harness.verdict import Outcome
 from suites import chaos, chaos_fleet
-from suites.chaos_evidence import AFTER_S, BEFORE_S, START_S, healed_s, over_s, recovery_s, under_any
+from suites.chaos_evidence import (
+    AFTER_S,
+    BEFORE_S,
+    START_S,
+    healed_s,
+    over_s,
+    recovery_s,
+    sent_while_struck,
+    under,
+    under_any,
+)
 from tests.suites.histories import history_of, outcome
 
 WITHIN_S = 1.0
@@ -77,6 +87,22 @@ def test_the_time_counts_from_the_heal_as_it_was() -> None:
     assert outcome(chaos.node_crash_recovers, replace(late, steps=steps), CLAIMS) is Outcome.PASS
 
 
+def test_harm_done_before_a_probe_saw_the_fault_is_the_faults() -> None:
+    """It was asked for half a second before it was seen."""
+    hurt = lost_between(crash(), BEFORE_S, BEFORE_S + 0.25)
+    steps = tuple(replace(step, effective_s=step.asked_s + 0.5) for step in hurt.steps)
+    assert outcome(chaos.node_crash_recovers, replace(hurt, steps=steps), CLAIMS) is Outcome.PASS
+    contained = outcome(chaos.node_crash_contained, lost_between(replace(hurt, steps=steps), BEFORE_S, 1.9), CLAIMS)
+    assert contained is Outcome.FAIL
+
+
+def test_steps_are_carried_out_in_order_of_time_however_they_are_written() -> None:
+    steps = (Leave("gpu-2", 2.0), Kill("gpu-1", BEFORE_S, 0.5))
+    scenario = under("x", steps, 3, CLAIMS)
+    seen = (StepSeen("Kill", 1, BEFORE_S, BEFORE_S, BEFORE_S + 0.5), StepSeen("Leave", 2, 2.0, 2.1))
+    assert healed_s(replace(history_of(scenario, lambda arrival: 0), steps=seen)) == 2.1
+
+
 def test_one_that_never_healed_says_nothing() -> None:
     steps = (StepSeen("Kill", 1, BEFORE_S, BEFORE_S),)
     assert outcome(chaos.node_crash_recovers, replace(crash(), steps=steps), CLAIMS) is Outcome.VACUOUS
@@ -119,6 +145,16 @@ def test_a_share_may_be_lost_and_no_more() -> None:
         assert outcome(chaos.node_crash_contained, lost_between(held, BEFORE_S, 99.0, most), CLAIMS) is due
 
 
+def test_only_what_was_sent_while_it_was_struck_may_be_lost() -> None:
+    """Away from 1.0 to 1.2 s and from 2.0 to 2.2 s: what was sent between does not count as struck."""
+    scenario = under("x", (Kill("gpu-1", 1.0, 0.2), Kill("gpu-1", 2.0, 0.2)), 3, CLAIMS)
+    history = healed(history_of(scenario, lambda arrival: arrival.number % 3))
+    sent_s = history.requests["sent_s"]
+    mask = sent_while_struck(history)
+    assert set(mask[(sent_s > 1.25) & (sent_s < 1.75)]) == {False}
+    assert set(mask[((sent_s > 1.0) & (sent_s < 1.15)) | ((sent_s > 2.0) & (sent_s < 2.15))]) == {True}
+
+
 def test_losses_long_after_it_are_for_another_check() -> None:
     assert outcome(chaos.node_crash_contained, lost_between(crash(), BOUND_S, 99.0), CLAIMS) is Outcome.PASS
 
@@ -135,6 +171,17 @@ def test_not_one_may_be_lost(item: object, scenario: object) -> None:
     history = healed(history_of(scenario(CLAIMS), lambda arrival: arrival.number % backends))  # type: ignore[operator]
     assert outcome(item, history, CLAIMS) is Outcome.PASS  # type: ignore[arg-type]
     assert outcome(item, lost_between(history, 1.0, 2.0, 1), CLAIMS) is Outcome.FAIL  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("second", [0, int(BOUND_S)])
+def test_losses_of_a_second_that_cannot_be_trusted_are_undecided(second: int) -> None:
+    """Every second that a loss is counted in plays a part, before the fault and after it."""
+    slack_s = np.zeros(int(crash().scenario.end_s) + 1)
+    slack_s[second] = 0.5
+    history = replace(lost_between(crash(), BEFORE_S - 0.1, BOUND_S), slack_s=slack_s)
+    assert outcome(chaos.node_crash_contained, replace(history, slack_s=0 * slack_s), CLAIMS) is Outcome.FAIL
+    assert outcome(chaos.node_crash_contained, history, CLAIMS) is Outcome.INCONCLUSIVE
+    assert outcome(chaos.grey_failure_nothing_lost, history, CLAIMS) is Outcome.INCONCLUSIVE
 
 
 # --- answers ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from harness.claims import Claims
-from harness.history import History
+from harness.history import History, StepSeen
 from harness.model import Echo, Ending
 from harness.property import Held, undecided
 from harness.verdict import Outcome
@@ -64,6 +64,21 @@ def test_an_answer_that_no_backend_gave_is_an_orphan() -> None:
     assert figures(replace(whole, attempts=whole.attempts[1:])) == [(True, 0, 1000), (False, 1, 1000)]
     whole.attempts["ending"][5] = Ending.CLIENT_GONE
     assert figures(whole) == [(True, 0, 1000), (False, 1, 1000)]
+
+
+def test_a_process_that_was_killed_may_not_have_noted_its_last_answer() -> None:
+    history = sound()
+    history.attempts["ending"][5] = Ending.OPEN
+    place = int(history.attempts["backend"][5])
+    assert figures(history) == [(True, 0, 1000), (False, 1, 1000)]
+    for kind, backend, orphans in (
+        ("Kill", place, 0),
+        ("Restart", place, 0),
+        ("Kill", place + 1, 1),
+        ("Down", place, 1),
+    ):
+        steps = (StepSeen(kind, backend, 1.0, 1.0, 2.0),)
+        assert figures(replace(history, steps=steps)) == [(True, 0, 1000), (not orphans, orphans, 1000)]
 
 
 def test_an_answer_that_another_backend_gave_is_an_orphan() -> None:

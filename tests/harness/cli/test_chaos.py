@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from harness.cli import app
-from harness.model import ClaimsError
+from harness.model import ClaimsError, Load, Scenario, Stream
 from harness.programmes import PROGRAMMES
+from harness.scenario_text import to_json
 from harness.swarm import KINDS
 
 SULKS = "python:tests.mutants.chaos:SulksAfterReset"
@@ -48,17 +50,25 @@ def test_runs_count_seeds_up_and_the_same_seed_is_the_same_run() -> None:
 
 
 def test_what_fails_is_shrunk_and_fails_again(tmp_path: Path) -> None:
-    words = ("--target", SULKS, "--seed", "1", "--runs", "3", "--without", ONLY, "--out", str(tmp_path))
-    done = chaos(*words)
+    file = tmp_path / "claims.toml"
+    file.write_text(
+        f'[balancer]\nname = "sulky"\npython = "{SULKS.removeprefix("python:")}"\n[claims.failover]\nwithin_s = 0.5\n'
+    )
+    words = ("--seed", "1", "--runs", "3", "--without", ONLY, "--out", str(tmp_path / "to keep"))
+    done = chaos("--target", str(file), *words)
     assert done.exit_code == 1, done.output
     found = re.findall(r"Shrunk to (\d+) of (\d+) steps, (\d+) requests and (\d) backends", done.output)
     assert found and all(int(steps) == 1 and int(requests) < 80 for steps, _, requests, _ in found)
     assert "SCENARIO = Scenario(" in done.output
-    ready = sorted(tmp_path.glob("*.json"))
+    ready = sorted((tmp_path / "to keep").glob("*.json"))
     assert len(ready) == len(found)
     seed = ready[0].stem.rpartition("-")[2]
-    again = chaos("--target", SULKS, "--seed", seed, "--scenario", str(ready[0]), "--out", str(tmp_path / "again"))
+    told = re.findall(r"Play it again with: PYTHONHASHSEED=\d+ steelyard chaos (.*)", done.output)
+    again = chaos(*shlex.split(told[0]), "--out", str(tmp_path / "again"))
     assert again.exit_code == 1 and "fail: chaos.random.recovers" in again.output, again.output
+    (tmp_path / "taken").write_text("")
+    kept = chaos(*shlex.split(told[0]), "--out", str(tmp_path / "taken"))
+    assert isinstance(kept.exception, ClaimsError) and "cannot be written" in str(kept.exception)
     assert "fail:" not in chaos("--seed", seed, "--scenario", str(ready[0])).output
 
 
@@ -76,6 +86,13 @@ def test_mistakes_are_one_line(words: tuple[str, ...], told: str) -> None:
     done = chaos(*words)
     assert isinstance(done.exception, ClaimsError)
     assert told in str(done.exception) and "\n" not in str(done.exception)
+
+
+def test_a_scenario_is_named_like_a_property(tmp_path: Path) -> None:
+    named = to_json(Scenario("Black Friday", 2, Load((Stream("traffic", 0.0, 100.0, 20),))))
+    (tmp_path / "x.json").write_text(named)
+    done = chaos("--scenario", str(tmp_path / "x.json"))
+    assert isinstance(done.exception, ClaimsError) and "'Black Friday': expected lower-case" in str(done.exception)
 
 
 def test_a_bad_file_is_one_line(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from harness.cli import app
 from harness.cli.load import _load
 from harness.cli.load_view import View, found_line, step_line
+from harness.load.profiles import PROFILES
 from harness.load.search import Search, Seen, Verdict, goal_of
 from harness.load.thresholds import threshold_of
 from harness.model import ClaimsError, Failure
@@ -55,7 +56,7 @@ def written(folder: Path) -> dict[str, Any]:
 def test_both_engines_play_the_same_load_and_write_the_same_files(url: str, tmp_path: Path) -> None:
     found = {}
     for engine in ("aiohttp", "locust"):
-        options = ("--profile", "spike", "--rate", "80", "--duration", "1.2", "--seed", "5", "--records", "all.bin")
+        options = ("--profile", "spike", "--rate", "40", "--duration", "2.4", "--seed", "5", "--records", "all.bin")
         bounds = ("--fail-if", "errors > 1%", "--fail-if", "p99 > 30s")
         done = load(tmp_path, *options, *bounds, "--engine", engine, "--target", url)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -66,12 +67,13 @@ def test_both_engines_play_the_same_load_and_write_the_same_files(url: str, tmp_
         assert "kept    errors > 1%: it is 0 %" in done.stdout
         assert "written to steelyard-load.json" in done.stdout
         told = written(tmp_path)
-        assert (told["profile"], told["rate_per_s"], told["engine"], told["target"]) == ("spike", 80.0, engine, url)
+        assert (told["profile"], told["rate_per_s"], told["engine"], told["target"]) == ("spike", 40.0, engine, url)
         assert told["figures"]["good"] == len(rows) and not told["interrupted"]
         assert [item["broken"] for item in told["thresholds"]] == [False, False]
-        assert done.stderr.splitlines()[0] == "spike, 80/s for 1.2 s"
+        assert done.stderr.splitlines()[0] == "spike, 40/s for 2.4 s"
         if engine == "aiohttp":
-            assert re.search(r"^1/1 s  \d+/s  p50 .* ms, p99 .* ms  0 failed$", done.stderr, re.MULTILINE), done.stderr
+            line = r"^[12]/2 s  \d+/s  p50 .* ms, p99 .* ms  0 failed$"
+            assert re.search(line, done.stderr, re.MULTILINE), done.stderr
     for column in ("number", "intended_s", "key", "kind", "method", "status", "echo", "failure", "stream"):
         assert (found["aiohttp"][column] == found["locust"][column]).all(), column
 
@@ -177,6 +179,13 @@ def refused(folder: Path, *words: str) -> str:
     return str(done.exception)
 
 
+def test_help_lists_the_profiles() -> None:
+    done = CliRunner().invoke(app, ["load", "--profile", "help"])
+    assert done.exit_code == 0, done.output
+    assert [line.split()[0] for line in done.output.splitlines()] == list(PROFILES)
+    assert "A rush of five times the usual rate" in done.output
+
+
 def test_nothing_listens(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         nowhere = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -192,6 +201,7 @@ def test_nothing_listens(tmp_path: Path) -> None:
         (("--profile", "spyke"), "did you mean"),
         (("--fail-if", "p99 > 5"), "no unit"),
         (("--protocol", "grpc"), "--protocol 'grpc' is unknown"),
+        (("--profile", "mixed", "--protocol", "openai"), "with --protocol openai: protocol openai knows POST"),
         (("--trace", "nowhere.csv"), "nowhere.csv"),
         (("--rate", "0"), "expected a number above 0"),
         (("--search", "p99 > 5ms"), "no upper bound"),

@@ -208,6 +208,7 @@ def test_a_terminal_gets_the_live_view(tmp_path: Path) -> None:
         (["--target", "ngin"], "no target 'ngin'; did you mean nginx?"),
         (["--gpu", "h100-80g"], "--gpu h100-80g --model llama-8b: unknown gpu"),
         (["--toxiproxy", "elsewhere:1"], "--toxiproxy elsewhere:1: expected embedded, real"),
+        (["--toxiproxy", "127.0.0.1:99999"], "--toxiproxy 127.0.0.1:99999: expected embedded, real"),
         (["--name", "a/b"], "--name 'a/b': expected"),
     ],
 )

@@ -116,3 +116,4 @@ def test_closing_gives_up_what_waits(steps: Steps, way: Way) -> None:
     steps.begin(1, Latency("gpu-0", 1.0, 0.1))
     steps.close()
     assert way.log == ["begin gpu-0"]
+    steps.check()  # what was given up has not failed

@@ -21,7 +21,23 @@ class Engine(StrEnum):
 
 
 Target = Annotated[str, typer.Option(metavar="URL", help="http://HOST:PORT of the balancer.")]
-Profile = Annotated[str, typer.Option(metavar="NAME", help="Shape of the load; `help` lists them.")]
+
+
+def _listed(profile: str) -> str:
+    """Show what loads there are, and leave, where that is asked for; else the name as it is."""
+    if profile != "help":
+        return profile
+    from harness.load.profiles import PROFILES
+
+    for one in PROFILES.values():
+        print(f"{one.name:<10} {one.about}")
+    raise typer.Exit
+
+
+Profile = Annotated[
+    # Eager: who asks what there is has no target yet.
+    str, typer.Option(metavar="NAME", help="Shape of the load; `help` lists them.", callback=_listed, is_eager=True)
+]
 Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Replay a trace (CSV, JSON lines) instead.")]
 Rate = Annotated[float | None, typer.Option(help="Requests per second on average; 50, or a trace's own.")]
 Duration = Annotated[
@@ -77,12 +93,12 @@ def load(
                 raise ClaimsError("--search chooses rates by itself; leave out --rate, --trace and --fail-if")
             found = _search(search, from_per_s, to_per_s, error_rate, duration)
             make = _flat(profile)
-            _prepare(out, records, protocol)
+            _prepare(out, records, profile, protocol)
             reach(target)
             code = _searched(found, make, profile, about, out)
         else:
             made, said = _load(profile, trace, rate, duration)
-            _prepare(out, records, protocol)
+            _prepare(out, records, profile if trace is None else "", protocol)
             reach(target)
             code = _played(made, said, thresholds, about, out, records)
     except HarnessError as error:
@@ -115,13 +131,23 @@ def _load(profile: str, trace: Path | None, rate_per_s: float | None, duration_s
     return made, {"trace": str(trace), "rate_per_s": stream.rate_per_s, "duration_s": stream.end_s}
 
 
-def _prepare(out: Path, records: Path | None, protocol: str) -> None:
-    """What can be known to be wrong before anything is sent."""
+def _prepare(out: Path, records: Path | None, profile: str, protocol: str) -> None:
+    """What can be known to be wrong before anything is sent. `profile`: empty for a trace."""
+    from harness.arrivals import draw
     from harness.claims import PROTOCOLS, nearest
+    from harness.load.profiles import PROFILES
+    from harness.load.wire import forms_of, request_of
     from harness.model import ClaimsError
 
     if protocol not in PROTOCOLS:
         raise ClaimsError(f"--protocol {protocol!r} is unknown; {nearest(protocol, PROTOCOLS)}")
+    if profile in PROFILES:
+        part = PROFILES[profile].make(100.0, 10.0)  # enough to have every form of request in it
+        try:
+            for arrival in forms_of(draw(part, 1)):
+                request_of(arrival, part.key_carrier, 1, 1, protocol)
+        except ValueError as error:
+            raise ClaimsError(f"--profile {profile} with --protocol {protocol}: {error}") from None
     for option, path in (("--out", out), ("--records", records)):
         if path is None:
             continue

@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 
 from harness.live.load import LoadProcess
 from harness.load.job import Job
-from harness.load.wire import NONCE_BITS, NUMBER_BITS
+from harness.load.profiles import planned
+from harness.load.wire import NONCE_BITS
 from harness.model import ClaimsError, HarnessError, Load
 from harness.records import Rows, read_requests
 
@@ -78,12 +79,10 @@ class Generator:
         the sending, and what is under way is cut off soon. HarnessError if the load process broke down, ClaimsError for
         a load of more requests than their numbers have room for.
         """
-        planned = sum(stream.requests for stream in load.streams)
-        if planned >= 1 << NUMBER_BITS:
-            raise ClaimsError(f"a load of {planned} requests: expected less than {1 << NUMBER_BITS}; make it shorter")
+        requests = planned(load)
         folder = Path(self._folder.name)
         out = folder / "requests.bin"
-        start_s = time.monotonic() + LEAD_S + LEAD_PER_REQUEST_S * planned
+        start_s = time.monotonic() + LEAD_S + LEAD_PER_REQUEST_S * requests
         job = Job(load, seed, secrets.randbelow(1 << NONCE_BITS), url, start_s, (), str(out), protocol)
         lasts_s = max((stream.end_s + stream.timeout_s for stream in load.streams), default=0.0)
         with _Interrupt() as interrupt:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -67,7 +68,8 @@ class Conductor:
         self.environment = environment
         self.runner = runner
         self.finished = False
-        self._runs = itertools.count()
+        # Workers outlive a master; what they still have to say of a run of another one must not count.
+        self._runs = itertools.count(secrets.randbits(NONCE_BITS))
         self._now: Performance | None = None
         self._pings: dict[str, tuple[float, float, float]] = {}
         for kind in TO_CONDUCTOR:
@@ -87,7 +89,12 @@ class Conductor:
         return len(now.receipts if now is not None and not now.ended.is_set() else self.players())
 
     def begin(self, plan: Plan, out: str) -> None:
-        """Start a run for all players that are there. `out` is the file to write, "" for none."""
+        """Start a run for all players that are there. `out` is the file to write, "" for none.
+
+        HarnessError if it cannot be written: the end of a long run is too late to find out.
+        """
+        if out and (Path(out).is_dir() or not os.access(Path(out).parent, os.W_OK)):
+            raise HarnessError(f"--records {out}: cannot be written; expected a file in a folder that can")
         self.finished = False
         players = self.players()
         plan = replace(plan, run=next(self._runs), nonce=secrets.randbits(NONCE_BITS), workers=len(players))
@@ -118,7 +125,9 @@ class Conductor:
             self._complain(now)
             start_s = monotonic() + LEAD_S + 4 * now.clock_error_s
             for player in now.receipts:
-                self._say(player, "go", run=now.plan.run, start_s=start_s + offsets[player])
+                # A stop before there was a plan was for a run that the player did not know.
+                kind = "stop" if now.stopping else "go"
+                self._say(player, kind, run=now.plan.run, start_s=start_s + offsets[player])
             now.began_unix_s = time.time() + start_s - monotonic()
             # Locust divides by the time since then, so it must be the load's own beginning.
             gevent.sleep(max(start_s - monotonic() - _LOOK_S, 0.0))

@@ -106,6 +106,11 @@ class Engine:
         """How many requests have been sent so far."""
         return len(self._sent)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more is to be sent."""
+        return self._stopped.is_set()
+
     def stop(self) -> None:
         """Send nothing more."""
         self._stopped.set()
@@ -135,7 +140,7 @@ class Engine:
             walk.cancel()  # it may be in the middle of a long wait
             stop.cancel()
             for lane in lanes.values():
-                lane.end(at_once=self._stopped.is_set())
+                lane.end()
 
     async def _walk(
         self,
@@ -169,16 +174,14 @@ class _Lane:
         self.client = engine.site.session(limit=1)
         self.queue: asyncio.Queue[tuple[Arrival, WireRequest, float] | None] = asyncio.Queue()
 
-    def end(self, at_once: bool) -> None:
-        """Let `work` return, at once after the answer that it waits for, or when everything queued is sent."""
-        while at_once and not self.queue.empty():
-            self.queue.get_nowait()
+    def end(self) -> None:
+        """Let `work` return when everything queued is sent."""
         self.queue.put_nowait(None)
 
     async def work(self) -> None:
-        """Send what is queued, one after the other, until `end`."""
+        """Send what is queued, one after the other, until `end`, or until the answer that a stop of the job meets."""
         free_s = -math.inf
-        while (ready := await self.queue.get()) is not None:
+        while (ready := await self.queue.get()) is not None and not self._engine.stopped:
             arrival, request, due_s = ready
             # Waiting for the answer before is no lateness of ours.
             await self._engine.send(self.client, arrival, request, max(due_s, free_s))

@@ -5,7 +5,8 @@ dropped, and what is recorded then would be the second attempt's. It follows no 
 
 Where the records differ from Locust's (`client`), because aiohttp's parser stands between the socket and us:
 `first_byte_s` is when the head was complete, an answer that ends within its head is CLOSED (or STALE_CONNECTION)
-instead of TRUNCATED, and bytes after the end of an answer close the connection without a word.
+instead of TRUNCATED, bytes after the end of an answer close the connection without a word, and of an answer that was
+cut off no bytes are kept, so that it counts as empty.
 """
 
 from __future__ import annotations

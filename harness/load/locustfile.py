@@ -22,7 +22,7 @@ from harness.claims import PROTOCOLS, nearest
 from harness.load.conductor import Conductor
 from harness.load.messages import Plan
 from harness.load.player import Player
-from harness.load.profiles import PROFILES, load_of
+from harness.load.profiles import PROFILES, load_of, planned
 from harness.model import ClaimsError, SteelyardError
 
 DURATION_S = 30.0
@@ -117,7 +117,7 @@ def _plan(environment: Environment) -> Plan:
     options: Any = environment.parsed_options
     if not environment.host:
         raise ClaimsError("--host is missing: expected http://HOST:PORT of the balancer")
-    load_of(options.profile, options.rate, options.duration)
+    planned(load_of(options.profile, options.rate, options.duration))
     return Plan(
         run=0,
         profile=options.profile,

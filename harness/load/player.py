@@ -42,6 +42,7 @@ class Player:
         self.runner = runner
         self.over = gevent.event.Event()
         self._run = -1
+        self._performing: gevent.Greenlet | None = None
         self._play: Play | Chats | None = None
         self._go: gevent.event.AsyncResult[float] = gevent.event.AsyncResult()
         self._stopped = gevent.event.Event()
@@ -82,7 +83,9 @@ class Player:
         self._stopped, self._go, self._thanked = gevent.event.Event(), gevent.event.AsyncResult(), gevent.event.Event()
         self._run = data["run"]
         self.over.clear()
-        gevent.spawn(self._perform, Plan(**data), self._go, self._stopped, self._thanked)
+        self._performing = gevent.spawn(
+            self._perform, self._performing, Plan(**data), self._go, self._stopped, self._thanked
+        )
 
     def _on_go(self, data: dict[str, Any]) -> None:
         if data["run"] == self._run:
@@ -103,11 +106,15 @@ class Player:
 
     def _perform(
         self,
+        before: gevent.Greenlet | None,
         plan: Plan,
         go: gevent.event.AsyncResult[float],
         stopped: gevent.event.Event,
         thanked: gevent.event.Event,
     ) -> None:
+        if before is not None:
+            before.join()  # its last batch must not be counted among those of this run
+            self.over.clear()
         try:
             play = _prepared(plan, self.environment)
         except Exception as error:

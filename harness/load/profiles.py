@@ -14,6 +14,7 @@ from typing import Any
 from harness.claims import nearest
 from harness.content import Content, LongTail, Sessions
 from harness.load import traces
+from harness.load.wire import NUMBER_BITS
 from harness.model import ClaimsError, Keys, Load, Method, Stream
 from harness.shapes import Bursts, Constant, Diurnal, OnOff, Poisson, Ramp, Shape, Spike, Step, expected
 
@@ -49,6 +50,14 @@ def load_of(name: str, rate_per_s: float, duration_s: float) -> Load:
     if name not in PROFILES:
         raise ClaimsError(f"load profile {name!r} is unknown; {nearest(name, PROFILES)}")
     return PROFILES[name].make(rate_per_s, duration_s)
+
+
+def planned(load: Load) -> int:
+    """How many requests `load` is expected to have. ClaimsError if their numbers have no room for so many."""
+    requests = sum(stream.requests for stream in load.streams)
+    if requests >= 1 << NUMBER_BITS:
+        raise ClaimsError(f"a load of {requests} requests: expected less than {1 << NUMBER_BITS}; make it shorter")
+    return requests
 
 
 def shaped(name: str, shape: Shape, **fields: Any) -> Stream:

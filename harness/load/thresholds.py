@@ -76,11 +76,14 @@ def threshold_of(text: str) -> Threshold:
         raise ClaimsError(f"threshold {text!r}: expected WHAT < NUMBER UNIT, as in 'p99 > 500ms' or 'errors > 1%'")
     words = found["what"].lower().split()
     unit, number = found["unit"], float(found["number"])
-    series = words.pop(0) if words and words[0] in SERIES else "latency"
+    named = bool(words) and words[0] in SERIES
+    series = words.pop(0) if named else "latency"
     if len(words) != 1:
         known = f"{series} {'or '.join(TIMES[:1])}" if not words else nearest(words[0], NAMES)
         raise ClaimsError(f"threshold {text!r}: {found['what']!r} is no figure; {known}")
     (what,) = words
+    if named and (what in SHARES or what == "throughput"):
+        raise ClaimsError(f"threshold {text!r}: {what} is no time, so that there is no {series} of it; leave that out")
     if what in SHARES:
         _expect(text, unit == "%", unit, "%", f"{what} > 1%")
         return Threshold(text, "", what, found["op"], number / 100.0)

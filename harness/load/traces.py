@@ -117,7 +117,7 @@ def _json_lines(path: Path, file: Iterable[str]) -> Iterator[Line]:
             continue
         try:
             values = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             values = None
         if not isinstance(values, dict):
             raise ClaimsError(f"{path}: line {number}: saw {_shown(line.strip())}, expected a JSON object on each line")
@@ -219,7 +219,7 @@ class _Reading:
         if isinstance(value, str):
             try:
                 value = json.loads(value) if value.strip() else []
-            except ValueError:
+            except (ValueError, RecursionError):
                 value = None
         if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise self._bad("blocks", "a list of whole numbers")

@@ -1,8 +1,8 @@
 """How exact the aiohttp engine is at 2,000 requests/s, against the same engine pacing with `asyncio.sleep`.
 
-Gates are ratios within one run of the best of interleaved rounds (noise only ever adds), and facts that no delay can
-change. Absolute figures are printed (``pytest -s``) and gate nothing: on a quiet machine the p99 of lateness is below
-2 ms, on a busy one anything.
+The gate is a ratio within one run of the best of interleaved rounds (noise only ever adds), beside facts that no delay
+can change. The rest is printed (``pytest -s``) and gates nothing: on a quiet machine the p99 of lateness is below 2 ms
+and .6 to .7 of asyncio.sleep's; on a busy one it is the scheduler's doing (.3 to 1.7).
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ RATE_PER_S, REQUESTS, ROUNDS = 2000.0, 1000, 8
 
 P50_AT_MOST = 0.75
 """Of asyncio.sleep's median; .33 to .5 measured, quiet and busy."""
-P99_AT_MOST = 1.3
-"""Of asyncio.sleep's p99; .6 to .7 measured. Most of it is the scheduler's doing, whatever the generator does."""
-UNFIT_MS = (1.5, 6.0)
-"""asyncio.sleep is .65 ms late at the median by rounding alone, 2 ms at p99. With even its best rounds beyond these,
-others had the processor, and what is compared is who got more of it."""
+UNFIT_MS = 1.5
+"""asyncio.sleep is .65 ms late at the median by rounding alone. With even its best round beyond this, others had the
+processor, and what is compared is who got more of it."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the timerfd that is measured is Linux's")
 
@@ -74,9 +72,8 @@ def test_lateness_at_two_thousand_a_second(url: str, tmp_path: Path) -> None:
     for name, rounds in late_ms.items():
         print(f"{name:6} lateness p50/p99 ms: " + ", ".join(f"{p50:.2f}/{p99:.2f}" for p50, p99 in rounds))
     best = {name: np.min(rounds, axis=0) for name, rounds in late_ms.items()}
-    if (best["sleep"] > UNFIT_MS).any():
-        pytest.skip(f"too busy a machine: asyncio.sleep was {best['sleep'].round(1)} ms late (p50, p99) at best")
+    if best["sleep"][0] > UNFIT_MS:
+        pytest.skip(f"too busy a machine: asyncio.sleep was {best['sleep'][0]:.1f} ms late (p50) at best")
     p50, p99 = best["engine"] / best["sleep"]
     print(f"ratios: p50 {p50:.2f}, p99 {p99:.2f}")
     assert p50 <= P50_AT_MOST
-    assert p99 <= P99_AT_MOST

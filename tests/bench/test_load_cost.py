@@ -47,7 +47,9 @@ def test_an_open_loop_is_four_times_as_exact_as_with_sleep_and_records_cost_litt
         )
     assert {turn["sent"] for turns in found.values() for turn in turns} == {300}
     assert best(found, "p50_s", "exact") <= best(found, "p50_s", "naps") / 4
-    assert best(found, "cost_s", "exact") <= 1.06 * best(found, "cost_s", "bare")
+    record_us = best(found, "record_s", "exact") * 1e6
+    print(f"a record: {record_us:.1f} µs")
+    assert 0 < record_us <= 0.06 * best(found, "cost_s", "exact") * 1e6
 
 
 def test_a_closed_loop_keeps_up_with_bare_fast_http_users() -> None:

@@ -72,6 +72,8 @@ def test_a_load_fails_where_the_condition_is_true(figures: Figures) -> None:
         ("latency p999x > 1s", "did you mean p99"),
         ("p100 > 1s", "did you mean p"),
         ("latency > 1s", "'latency' is no figure"),
+        ("ttft errors > 1%", "errors is no time, so that there is no ttft of it"),
+        ("latency throughput < 5/s", "throughput is no time"),
         ("p99 == 500ms", "expected WHAT < NUMBER UNIT"),
         ("p99 > fast", "expected WHAT < NUMBER UNIT"),
         ("", "expected WHAT < NUMBER UNIT"),

@@ -124,6 +124,8 @@ BAD = [
     ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1, "x"]}\n',
      "line 1, column 'hash_ids': saw [1, 'x'], expected a list of whole numbers"),
     ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 5, "model": ["x"]}\n', "expected a name"),
+    ("a.jsonl", "[" * 100_000, "a.jsonl: line 1: saw '[[["),
+    ("a.csv", f'time,input,output,hash_ids\n1,2,3,{"[" * 100_000}\n', "line 2, column 'hash_ids': saw '[[["),
 ]  # fmt: skip
 
 

@@ -1,0 +1,56 @@
+"""A Linux timerfd on CLOCK_MONOTONIC. Whoever waits for it, in asyncio or gevent, watches its descriptor."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import time
+
+# The numbers of <sys/timerfd.h>; `os.timerfd_create` begins with Python 3.13.
+_ABSTIME = 1
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+class Timerfd:
+    """A timer, set anew for every wait. Its `descriptor` is readable once the time has come. OSError without Linux."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(libc, "timerfd_create"):
+            raise OSError("no timerfd here; it is Linux's")
+        self.descriptor: int = libc.timerfd_create(time.CLOCK_MONOTONIC, _NONBLOCK | _CLOEXEC)
+        if self.descriptor < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create failed")
+        self._settime = libc.timerfd_settime
+        self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        self._wanted = _Itimerspec(_Timespec(0, 0), _Timespec(0, 0))
+
+    def set(self, due_s: float) -> None:
+        """Let it expire at `due_s` on CLOCK_MONOTONIC, never before, and forget what it was set to."""
+        # Rounded up, so that the clock has reached the deadline; 0 would switch the timer off.
+        value = self._wanted.value
+        value.seconds, value.nanoseconds = divmod(max(1, math.ceil(due_s * 1e9)), 1_000_000_000)
+        if self._settime(self.descriptor, _ABSTIME, ctypes.addressof(self._wanted), None) < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_settime failed")
+
+    def expired(self) -> bool:
+        """Whether it has expired since it was set; asked a second time it has not."""
+        try:
+            os.read(self.descriptor, 8)
+        except BlockingIOError:  # it was set anew after it had expired
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self.descriptor)

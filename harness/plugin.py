@@ -203,8 +203,7 @@ class Bench:
             return
         if self.stopped:
             session.exitstatus = 2
-            if self.config.pluginmanager.hasplugin("dsession"):
-                self.lines.append(self.stopped)
+            self.lines.append(f"steelyard: {self.stopped}")
         judged = [row for row in self.rows if row["outcome"] != "unsupported"]
         ran_none = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
         if self.stopped or self.config.option.collectonly or not (ran_none or exitstatus <= 1):

@@ -19,6 +19,10 @@ from reports.timeline import course_in, course_table
 CHAOS = "chaos."
 """Properties whose runs are told from beginning to end."""
 
+NOT_CLAIMED = "not claimed"
+UNKNOWN = "unknown"
+"""The version of a target that does not tell it."""
+
 STYLES = {
     Outcome.PASS: "green",
     Outcome.FAIL: "bold red",
@@ -62,7 +66,7 @@ def _print_courses(records: Sequence[Record], console: Console) -> None:
         if course is not None and record.history not in shown:
             shown.add(record.history)
             name = record.property.rpartition(".")[0]
-            console.print(Text(f"\n{name}[{record.world.value}], {record.target} {record.version}, seed {record.seed}"))
+            console.print(Text(f"\n{name}[{record.world.value}], {_balancer(record)}, seed {record.seed}"))
             console.print(course_table(course))
 
 
@@ -71,7 +75,7 @@ def render(records: Sequence[Record], console: Console) -> None:
 
     Where the table is too wide, what all records share goes into a line of its own, then bands are broken in two.
     """
-    targets = list(dict.fromkeys(f"{record.target} {record.version}" for record in records))
+    targets = list(dict.fromkeys(map(_balancer, records)))
     worlds = list(dict.fromkeys(record.world.value for record in records))
     shared: list[str] = []
     table = _table(records, shared, broken=False)
@@ -83,12 +87,20 @@ def render(records: Sequence[Record], console: Console) -> None:
         table = _table(records, shared, broken=True)
     told = {"target": targets[0], "world": worlds[0]}
     if shared:
-        console.print(Text(", ".join(f"{name} {told[name]}" for name in shared).capitalize()))
+        line = ", ".join(f"{name} {told[name]}" for name in shared)
+        console.print(Text(line[0].upper() + line[1:]))  # not `capitalize`, which lowers the rest
     console.print(table)
     for record in records:
         if record.first_try is not None:
             console.print(_repeated(record))
+    for reason, count in _unsupported(records).items():
+        console.print(Text(f"Unsupported, though claimed: {count} {reason}"))
     console.print(Text(_last_line(records)))
+
+
+def _balancer(record: Record) -> str:
+    """Name and version of the target, where it has said one."""
+    return record.target if record.version == UNKNOWN else f"{record.target} {record.version}"
 
 
 def _fits(table: Table, console: Console) -> bool:
@@ -101,7 +113,7 @@ def _table(records: Sequence[Record], shared: Sequence[str], broken: bool) -> Ta
     # A long name makes a long line rather than a cut name.
     table.add_column("property", no_wrap=True, min_width=max(len(item.property) for item in records))
     cells: dict[str, list[str]] = {
-        "target": [f"{item.target} {item.version}" for item in records],
+        "target": list(map(_balancer, records)),
         "world": [item.world.value for item in records],
     }
     for name in cells:
@@ -126,6 +138,15 @@ def _repeated(record: Record) -> Text:
     first = record.first_try
     told = f"; the first try was {first.outcome.value}: {first.reason}" if first is not None else ""
     return Text(f"{record.property}[{record.world.value}] was repeated at {record.time_scale:g}x the time scale{told}")
+
+
+def _unsupported(records: Sequence[Record]) -> Counter[str]:
+    """Why properties could not be judged that the target claims."""
+    return Counter(
+        record.reason
+        for record in records
+        if record.outcome is Outcome.UNSUPPORTED and not record.reason.startswith(NOT_CLAIMED)
+    )
 
 
 def _last_line(records: Sequence[Record]) -> str:

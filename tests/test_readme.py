@@ -46,6 +46,13 @@ FLEET = "mockgpu serve --backends 4 --gpu h100-80gb --model llama-8b"
 PICTURE = "mockgpu picture --out fleet.svg"
 BALANCER = "steelyard balancer --backend http://127.0.0.1:9001 --backend http://127.0.0.1:9002"
 FAULT_PROXY = "steelyard toxiproxy --port 8474"
+PAGES = {
+    "steelyard up --target nginx --backends 4": "up.md",
+    "steelyard fault add gpu-2 latency --latency-ms 800 --for 10s": "up.md",
+    "steelyard chaos --seed 7 --runs 20": "chaos.md",
+    "steelyard load --profile spike --rate 200 --duration 20 --target URL": "load.md",
+}
+"""Commands that stand on pages of their own, whose tests run them."""
 
 
 def block(kind: str, holding: str) -> str:
@@ -66,7 +73,13 @@ def run(command: str, *more: str, folder: Path = ROOT) -> subprocess.CompletedPr
 def test_every_command_is_known_here() -> None:
     known = INSTALLS | set(SHOWN) | set(JUDGED) | {GATEWAY, POLICY, PICTURE}
     assert set(COMMANDS) == known - {"steelyard run --target nginx"}
-    assert set(INLINE) <= known | {REAL_FAULTS, FLEET, BALANCER, FAULT_PROXY}
+    assert set(INLINE) <= known | {REAL_FAULTS, FLEET, BALANCER, FAULT_PROXY} | set(PAGES)
+
+
+@pytest.mark.parametrize("command", PAGES)
+def test_the_page_has_the_command(command: str) -> None:
+    page = (ROOT / "docs" / PAGES[command]).read_text(encoding="utf-8")
+    assert command.removesuffix("URL") in page
 
 
 def test_ci_installs_and_tests_as_the_readme_says() -> None:

@@ -23,9 +23,10 @@ def run(
     """Judge a target by all properties. Exit code: 0 all kept, 1 some not, 2 none could be judged."""
     words = [sys.executable, "-P", "-m", "pytest", "--pyargs", "suites"]
     values = {"target": target, "world": world, "seed": str(seed), "toxiproxy": toxiproxy}
-    values |= {"tolerate": tolerate, "nginx": nginx}
-    # In one word each: pytest takes a word of its own for a path until it knows the option.
-    words += [f"--{name}={value}" for name, value in values.items() if value]
+    values |= {name: value for name, value in (("tolerate", tolerate), ("nginx", nginx)) if value}
+    # In one word each: pytest takes a word of its own for a path until it knows the option. An empty target goes on as
+    # it is, and is refused: an unset variable must not have the reference judged instead.
+    words += [f"--{name}={value}" for name, value in values.items()]
     if select:
         words += ["-k", select]
     sys.stdout.flush()

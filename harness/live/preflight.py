@@ -51,16 +51,19 @@ def preflight(
     number = 0
     seen: dict[str, int] = {}
     refused: dict[str, int] = {}
-    last = "no request was answered"
+    answered = 0
+    last = ""
     pause_s = PAUSE_S
     while time.monotonic() < deadline_s:
         for _ in range(BATCH):
-            last = _probe(balancer.url, load, protocol, nonce, number) or last
+            failure = _probe(balancer.url, load, protocol, nonce, number)
+            answered += failure is None
+            last = f"; {failure}" if failure else last
             number += 1
             try:
                 balancer.check()
             except DiedError:
-                raise balancer.not_ready(f"it ended after {number} requests; {last}") from None
+                raise balancer.not_ready(f"it ended after {number} requests{last}") from None
         fleet.check()
         known = len(seen)
         for name in backends:
@@ -72,7 +75,8 @@ def preflight(
     missing = ", ".join(name for name in backends if name not in seen)
     answers = "".join(f"; {name} answered {status}" for name, status in refused.items() if name not in seen)
     raise balancer.not_ready(
-        f"{missing} not seen through it after {READY_S:.0f} s and {number} requests{answers}; {last}"
+        f"{missing} not seen through it after {READY_S:.0f} s and {number} requests, {answered} of them well answered"
+        f"{answers}{last or '; does its configuration name the addresses of these backends?'}"
     )
 
 

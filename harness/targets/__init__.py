@@ -34,8 +34,8 @@ def resolve(name: str, nginx: str | None = None) -> Target:
 
         return NginxTarget(nginx)
     raise ClaimsError(
-        f"no target {name!r}; {nearest(name, NAMES)} A claims file ends in .toml, Python code is"
-        " python:package.module:Class"
+        f"no target {name!r}; {nearest(name, NAMES)} (or a claims file, FILE.toml, or Python code,"
+        " python:package.module:Class)"
     )
 
 

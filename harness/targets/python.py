@@ -46,6 +46,10 @@ def _claims_of(spec: str, claims: object) -> Claims:
         return claims
     if isinstance(claims, tuple | list) and claims and all(isinstance(item, Feature) for item in claims):
         return Claims(features=tuple(claims))
+    if isinstance(claims, Feature):
+        raise ClaimsError(
+            f"target {spec!r}: claims = {claims!r} is one claim; expected a tuple, with a comma: ({claims!r},)"
+        )
     raise ClaimsError(
         f"target {spec!r} claims nothing: saw claims = {claims!r}; expected a class attribute such as"
         " claims = (Affinity(virtual_nodes=100),), or a claims file with [balancer] python = ..."

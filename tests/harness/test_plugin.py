@@ -300,6 +300,7 @@ def test_tolerate_turns_only_inconclusive_into_a_skip(suite: pytest.Pytester) ->
     ("words", "told"),
     [
         (["--target", "referense"], "no target 'referense'; did you mean reference?"),
+        (["--target="], "no target ''"),
         (["--target", "python:nowhere:Nobody"], "nowhere"),
         (["--target", "none.toml"], "none.toml: cannot be read"),
         (["--world", "life"], "--world 'life' is unknown; did you mean live?"),
@@ -357,7 +358,7 @@ def test_a_target_that_will_not_start_is_one_line(live: pytest.Pytester, workers
     (live.path / "refuse").touch()
     result = run(live, "mine", *workers)
     assert result.ret == 2
-    assert "nginx: configuration refused" in said(result)
+    assert "\nsteelyard: nginx: configuration refused" in said(result)
     assert "Traceback" not in said(result)
 
 

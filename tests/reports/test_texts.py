@@ -136,6 +136,21 @@ def test_the_summary_fits_and_cuts_no_name(width: int, targets: int) -> None:
     assert targets == 2 or "nginx 1.31.3" in told
 
 
+def test_an_unknown_version_is_left_out_and_names_keep_their_case() -> None:
+    record = replace(RECORD, target="python:least:LeastPicked", version="unknown")
+    told = " ".join(as_text([record], 60, colours=False).split())
+    assert "Target python:least:LeastPicked, world live" in told
+    assert "unknown" not in told
+
+
+def test_the_summary_says_why_what_is_claimed_could_not_be_judged() -> None:
+    reasons = ["cannot change membership", "cannot change membership", "not claimed: breaker"]
+    records = [replace(RECORDS[3], property=f"a.b.{number}", reason=reason) for number, reason in enumerate(reasons)]
+    told = " ".join(as_text(records, 100, colours=False).split())
+    assert "Unsupported, though claimed: 2 cannot change membership" in told
+    assert "breaker" not in told
+
+
 def test_the_summary_in_colours() -> None:
     assert "\x1b[1;31mfail" in as_text(RECORDS, 100, colours=True)
 

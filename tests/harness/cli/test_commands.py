@@ -49,6 +49,13 @@ def test_wrong_usage_is_exit_code_2(words: list[str]) -> None:
     assert steelyard(*words).returncode == 2
 
 
+def test_an_empty_target_is_refused() -> None:
+    """An unset variable must not have the reference judged in its balancer's place."""
+    done = steelyard("run", "--target", "", "-k", "affinity.repeat", "--world", "sim")
+    assert done.returncode == 2
+    assert "no target ''" in done.stdout + done.stderr
+
+
 def test_catalogue_as_json_has_a_row_for_every_property() -> None:
     rows = json.loads(steelyard("catalogue", "--format", "json").stdout)
     assert [row["name"] for row in rows] == [item.name for item in catalogue()]

@@ -58,6 +58,10 @@ class WronglyClaiming(LastPolicy):
     claims = ("failover",)  # type: ignore[assignment]
 
 
+class Commaless(LastPolicy):
+    claims = Failover(within_s=5.0)  # type: ignore[assignment]
+
+
 class NeedsSize(LastPolicy):
     def __init__(self, size: int) -> None:
         raise AssertionError("never called")
@@ -142,6 +146,7 @@ def test_shell_is_told_class_and_backends(here: str, tmp_path: Path) -> None:
     [
         ("ClaimlessPolicy", r"claims nothing: saw claims = \(\)"),
         ("WronglyClaiming", r"claims nothing: saw claims = \('failover',\)"),
+        ("Commaless", r"is one claim; expected a tuple, with a comma: \(Failover\(within_s=5.0\),\)"),
         ("NeedsSize", "cannot be made: TypeError: .*missing 1 required positional argument: 'size'"),
         ("NoBalancer", "lacks update_backends, report_result"),
         ("LastPolice", "no class LastPolice; did you mean LastPolicy"),

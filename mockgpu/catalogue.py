@@ -149,5 +149,9 @@ def _find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     except KeyError:
         from difflib import get_close_matches
 
-        near = get_close_matches(name, entries, n=3, cutoff=0.4) or sorted(entries)
-        raise SetupError(f"unknown {what} {name!r}, expected one of: {', '.join(near)}") from None
+        near = get_close_matches(name, entries, n=3, cutoff=0.4)
+        if not near:
+            raise SetupError(f"unknown {what} {name!r}; there are: {', '.join(sorted(entries))}") from None
+        *others, last = near
+        named = f"{', '.join(others)} or {last}" if others else last
+        raise SetupError(f"unknown {what} {name!r}; did you mean {named}? `mockgpu models` lists all") from None

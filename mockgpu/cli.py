@@ -67,19 +67,18 @@ def serve(
     except SetupError as error:
         _fail(str(error))
     if len(set(numbers)) < len(numbers) or not all(0 < number < 65536 for number in numbers):
-        _fail(f"ports {', '.join(map(str, numbers))}: expected different ones from 1 to 65535; check --ports")
+        given = "--ports" if ports else "--port and --backends"
+        _fail(f"ports {', '.join(map(str, numbers))}: expected different ones from 1 to 65535; check {given}")
     # Imported late: a web server is no use to those who only asked for help.
     from mockgpu.core import Options
     from mockgpu.fleet import FleetSettings, serve_until_signal
     from mockgpu.listening import PortError
     from mockgpu.members import MemberError
 
-    hint = _hint(made)
-    if hint:
-        print(hint, file=sys.stderr, flush=True)
+    options = Options(strict_models=strict_models)
+    settings = FleetSettings(made, numbers, host, control_port, token, processes, nonce, options=options)
     try:
-        options = Options(strict_models=strict_models)
-        serve_until_signal(FleetSettings(made, numbers, host, control_port, token, processes, nonce, options=options))
+        serve_until_signal(settings, _hint(made))
     except (PortError, MemberError) as error:
         _fail(str(error))
 

@@ -25,6 +25,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -224,12 +225,15 @@ def _problem(status: int, message: str) -> web.Response:
     return json_response(status, json.dumps({"error": message}).encode())
 
 
-def serve_until_signal(settings: FleetSettings) -> None:
-    """Run a fleet until SIGTERM or SIGINT; prints ``ready`` and JSON when all listens. Errors as in Fleet."""
-    asyncio.run(_serve(settings))
+def serve_until_signal(settings: FleetSettings, hint: str = "") -> None:
+    """Run a fleet until SIGTERM or SIGINT; prints ``ready`` and JSON when all listens. Errors as in Fleet.
+
+    ``hint`` is a line for people, told on standard error then; "" for none.
+    """
+    asyncio.run(_serve(settings, hint))
 
 
-async def _serve(settings: FleetSettings) -> None:
+async def _serve(settings: FleetSettings, hint: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
@@ -239,5 +243,7 @@ async def _serve(settings: FleetSettings) -> None:
         gc.collect()
         gc.freeze()
         data = {"backends": fleet.describe(), "control_port": fleet.control_port, "pid": os.getpid()}
+        if hint:
+            print(hint, file=sys.stderr, flush=True)
         print("ready", json.dumps(data), flush=True)
         await stop.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hmac
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -72,11 +73,16 @@ async def listen(runner: web.ServerRunner, host: str, port: int) -> int:
     try:
         site = web.TCPSite(runner, host, port, reuse_address=True, backlog=1024)
         await site.start()
+    except socket.gaierror as error:
+        raise PortError(f"host {host} is not known here ({error.strerror}); choose another host") from None
     except (OSError, OverflowError) as error:
+        # Newer Pythons pass over addresses of other machines, and say in the end that none was left, without a number.
+        if isinstance(error, OSError) and error.errno in (errno.EADDRNOTAVAIL, None):
+            raise PortError(f"host {host} is no address of this machine; choose another host") from None
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             problem = "is taken; stop what listens there or choose another port"
         else:
-            problem = f"can't be listened on ({error}); choose another host or port"
+            problem = f"can't be listened on ({error}); choose another port"
         raise PortError(f"port {port} on {host} {problem}") from None
     return int(runner.addresses[0][1])
 

@@ -15,7 +15,7 @@ BLOCKS: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTAL
 COMMANDS = [line for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
 
 BREAKS = "steelyard chaos --target python:sulks:Sulks --programme flapping --seed 3"
-AGAIN = "steelyard chaos --target python:sulks:Sulks --seed 3 --scenario steelyard-chaos-3.json"
+AGAIN = "steelyard chaos --target python:sulks:Sulks --seed 3 --scenario steelyard-chaos-flapping-3.json"
 HOLDS = {
     "pytest suites/chaos.py --world sim -v": "9 passed",
     "steelyard chaos --programme node-crash": "pass: chaos.node-crash.recovers",
@@ -49,7 +49,7 @@ def test_the_example_breaks_is_shrunk_and_breaks_again(tmp_path: Path) -> None:
 
 
 def test_a_bad_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    (tmp_path / "steelyard-chaos-3.json").write_text("{}")
+    (tmp_path / "steelyard-chaos-flapping-3.json").write_text("{}")
     done = run(AGAIN.replace("python:sulks:Sulks", "reference"), folder=tmp_path)
     assert done.returncode == 2 and not done.stdout
-    assert len(done.stderr.strip().splitlines()) == 1 and "steelyard-chaos-3.json" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and "chaos-flapping-3.json" in done.stderr

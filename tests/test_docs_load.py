@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from harness.live.ports import is_free
+from harness.load.profiles import LONG_S, PROFILES, load_of
 from harness.load.thresholds import threshold_of
 from tests.test_readme import started
 
@@ -49,6 +50,20 @@ def test_the_thresholds_of_the_page_are_ones() -> None:
     assert len(written) == 4
     for text in written:
         assert threshold_of(text).text == text
+
+
+def test_the_profiles_of_the_page_are_all_there_are() -> None:
+    (table,) = re.findall(r"\| `--profile` \|.*?\n\n", LOAD, re.DOTALL)
+    assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == ["--profile", *PROFILES]
+
+
+def test_the_timeouts_of_the_page() -> None:
+    (words,) = re.findall(r"A client waits 10 s for its whole answer \((.*?): 60 s", LOAD)
+    patient = {name: load_of(name, 50.0, 5.0).streams[0].timeout_s for name in PROFILES if name != "trace"}
+    assert {name for name, timeout_s in patient.items() if timeout_s != 10.0} | {"trace:FILE"} == set(
+        re.findall(r"`([^`]+)`", words)
+    )
+    assert set(patient.values()) == {10.0, LONG_S} and LONG_S == 60.0
 
 
 def test_what_the_deploy_page_names_is_there() -> None:

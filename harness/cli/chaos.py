@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 RANDOM = "random"
-READY_FILE = "steelyard-chaos-{seed}.json"
+READY_FILE = "steelyard-chaos-{name}-{seed}.json"
 NAME = re.compile(r"[a-z0-9-]+")
 """Of a scenario: it becomes part of the names of properties."""
 
@@ -25,9 +25,11 @@ def chaos(
     programme: Annotated[str, typer.Option(help="random, or the name of a programme such as node-crash")] = RANDOM,
     seed: Annotated[int, typer.Option(help="Seed of the first run; each further one counts up.", min=0)] = 1,
     runs: Annotated[int, typer.Option(help="How many runs, one seed each.", min=1)] = 1,
-    without: Annotated[str, typer.Option(help="Kinds never to draw, such as kill,reset")] = "",
+    without: Annotated[str, typer.Option(help="Kinds never to draw for random, such as kill,reset")] = "",
     seconds: Annotated[float, typer.Option(help="How long the programme lasts.", min=0.5, max=600.0)] = 4.0,
-    backends: Annotated[int, typer.Option(help="Size of the fleet, where the target can choose.", min=2, max=8)] = 4,
+    backends: Annotated[
+        int | None, typer.Option(help="Size of the fleet: 4, or as many as a claims file names.", min=2, max=8)
+    ] = None,
     world: Annotated[str, typer.Option(help="sim or live")] = "",
     scenario: Annotated[Path | None, typer.Option(help="Play the scenario of this file instead (JSON).")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for scenarios that fail.")] = None,
@@ -37,17 +39,22 @@ def chaos(
     """Print a plan, play it, and judge what must hold under any programme. Exit code: 0 all held, 1 something did not.
 
     A run that fails in sim is shrunk to the shortest list of faults and the smallest load that still fail, printed as
-    a scenario that can be pasted into a test, and kept as a file for --scenario.
+    a scenario that can be pasted into a test, and kept as a file for --scenario. That file is judged as it is.
     """
+    from harness.model import World
     from harness.targets import resolve
 
     chosen = resolve(target, nginx or None)
     where = _world(world, chosen)
+    _check_without(without, programme, scenario)
     plans = list(_plans(chosen, programme, seed, runs, _kinds(without, chosen), seconds, backends, scenario))
     failed = 0
     with _worlds(where, toxiproxy) as worlds:
         for number, plan in plans:
-            failed += not _played(chosen, target, plan, number, where, worlds, out or Path())
+            held, broken = _played(chosen, plan, number, where, worlds)
+            failed += not held
+            if broken and where is World.SIM and scenario is None:
+                _make_ready(chosen, target, plan, number, broken[0], worlds, out or Path())
     if runs > 1:
         print(f"{failed} of {runs} runs did not hold.")
     raise typer.Exit(1 if failed else 0)
@@ -69,6 +76,16 @@ def _world(name: str, target: Any) -> Any:
         can = " and ".join(sorted(item.value for item in target.worlds))
         raise ClaimsError(f"target {target.name} runs in {can} only; saw --world {name}")
     return chosen
+
+
+def _check_without(without: str, programme: str, scenario: Path | None) -> None:
+    """ClaimsError where --without is given for something that isn't drawn."""
+    from harness.model import ClaimsError
+
+    if without and scenario is not None:
+        raise ClaimsError("--without is for random programmes; leave it out with --scenario")
+    if without and programme != RANDOM:
+        raise ClaimsError(f"--without is for random programmes; leave it out with --programme {programme}")
 
 
 def _kinds(without: str, target: Any) -> frozenset[str]:
@@ -93,11 +110,12 @@ def _plans(
     runs: int,
     without: frozenset[str],
     seconds: float,
-    backends: int,
+    backends: int | None,
     file: Path | None,
 ) -> Iterator[tuple[int, Any]]:
     """Seed and scenario of each run. ClaimsError for a file or a name that won't do."""
     from harness.claims import nearest
+    from harness.cli.fleet_size import fleet_size
     from harness.model import ClaimsError, UnsupportedError
     from harness.programmes import PROGRAMMES
     from harness.swarm import random_programme
@@ -107,7 +125,7 @@ def _plans(
         raise ClaimsError(f"--programme {programme!r} is unknown; {nearest(programme, (RANDOM, *PROGRAMMES))}")
     known = _read(file) if file is not None else None
     try:
-        count = target.claims.fleet(backends)
+        count = target.claims.fleet(fleet_size(target, backends))
     except UnsupportedError as error:
         raise ClaimsError(f"target {target.name} {error}") from None
     names = tuple(f"gpu-{number}" for number in range(count))
@@ -155,18 +173,12 @@ def _worlds(world: Any, toxiproxy: str) -> Iterator[dict[Any, Any]]:
         yield {World.LIVE: session.play}
 
 
-def _played(
-    target: Any, option: str, scenario: Any, seed: int, world: Any, worlds: dict[Any, Any], folder: Path
-) -> bool:
-    """Print the plan, play it, print outcomes and the course; shrink what failed in sim. Whether all held.
-
-    `option` is what `target` is called on the command line.
-    """
+def _played(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, Any]) -> tuple[bool, list[str]]:
+    """Print the plan, play it, print outcomes and the course. Whether all held, and the properties that failed."""
     from rich.console import Console
     from rich.text import Text
 
     from harness.judge import Judge
-    from harness.model import World
     from harness.verdict import Outcome
     from reports.terminal import STYLES
     from reports.timeline import course_in, course_table
@@ -183,13 +195,8 @@ def _played(
         word = Text(f"{record.outcome.value}: ", style=STYLES[record.outcome])
         console.print(word + Text(f"{record.property}: {record.reason}", style=""))
     console.print()
-    broken = [item for item, record in zip(under_any(scenario), records, strict=True) if record.outcome is Outcome.FAIL]
-    if broken and world is World.SIM:
-        found = _shrunk(target, scenario, seed, broken[0].name, worlds)
-        path = _kept(found, folder, READY_FILE.format(seed=seed))
-        words = [*target.repeat_prefix(world), "steelyard", "chaos", "--target", option]
-        print(f"Play it again with: {shlex.join([*words, '--seed', str(seed), '--scenario', str(path)])}\n")
-    return all(record.outcome in (Outcome.PASS, Outcome.UNSUPPORTED) for record in records)
+    broken = [record.property for record in records if record.outcome is Outcome.FAIL]
+    return all(record.outcome in (Outcome.PASS, Outcome.UNSUPPORTED) for record in records), broken
 
 
 def _plan(scenario: Any) -> Any:
@@ -203,6 +210,21 @@ def _plan(scenario: Any) -> Any:
     for row in plan_of(scenario.timeline):
         table.add_row(*map(Text, row))
     return table
+
+
+def _make_ready(
+    target: Any, option: str, scenario: Any, seed: int, name: str, worlds: dict[Any, Any], folder: Path
+) -> None:
+    """Shrink a scenario on which the property `name` fails in sim, keep it as a file, and print how to play it.
+
+    `option` is what `target` is called on the command line.
+    """
+    from harness.model import World
+
+    found = _shrunk(target, scenario, seed, name, worlds)
+    path = _kept(found, folder, READY_FILE.format(name=scenario.name, seed=seed))
+    words = [*target.repeat_prefix(World.SIM), "steelyard", "chaos", "--target", option]
+    print(f"Play it again with: {shlex.join([*words, '--seed', str(seed), '--scenario', str(path)])}\n")
 
 
 def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, Any]) -> Any:

@@ -80,11 +80,11 @@ def clear(
 @fault.command()
 def kinds() -> None:
     """List all kinds with their options and what they do."""
-    from harness.live.fault_words import KINDS, usage_of
+    from harness.live.fault_words import KINDS, described, usage_of
 
     for name, kind in KINDS.items():
         print(f"{name} {usage_of(kind)}".rstrip())
-        print(f"    {(kind.__doc__ or '').splitlines()[0]}")
+        print(f"    {described(kind)}")
 
 
 def _ask(name: str, method: str, path: str, asked: dict[str, Any] | None = None) -> Any:

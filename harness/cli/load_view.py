@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -50,33 +50,49 @@ class View:
         if news is not None:
             self._line = news_line(news, self._duration_s)
         if self._bar is not None:
-            line = self._line or f"{at_s:.0f}/{self._duration_s:.0f} s"  # Locust tells no news
+            waiting = "waiting for answers" if at_s > self._duration_s else f"{at_s:.0f}/{self._duration_s:.0f} s"
+            line = self._line or waiting  # Locust tells no news
             self._bar.update(self._task, completed=min(at_s, self._duration_s), line=line)
         elif news is not None:
             print(self._line, file=sys.stderr, flush=True)
 
 
 def news_line(news: dict[str, Any], duration_s: float) -> str:
-    """One line of what an engine told (harness.load.engine_worker)."""
+    """One line of what an engine told (harness.load.engine_worker) of a load whose sending takes `duration_s`."""
+    begin = f"{news['at_s']:.0f}/{duration_s:.0f} s"
+    if news["at_s"] > duration_s:
+        left = news["sent"] - news["ended"]
+        begin = f"waiting for {left:,} answer{'s' if left != 1 else ''}"
     times = ", ".join(f"p{name[1:-2]} {_ms(news[name])}" for name in ("p50_s", "p99_s"))
     failed = f"{news['failed']:,} failed" + (f" (+{news['failed_now']:,})" if news["failed_now"] else "")
     dropped = f", {news['dropped']:,} not sent" if news["dropped"] else ""
-    return f"{news['at_s']:.0f}/{duration_s:.0f} s  {news['per_s']:.0f}/s  {times}  {failed}{dropped}"
+    return f"{begin}  {news['per_s']:.0f}/s  {times}  {failed}{dropped}"
 
 
-def summary_lines(figures: Figures) -> Iterator[str]:
-    """The summary of a load as text: counts, errors by kind, a table of times."""
+def summary_lines(figures: Figures, timeout_s: float) -> Iterator[str]:
+    """The summary of a load as text: counts, errors by kind, a table of times. `timeout_s`: how long clients waited."""
     share = "" if math.isnan(figures.error_share) else f" ({figures.error_share * 100:.3g} %)"
     unsent = f", {figures.not_sent:,} of {figures.planned:,} not sent" if figures.not_sent else ""
-    yield f"requests    {figures.sent:,} sent, {figures.good:,} good, {figures.failed:,} failed{share}{unsent}"
+    left = f", {figures.given_up:,} given up on purpose" if figures.given_up else ""
+    yield f"requests    {figures.sent:,} sent, {figures.good:,} good, {figures.failed:,} failed{share}{left}{unsent}"
     if figures.sent:
         yield f"throughput  {figures.throughput_per_s:.1f} good answers/s of {figures.offered_per_s:.1f} requests/s"
+    yield f"timeout     {timeout_s:g} s is the longest that a client waits for its whole answer"
     if figures.errors:
-        yield f"errors      {', '.join(f'{count:,} {kind}' for kind, count in figures.errors.items())}"
+        yield f"errors      {_counted(figures.errors)}"
     yield f"{'ms':<10}" + "".join(f"{name:>10}" for name in SHOWN_TIMES)
     for series in SERIES:
         cells = "".join(f"{_bare_ms(figures.time(series, name)):>10}" for name in SHOWN_TIMES)
         yield f"{LABELS[series]:<10}{cells}"
+
+
+def none_good_line(figures: Figures, timeout_s: float) -> str:
+    """Why no request of a load was good."""
+    if not figures.sent:
+        return f"no request was good: none was sent, of {figures.planned:,}"
+    left = {"given up on purpose": figures.given_up} if figures.given_up else {}
+    longer = f"; to wait longer than {timeout_s:g} s, give --timeout" if "timeout" in figures.errors else ""
+    return f"no request was good: {_counted({**figures.errors, **left})}{longer}"
 
 
 def threshold_line(threshold: Threshold, figures: Figures) -> str:
@@ -89,6 +105,10 @@ def threshold_line(threshold: Threshold, figures: Figures) -> str:
             return f"kept    {threshold.text}: it is {said}"
         case None:
             return f"BROKEN  {threshold.text}: nobody knows, as there was no request to tell"
+
+
+def _counted(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
 
 
 def _ms(value_s: float | None) -> str:
@@ -114,6 +134,11 @@ def found_line(search: Search) -> str:
     holds, broken, text = search.holds_per_s, search.broken_per_s, search.goal.text
     chance = f"chance of a wrong verdict at most {search.error_rate * 100:.3g} %"
     if holds is None:
+        useless = [seen for seen in search.seen if seen.why]
+        if broken is None and useless:
+            last = useless[-1]
+            advice = "take a larger bound or a quieter machine" if last.late else "begin lower with --from"
+            return f"{text} could not be decided at {search.from_per_s:.4g}/s: {last.why}; {advice} ({chance})"
         how = "is broken" if broken is not None and broken <= search.from_per_s else "could not be shown"
         return f"{text} {how} at {search.from_per_s:.4g}/s already; begin lower with --from ({chance})"
     if broken is None:

@@ -12,7 +12,9 @@ def up(
     target: Annotated[
         str, typer.Option(help="reference, nginx, a claims file (.toml), or python:package.module:Class")
     ] = "reference",
-    backends: Annotated[int, typer.Option(min=1, max=28, help="How many mock GPU servers.")] = 4,
+    backends: Annotated[
+        int | None, typer.Option(min=1, max=28, help="How many mock GPU servers: 4, or as many as a claims file names.")
+    ] = None,
     gpu: Annotated[str, typer.Option(help="A GPU of the catalogue (mockgpu models); quick ones by default.")] = "",
     model: Annotated[str, typer.Option(help="A model of the catalogue; a quick one by default.")] = "",
     rate: Annotated[float, typer.Option(min=0, help="Own load, in requests/s; 0: none, you send yours.")] = 20.0,
@@ -29,15 +31,17 @@ def up(
     All figures are seen from outside: in the backends' logs and by the clients of the own load. Faults are set with
     steelyard fault from another terminal.
     """
+    from harness.cli.fleet_size import fleet_size
     from harness.live.up import StageOptions
     from harness.live.up_run import run_up
     from harness.model import DiedError, HarnessError
     from harness.targets import resolve
 
-    options = StageOptions(backends, toxiproxy, gpu, model, models, rate, seed)
-    options.setup()  # a wrong name shows before anything is started
     try:
-        run_up(resolve(target, nginx or None), options, name, seconds, plain or not sys.stdout.isatty())
+        chosen = resolve(target, nginx or None)
+        options = StageOptions(fleet_size(chosen, backends), toxiproxy, gpu, model, models, rate, seed)
+        options.setup()  # a wrong name shows before anything is started
+        run_up(chosen, options, name, seconds, plain or not sys.stdout.isatty())
     except (HarnessError, DiedError) as error:
         print(f"steelyard: {' '.join(str(error).split())}", file=sys.stderr)
         raise typer.Exit(1) from None

@@ -25,6 +25,7 @@ from harness.target import (
 
 START_S = 15.0
 CHANGE_S = 10.0
+NOT_STARTED = "start it first, or give a [run] table so that Steelyard does"
 
 
 class Balancer:
@@ -69,7 +70,7 @@ class Balancer:
             if self._child is not None and self._child.status is not None:
                 raise TargetError(f"{self._target.name} does not start: {self._child.ending()}")
             if time.monotonic() > deadline_s:
-                told = self._child.telling_line() if self._child else "it was to be running already"
+                told = self._child.telling_line() if self._child else NOT_STARTED
                 raise TargetError(f"{self._target.name} does not listen at {self.url} after {START_S:.0f} s: {told}")
             time.sleep(0.01)
 

@@ -87,8 +87,17 @@ def usage_of(kind: type[Step]) -> str:
     return " ".join(item.usage if item.required else f"[{item.usage}]" for item in options_of(kind))
 
 
+def described(kind: type[Step]) -> str:
+    """What a kind does, in one line that calls options and other kinds what the command line calls them."""
+    names = {option.field: f"--{option.stem}" for option in options_of(kind)}
+    names |= {known.__name__: name for name, known in KINDS.items()}
+    return re.sub(r"`(\w+)`", lambda found: names[found[1]], (kind.__doc__ or "").splitlines()[0])
+
+
 def parse(backend: str, kind: str, words: Sequence[str]) -> Step:
     """The step that these words ask for (`at_s` 0). ClaimsError with the nearest valid names for anything wrong."""
+    if kind not in KINDS and backend in KINDS:
+        raise ClaimsError(f"backend first, then kind: steelyard fault add {' '.join([kind, backend, *words])}")
     if kind not in KINDS:
         raise ClaimsError(f"no fault {kind!r}; {nearest(kind, KINDS)}")
     options = options_of(KINDS[kind])

@@ -78,13 +78,16 @@ class FaultWay:
         self._where = f"{host}:{port}"
 
     def await_ready(self) -> None:
-        """Return when its control API answers. HarnessError if it does not."""
+        """Return when its control API answers. HarnessError if it does not; TargetError if it was to run already."""
         deadline_s = time.monotonic() + START_S
         host, _, port = self._where.rpartition(":")
         while not accepts(host, int(port)):
             self.check()
             if time.monotonic() > deadline_s:
-                raise HarnessError(f"no fault proxy answers at {self._where} after {START_S:.0f} s")
+                seen = f"no fault proxy answers at {self._where} after {START_S:.0f} s"
+                if self._child is None:
+                    raise TargetError(f"{seen}; start {REAL} there, or leave --toxiproxy out")
+                raise HarnessError(seen)
             time.sleep(0.01)
         self._do("ask its version", self._proxy.version)
 

@@ -9,8 +9,8 @@ import http.client
 import math
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from harness.timeline import Drain, Join, Leave, Membership, Weigh
 from mockgpu.catalogue import GPUS, Gpu, Model, Setup, SetupError, setup_of
 
 READY_S = 15.0
+LATE_S = 1.0
+"""A balancer that is not ready by then is said to be waited for."""
 QUICK = Setup(Gpu("quick", 2_000, 16, 256, update_s=0.002), Model("quick", 100, 0.2, 20_000.0, 0.002))
 """Backends for people to look at: some 35 ms to an answer, twenty models to a GPU, 0.2 s to load one."""
 
@@ -70,12 +72,22 @@ class _Server:
         return self.setup.to_json()
 
 
+@contextmanager
+def _told_if_late(line: str) -> Iterator[None]:
+    """Print a line if what is done inside takes longer than `LATE_S`."""
+    timer = threading.Timer(LATE_S, print, (line,), {"flush": True})
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # not in the midst of what is printed next
+
+
 class Stage:
     """Starts all in `workdir`; `stack` ends it. TargetError if the balancer does not start, HarnessError if we fail."""
 
     def __init__(self, target: Target, options: StageOptions, workdir: Path, stack: ExitStack) -> None:
-        if target.listen and options.backends > len(target.listen):
-            raise ClaimsError(f"--backends {options.backends}: {target.name} names {len(target.listen)} addresses")
         self.target = target
         self.options = options
         self._workdir = workdir
@@ -96,9 +108,10 @@ class Stage:
             self._way.open(name, self._listen[name], (HOST, self._block.backend(number)))
         self._balancer = Balancer(target, self._place())
         stack.callback(self._balancer.stop)
-        self._balancer.await_listening()
         self.url = self._balancer.url
-        self._await_answer()
+        with _told_if_late(f"waiting for {target.name} at {self.url}"):
+            self._balancer.await_listening()
+            self._await_answer()
         self.book = FaultBook(self._way, self._fleet, options.seed)
         stack.callback(self.book.close)
         self.fleet_control = self._block.fleet_control

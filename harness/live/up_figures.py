@@ -195,14 +195,16 @@ class Tail:
 
 
 def missed(own: Tail, others: Sequence[Tail], since_s: float) -> float:
-    """How many attempts a backend would have had since `since_s`, by its share before, or a fair one if it had none.
+    """How many attempts a backend would have had since `since_s`, by its share before; 0 if it had none.
 
+    Where it alone had attempts before, a fair share is taken: there is nothing to go by for what the others get now.
     `since_s` no earlier than the rows of the tails reach: those before the window are not counted.
     """
     since = sum(_after(tail.rows, since_s) for tail in others)
     before = sum(tail.count for tail in others) - since
-    odds = own.count / before if own.count and before > 0 else 1 / max(len(others), 1)
-    return since * odds
+    if not own.count:
+        return 0.0
+    return since * (own.count / before if before > 0 else 1 / max(len(others), 1))
 
 
 def _after(rows: Rows, at_s: float) -> int:

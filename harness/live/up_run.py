@@ -16,7 +16,7 @@ from harness.live.tidy import session_folder, take_sigterm
 from harness.live.up import Stage, StageOptions
 from harness.live.up_control import Control
 from harness.live.up_state import DEFAULT_NAME, Where, claimed
-from harness.live.up_view import banner, plain, view
+from harness.live.up_view import banner, plain, title_of, view
 from harness.live.up_watch import Watch
 from harness.target import Target
 
@@ -59,7 +59,7 @@ def _run(
     control = Control(stage)
     stack.callback(control.close)
     claim.tell(Where(os.getpid(), control.url, control.token))
-    title = f"{target.name} {target.version} over {options.backends} backends"
+    title = title_of(target.name, target.version, options.backends)
     shown = "" if name == DEFAULT_NAME else name
     example = stage.names[min(2, len(stage.names) - 1)]
     print(banner(title, stage.url, stage.admin, control.url, shown, example), flush=True)
@@ -69,7 +69,7 @@ def _run(
         _keep(stage, lambda: print(plain(watch.snapshot()), flush=True), PLAIN_S, end_s)
         return
     with Live(console=console, auto_refresh=False) as live:
-        _keep(stage, lambda: live.update(view(watch.snapshot(), title), refresh=True), VIEW_S, end_s)
+        _keep(stage, lambda: live.update(view(watch.snapshot(), title, console.width), refresh=True), VIEW_S, end_s)
 
 
 def _keep(stage: Stage, show: Callable[[], None], every_s: float, end_s: float | None) -> None:

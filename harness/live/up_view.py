@@ -12,7 +12,15 @@ from rich.text import Text
 from harness.live.up_figures import SILENT_S, TELLING, BackendSeen, Snapshot
 
 BAR = 5
+WORDS = 15
+"""So many characters wide the last column is at the least, as long as there is a column to leave out for it."""
 NOTHING = "-"
+UNKNOWN = "unknown"
+RATE, INSIDE, ERRORS, LATENCY, AT_CLIENT = "att./s", "in flight", "err./s", "p50/p99 ms", "at client"
+FIGURE = 9
+"""So wide is a column of figures at the most."""
+GAP = 2
+"""Between two columns, as the table is set up."""
 
 
 def state_of(seen: BackendSeen) -> tuple[str, str]:
@@ -21,10 +29,11 @@ def state_of(seen: BackendSeen) -> tuple[str, str]:
     parts += [f"faulted: {fault}" for fault in seen.faults]
     parts += [seen.membership] if seen.membership else []
     out = seen.membership == "left" or "draining" in seen.membership
-    silent = (seen.silent_s is None or seen.silent_s >= SILENT_S) and seen.missed >= TELLING
-    if silent and not out:
-        since = "yet" if seen.silent_s is None else f"for {math.floor(seen.silent_s)} s"
-        parts.append(f"no traffic {since}: ejected or open")
+    # One that never had traffic has no share by which it could miss some: that it gets none tells nothing.
+    silent_s = 0.0 if seen.silent_s is None else seen.silent_s
+    silent = not out and silent_s >= SILENT_S and seen.missed >= TELLING
+    if silent:
+        parts.append(f"no traffic for {math.floor(silent_s)} s: ejected or open")
     if parts:
         return "; ".join(parts), "red" if silent or seen.process != "alive" else "yellow"
     if seen.attempts.errors:
@@ -32,22 +41,28 @@ def state_of(seen: BackendSeen) -> tuple[str, str]:
     return ("healthy", "green") if seen.attempts.started or seen.attempts.in_flight else ("idle", "dim")
 
 
-def view(snapshot: Snapshot, title: str) -> RenderableType:
-    """The whole view: `title`, a row for each backend, and a line for all."""
+def title_of(name: str, version: str, backends: int) -> str:
+    """What is up, in a few words; a version that is not known is left out."""
+    return f"{name if version == UNKNOWN else f'{name} {version}'} over {backends} backends"
+
+
+def view(snapshot: Snapshot, title: str, width: int) -> RenderableType:
+    """The whole view for `width` characters: `title`, a row for each backend, and a line for all."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0, 0, 1))
+    bar, figures = _columns(snapshot, width)
     table.add_column("backend", no_wrap=True)
     table.add_column("share", no_wrap=True)
-    for heading in ("att./s", "in flight", "err./s", "p50/p99 ms"):
-        table.add_column(heading, justify="right", max_width=9)
-    if snapshot.client is not None:
-        table.add_column("at client", justify="right", max_width=9)
+    for heading in figures:
+        table.add_column(heading, justify="right", max_width=FIGURE)
     table.add_column("seen from outside")
     memories = Table.grid(padding=(0, 2))
     for _ in range(2):
         memories.add_column(no_wrap=True, overflow="ellipsis")
     for seen in snapshot.backends:
         words, colour = state_of(seen)
-        table.add_row(*_cells(seen, snapshot), Text(words, colour))
+        cells = _cells(seen, snapshot)
+        share = f"{seen.share:4.0%}" + (f" {'█' * round(seen.share * bar):<{bar}}" if bar else "")
+        table.add_row(Text(seen.name), Text(share), *(cells[heading] for heading in figures), Text(words, colour))
         memories.add_row(Text(seen.name), Text(memory(seen) or NOTHING))
     head = f"{title}, up for {snapshot.up_s:.0f} s; figures of the last {snapshot.window_s:.0f} s"
     parts: list[RenderableType] = [
@@ -109,20 +124,30 @@ def banner(target: str, url: str, admin: str | None, control: str, name: str, ex
     return "\n".join(lines)
 
 
-def _cells(seen: BackendSeen, snapshot: Snapshot) -> list[Text]:
-    bar = "█" * round(seen.share * BAR)
+def _columns(snapshot: Snapshot, space: int) -> tuple[int, list[str]]:
+    """How long a whole bar is, and the headings of the figures that fit beside it and the words about each backend."""
+    kept = [RATE, INSIDE, ERRORS, LATENCY] + ([AT_CLIENT] if snapshot.client is not None else [])
+    bar = BAR
+    for dropped in ("", LATENCY, AT_CLIENT):  # the bar first
+        widths = [len("backend"), max(len("share"), 5 + bar), *(min(len(heading), FIGURE) for heading in kept)]
+        taken = sum(width + GAP for width in widths)
+        if taken + WORDS <= space:
+            break
+        bar = 0
+        kept = [heading for heading in kept if heading != dropped]
+    return bar, kept
+
+
+def _cells(seen: BackendSeen, snapshot: Snapshot) -> dict[str, Text]:
+    """The figures of a backend by their headings."""
     attempts = seen.attempts
-    cells = [
-        Text(seen.name),
-        Text(f"{seen.share:4.0%} {bar:<{BAR}}"),
-        Text(_rate(attempts.started, snapshot)),
-        Text(str(attempts.in_flight)),
-        Text(_rate(attempts.errors, snapshot), "red" if attempts.errors else ""),
-        Text(_latencies(attempts.p50_s, attempts.p99_s)),
-    ]
-    if snapshot.client is not None:
-        cells.append(Text(_latencies(seen.client.p50_s, seen.client.p99_s)))
-    return cells
+    return {
+        RATE: Text(_rate(attempts.started, snapshot)),
+        INSIDE: Text(str(attempts.in_flight)),
+        ERRORS: Text(_rate(attempts.errors, snapshot), "red" if attempts.errors else ""),
+        LATENCY: Text(_latencies(attempts.p50_s, attempts.p99_s)),
+        AT_CLIENT: Text(_latencies(seen.client.p50_s, seen.client.p99_s)),
+    }
 
 
 def _rate(count: int, snapshot: Snapshot) -> str:

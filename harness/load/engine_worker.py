@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from harness.load.engine import Engine
+from harness.load.figures import gave_up, is_good, leaving_early
 from harness.load.job import Job
-from harness.model import Failure, SteelyardError
+from harness.model import SteelyardError
 from harness.records import REQUEST
 
 
@@ -118,6 +119,7 @@ class News:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._leaving = leaving_early(engine.arrivals)
         self._ended = 0
         self._failed = 0
         self._at_s = engine.job.start_s
@@ -126,10 +128,10 @@ class News:
         """Counts so far, and figures of what has ended since; quantiles in seconds, None where nothing was answered."""
         engine = self._engine
         rows = np.frombuffer(engine.ledger.take(), dtype=REQUEST)
-        good = (rows["failure"] == Failure.NONE) & (rows["status"] < 400)
+        good = is_good(rows)
         latency_s = (rows["end_s"] - rows["intended_s"])[good]
         passed_s = max(now_s - self._at_s, 1e-9)
-        failed_now = int((~good).sum())
+        failed_now = int((~good & ~gave_up(rows, self._leaving)).sum())
         self._ended += len(rows)
         self._failed += failed_now
         self._at_s = max(now_s, self._at_s)

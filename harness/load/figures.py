@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.model import Failure
+from harness.arrivals import Arrival, draw
+from harness.model import Failure, Load
 from harness.records import Rows
 
 Times = npt.NDArray[np.float64]
@@ -38,7 +39,9 @@ _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """Figures of one load. `sent` are `good` or `failed`; `not_sent` the planned ones that never left.
+    """Figures of one load. `sent` are `good`, `failed` or `given_up`; `not_sent` the planned ones that never left.
+
+    `given_up` are those whose clients left early on purpose, as the load has it; they are no errors.
 
     `sending_s` is from second 0 to when the last one sent was due, `span_s` to the end of the last good answer, if
     that is later; `offered_per_s` counts in the first, `throughput_per_s` in the second. `errors` counts
@@ -49,6 +52,7 @@ class Figures:
     sent: int
     good: int
     failed: int
+    given_up: int
     not_sent: int
     sending_s: float
     span_s: float
@@ -84,7 +88,7 @@ class Figures:
 
     def summary(self) -> dict[str, Any]:
         """The same as JSON: times in seconds, None where there is none."""
-        counts = {name: getattr(self, name) for name in ("planned", "sent", "good", "failed", "not_sent")}
+        counts = {name: getattr(self, name) for name in ("planned", "sent", "good", "failed", "given_up", "not_sent")}
         rates = {
             name: _known(getattr(self, name)) for name in ("sending_s", "span_s", "offered_per_s", "throughput_per_s")
         }
@@ -95,10 +99,13 @@ class Figures:
         return {**counts, **rates, "error_share": _known(self.error_share), "errors": dict(self.errors), **times}
 
 
-def figures_of(rows: Rows) -> Figures:
-    """The figures of request rows (harness.records.REQUEST), those never sent among them."""
+def figures_of(rows: Rows, leaving: Collection[int] = ()) -> Figures:
+    """The figures of request rows (harness.records.REQUEST), those never sent among them.
+
+    `leaving`: numbers of the requests whose clients give up on purpose, see `leaving_early`.
+    """
     sent = rows[rows["failure"] != Failure.NOT_SENT]
-    good = is_good(sent)
+    good, given_up = is_good(sent), gave_up(sent, leaving)
     answered = sent[good]
     own_pace = sent[(sent["connection"] < 0) & ~np.isnan(sent["sent_s"])]  # others wait for their one connection
     sending_s = float(sent["intended_s"].max()) if len(sent) else 0.0
@@ -106,11 +113,12 @@ def figures_of(rows: Rows) -> Figures:
         planned=len(rows),
         sent=len(sent),
         good=len(answered),
-        failed=len(sent) - len(answered),
+        failed=len(sent) - len(answered) - int(given_up.sum()),
+        given_up=int(given_up.sum()),
         not_sent=len(rows) - len(sent),
         sending_s=sending_s,
         span_s=max(sending_s, float(answered["end_s"].max())) if len(answered) else sending_s,
-        errors=_errors(sent[~good]),
+        errors=_errors(sent[~good & ~given_up]),
         times_s={
             "latency": answered["end_s"] - answered["intended_s"],
             "service": answered["end_s"] - answered["sent_s"],
@@ -124,6 +132,24 @@ def is_good(rows: Rows) -> npt.NDArray[np.bool_]:
     """Which requests were answered whole, with a status below 400."""
     good: npt.NDArray[np.bool_] = (rows["failure"] == Failure.NONE) & (rows["status"] < 400)
     return good
+
+
+def gave_up(rows: Rows, leaving: Collection[int]) -> npt.NDArray[np.bool_]:
+    """Which requests ended because their client, one of `leaving`, waited no longer, as it meant to."""
+    among = np.isin(rows["number"], np.array(sorted(leaving), dtype=np.int64))
+    left: npt.NDArray[np.bool_] = (rows["failure"] == Failure.TIMEOUT) & among
+    return left
+
+
+def leaving_early(arrivals: Iterable[Arrival]) -> frozenset[int]:
+    """Numbers of the arrivals whose clients give up before their timeout."""
+    return frozenset(arrival.number for arrival in arrivals if arrival.patience_s < arrival.timeout_s)
+
+
+def leaving_of(load: Load, seed: int) -> frozenset[int]:
+    """The same of a load played with this seed; draws it again only if there are such clients."""
+    some = any(stream.content is not None and stream.content.abort_share > 0 for stream in load.streams)
+    return leaving_early(draw(load, seed)) if some else frozenset()
 
 
 def quantile_of(what: str) -> float | None:

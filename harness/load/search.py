@@ -131,7 +131,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen at a rate, all its runs together. `why`: our own fault that made the last run useless."""
+    """What was seen at a rate, all its runs together. `why`: our own fault that made the last run useless.
+
+    `late`: that the generator was late itself is (one of) them.
+    """
 
     rate_per_s: float
     requests: int
@@ -139,6 +142,7 @@ class Seen:
     factor: float
     verdict: Verdict
     why: str = ""
+    late: bool = False
 
 
 @dataclass(slots=True)
@@ -197,7 +201,9 @@ class Search:
         if verdict is not Verdict.HOLDS and (why := self._useless(counted)):
             verdict, self._values = Verdict.OPEN, before  # our own fault can only make a balancer look worse
         exceeding = int((values > bound_s).sum())
-        seen = Seen(step.rate_per_s, len(values), exceeding, spread_factor(values, bound_s), verdict, why)
+        spread = spread_factor(values, bound_s)
+        late = bool(why) and self._too_late(counted)
+        seen = Seen(step.rate_per_s, len(values), exceeding, spread, verdict, why, late)
         if verdict is Verdict.OPEN and step.look < (MOST_USELESS if why else LOOKS):
             more = step.requests if why or step.look == 1 else 2 * step.requests
             self._step = Step(step.rate_per_s, more, step.look + 1)
@@ -212,11 +218,12 @@ class Search:
         unsent = int((rows["failure"] == Failure.NOT_SENT).sum())
         if unsent:
             return f"{unsent} requests could not be sent"
-        sent = rows[~np.isnan(rows["sent_s"])]
-        late_s = float(np.quantile(sent["sent_s"] - sent["intended_s"], 0.99)) if len(sent) else 0.0
-        if self.goal.series and late_s > MOST_LATE * self.goal.bound_s:
-            return f"the generator was {late_s * 1e3:.3g} ms late itself"
+        if self._too_late(rows):
+            return f"the generator was {_lateness_s(rows) * 1e3:.3g} ms late itself"
         return ""
+
+    def _too_late(self, rows: Rows) -> bool:
+        return bool(self.goal.series) and _lateness_s(rows) > MOST_LATE * self.goal.bound_s
 
     def _first_look(self, rate_per_s: float) -> Step:
         requests = max(2.0 * least_sample(self.goal.allowed, self.level), rate_per_s * self.least_s)
@@ -237,3 +244,9 @@ class Search:
         gaps = [(ends[place + 1] / ends[place], place) for place in range(0, len(ends), 2)]
         ratio, place = max(gaps)
         return None if ratio <= 1.0 + self.precision else math.sqrt(ends[place] * ends[place + 1])
+
+
+def _lateness_s(rows: Rows) -> float:
+    """How late requests left, at the 99th percentile, in seconds; 0 if none did."""
+    sent = rows[~np.isnan(rows["sent_s"])]
+    return float(np.quantile(sent["sent_s"] - sent["intended_s"], 0.99)) if len(sent) else 0.0

@@ -21,7 +21,12 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[FleetSettings]:
     """The fleets that would have been served."""
     asked: list[FleetSettings] = []
-    monkeypatch.setattr("mockgpu.fleet.serve_until_signal", asked.append)
+
+    def note(settings: FleetSettings, hint: str) -> None:
+        asked.append(settings)
+        print(hint, end="", file=sys.stderr)
+
+    monkeypatch.setattr("mockgpu.fleet.serve_until_signal", note)
     return asked
 
 
@@ -29,11 +34,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[FleetSettings]:
     ("arguments", "seen"),
     [
         (["serve", "--gpu", "h100"], "h100-80gb"),
+        (["serve", "--gpu", "l4-24gb"], "did you mean a100-40gb or h200-141gb? `mockgpu models` lists all"),
+        (["serve", "--gpu", "xxyyzz"], "there are: a100-40gb, a100-80gb"),
         (["serve", "--model", "lama-8b"], "llama-8b"),
         (["serve", "--setup", "/nowhere.json"], "/nowhere.json"),
         (["serve", "--ports", "9001,x"], "9001,9002"),
-        (["serve", "--ports", "9001,9001"], "different"),
-        (["serve", "--port", "65530", "--backends", "10"], "65535"),
+        (["serve", "--ports", "9001,9001"], "to 65535; check --ports"),
+        (["serve", "--port", "65530", "--backends", "10"], "to 65535; check --port and --backends"),
         (["serve", "--port", "many"], "--port"),
         (["serve", "--time-scale", "0"], "more than 0"),
         (["serve", "--nonsense"], "--nonsense"),

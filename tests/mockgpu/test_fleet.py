@@ -301,4 +301,31 @@ def test_a_taken_port_is_one_line_and_exit_code_2(tmp_path: Path, options: tuple
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert f"port {port} on 127.0.0.1 is taken" in line
+    assert "loads when" not in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [("nohost.invalid", "host nohost.invalid is not known here"), ("192.0.2.7", "host 192.0.2.7 is no address of")],
+)
+def test_a_host_that_is_none_is_named(host: str, told: str) -> None:
+    done = subprocess.run([*SERVE, "--host", host, "--port", "29201"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"mockgpu: {told}") and "port" not in line
+
+
+def test_long_loads_are_told_once_it_listens() -> None:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "mockgpu", "serve", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served:
+        assert served.stdout and served.stdout.readline().startswith("ready ")
+        served.terminate()
+        _, error = served.communicate(timeout=60)
+    (line,) = error.splitlines()
+    assert line.startswith("mockgpu: a model loads when it is first asked for") and "llama-8b 14 s" in line
+    with socket.create_server(("127.0.0.1", port)):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and f"port {port} on 127.0.0.1 is taken" in line

@@ -14,6 +14,7 @@ from harness.model import ClaimsError, Load, Scenario, Stream
 from harness.programmes import PROGRAMMES
 from harness.scenario_text import to_json
 from harness.swarm import KINDS
+from tests.harness.live.helpers import free_ports
 
 SULKS = "python:tests.mutants.chaos:SulksAfterReset"
 ONLY = ",".join(sorted(set(KINDS) - {"reset", "latency", "slow", "not-ready", "drip", "weigh"}))
@@ -63,11 +64,14 @@ def test_what_fails_is_shrunk_and_fails_again(tmp_path: Path) -> None:
     ready = sorted((tmp_path / "to keep").glob("*.json"))
     assert len(ready) == len(found)
     seed = ready[0].stem.rpartition("-")[2]
+    assert ready[0].name == f"steelyard-chaos-random-{seed}.json"
     told = re.findall(r"Play it again with: PYTHONHASHSEED=\d+ steelyard chaos (.*)", done.output)
     again = chaos(*shlex.split(told[0]), "--out", str(tmp_path / "again"))
     assert again.exit_code == 1 and "fail: chaos.random.recovers" in again.output, again.output
+    assert "Shrunk" not in again.output and "Play it again" not in again.output
+    assert not (tmp_path / "again").exists()
     (tmp_path / "taken").write_text("")
-    kept = chaos(*shlex.split(told[0]), "--out", str(tmp_path / "taken"))
+    kept = chaos("--target", str(file), "--seed", seed, "--without", ONLY, "--out", str(tmp_path / "taken"))
     assert isinstance(kept.exception, ClaimsError) and "cannot be written" in str(kept.exception)
     assert "fail:" not in chaos("--seed", seed, "--scenario", str(ready[0])).output
 
@@ -80,12 +84,26 @@ def test_what_fails_is_shrunk_and_fails_again(tmp_path: Path) -> None:
         (("--world", "moon"), "--world 'moon' is unknown"),
         (("--target", "nginx", "--world", "sim"), "runs in live only"),
         (("--scenario", "/nowhere/x.json"), "cannot be read"),
+        (("--programme", "node-crash", "--without", "kill"), "leave it out with --programme node-crash"),
+        (("--scenario", "x.json", "--without", "kill"), "--without is for random programmes; leave it out"),
     ],
 )
 def test_mistakes_are_one_line(words: tuple[str, ...], told: str) -> None:
     done = chaos(*words)
     assert isinstance(done.exception, ClaimsError)
     assert told in str(done.exception) and "\n" not in str(done.exception)
+
+
+def test_a_file_that_names_its_backends_says_how_many(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        f'[balancer]\nname = "acme"\nurl = "http://127.0.0.1:{free_ports(1)[0]}"\n'
+        '[backends]\nlisten = ["127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003"]\n'
+        "[claims.failover]\nwithin_s = 0.5\n"
+    )
+    done = chaos("--target", str(file), "--backends", "5")
+    assert isinstance(done.exception, ClaimsError)
+    assert str(done.exception) == "--backends 5: acme names 3 addresses; leave --backends out"
 
 
 def test_a_scenario_is_named_like_a_property(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_the_same_name_twice_is_refused(stage: Up) -> None:
     [
         (["add", "gpu-2", "latancy"], "no fault 'latancy'; did you mean latency?"),
         (["add", "gpu-2", "latency", "--latancy-ms", "8"], "latency has no option '--latancy-ms'; did you mean"),
+        (["add", "kill", "gpu-2", "--for", "9s"], "backend first, then kind: steelyard fault add gpu-2 kill --for 9s"),
         (["add", "gpu-2", "latency"], "latency needs --latency 800ms: steelyard fault add gpu-2 latency"),
         (["add", "gpu-2", "kill", "--for", "10"], "--for '10': expected a duration with its unit"),
         (["add", "gpu-2", "kill"], "no steelyard up is running: start one with steelyard up"),
@@ -92,6 +93,10 @@ def test_kinds_are_listed_with_their_options(tmp_path: Path) -> None:
     lines = said(tmp_path, "fault", "kinds").stdout.splitlines()
     assert "latency --latency 800ms [--for 10s] [--jitter 800ms]" in lines
     assert "leave" in lines
+    assert not any("`" in line or "_s" in line for line in lines)
+    told = dict(zip(lines[::2], lines[1::2], strict=True))
+    assert told["drip --gap 800ms [--for 10s]"].endswith("with at least --gap between two of them.")
+    assert told["zombie [--for 10s]"].strip().startswith("As hang, ")
     assert all(line.strip() for line in lines) and len(lines) % 2 == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
@@ -19,13 +20,15 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli import app
-from harness.cli.load import _load
-from harness.cli.load_view import View, found_line, step_line
+from harness.cli.load import _load, _seconds
+from harness.cli.load_view import View, found_line, news_line, none_good_line, step_line, summary_lines
+from harness.load.figures import figures_of
 from harness.load.profiles import PROFILES
 from harness.load.search import Search, Seen, Verdict, goal_of
 from harness.load.thresholds import threshold_of
 from harness.model import ClaimsError, Failure
 from harness.records import read_requests
+from tests.harness.load.rows import rows_of, unsent
 
 ROOT = Path(__file__).parents[3]
 LEAN = ROOT / "tests" / "harness" / "load" / "lean_server.py"
@@ -147,9 +150,101 @@ def test_a_search_in_words() -> None:
     assert "could not be shown at 40/s" in found((40.0, unknown, ""))
     assert "holds at 40/s and is broken at 80/s" in found((40.0, holds, ""), (80.0, broken, ""))
     assert "above it late" in found((40.0, holds, ""), (80.0, unknown, "late"))
+    assert "could not be decided at 40/s: 3 unsent; begin lower" in found((40.0, unknown, "3 unsent"))
     assert "not one limit" in found((80.0, holds, ""), (60.0, broken, ""))
     line = step_line(Seen(40.0, 2000, 3, 1.0, holds, ""))
     assert "40/s  holds" in line and "3 of 2,000 over the bound (0.15 %)" in line
+
+
+def test_a_generator_that_is_late_itself_is_named_as_the_reason() -> None:
+    search = Search(goal_of(threshold_of("p50 <= 1ms")), 40.0, 80.0)
+    while (step := search.next_step()) is not None:
+        search.tell(rows_of([0.002] * (step.requests + 40), step.rate_per_s))  # sent 1 ms late
+    line = found_line(search)
+    assert "p50 <= 1ms could not be decided at 40/s: the generator was 1 ms late itself; take a larger bound" in line
+    assert "begin lower" not in line
+
+
+def test_after_the_end_of_sending_it_says_what_it_waits_for() -> None:
+    news: dict[str, Any] = {
+        "at_s": 3.9,
+        "sent": 89,
+        "ended": 0,
+        "dropped": 0,
+        "failed": 0,
+        "failed_now": 0,
+        "per_s": 0.0,
+    }
+    news |= {"p50_s": None, "p99_s": None}
+    assert news_line(news, 4.0) == "4/4 s  0/s  p50 -, p99 -  0 failed"
+    assert news_line(news | {"at_s": 10.0}, 4.0).startswith("waiting for 89 answers  0/s  ")
+    assert news_line(news | {"at_s": 10.0, "ended": 88}, 4.0).startswith("waiting for 1 answer  0/s  ")
+
+
+def test_a_summary_tells_the_timeout_and_who_gave_up_on_purpose() -> None:
+    rows = rows_of([0.01] * 4)
+    rows["failure"][:2] = Failure.TIMEOUT
+    first, _, timeout, errors, *_ = summary_lines(figures_of(rows, {0}), 2.5)
+    assert first == "requests    4 sent, 2 good, 1 failed (25 %), 1 given up on purpose"
+    assert timeout == "timeout     2.5 s is the longest that a client waits for its whole answer"
+    assert errors == "errors      1 timeout"
+    assert none_good_line(figures_of(rows[:2], {0}), 2.5) == (
+        "no request was good: 1 timeout, 1 given up on purpose; to wait longer than 2.5 s, give --timeout"
+    )
+    assert none_good_line(figures_of(unsent(rows)), 2.5) == "no request was good: none was sent, of 4"
+
+
+@pytest.fixture
+def slow_url() -> Iterator[str]:
+    """A server whose answers take a minute."""
+    with subprocess.Popen([sys.executable, str(LEAN), "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lean:
+        assert lean.stdout
+        yield f"http://127.0.0.1:{int(lean.stdout.readline())}"
+        lean.kill()
+
+
+@pytest.mark.parametrize("engine", ["aiohttp", "locust"])
+def test_no_good_request_is_exit_code_1_with_the_reason(slow_url: str, tmp_path: Path, engine: str) -> None:
+    words = ("--profile", "steady", "--rate", "20", "--duration", "500ms", "--timeout", "1600ms")
+    done = load(tmp_path, *words, "--engine", engine, "--target", slow_url)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "10 sent, 0 good, 10 failed (100 %)" in done.stdout
+    assert done.stdout.splitlines()[-1] == "no request was good: 10 timeout; to wait longer than 1.6 s, give --timeout"
+    told = written(tmp_path)
+    assert (told["duration_s"], told["timeout_s"], told["figures"]["errors"]) == (0.5, 1.6, {"timeout": 10})
+    if engine == "aiohttp":
+        assert "\nwaiting for 10 answers  0/s" in done.stderr
+
+
+@pytest.mark.parametrize("engine", ["aiohttp", "locust"])
+def test_the_path_of_a_target_is_put_before_each_request(tmp_path: Path, engine: str) -> None:
+    paths = []
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            paths.append(self.path)
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever).start()
+        words = ("--protocol", "openai", "--rate", "20", "--duration", "0.5", "--engine", engine)
+        done = load(tmp_path, *words, "--target", f"http://127.0.0.1:{server.server_port}/some/where/")
+        server.shutdown()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(paths) > 2 and set(paths) == {"/some/where/v1/completions"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value_s"), [("10", 10.0), ("0.5", 0.5), ("10s", 10.0), ("500ms", 0.5), (" 2m", 120.0), ("1e2", 100.0)]
+)
+def test_times_with_and_without_a_unit(text: str, value_s: float) -> None:
+    assert _seconds("--duration", text) == pytest.approx(value_s)
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,9 +259,13 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
             view.look(5.0, news)
             view.look(5.3, None)  # between two pieces of news the last one stays
             time.sleep(0.3)
+        with View("silent", 10.0) as view:
+            view.look(12.0, None)
+            time.sleep(0.3)
         shown = os.read(master, 1 << 16).decode()
     os.close(master)
     assert "spike, 200/s for 10 s" in shown and "━" in shown
+    assert "waiting for answers" in shown
     assert "5/10 s  200/s  p50 5.1 ms, p99 1.23 s  12 failed (+2)" in shown
 
 
@@ -203,7 +302,12 @@ def test_nothing_listens(tmp_path: Path) -> None:
         (("--protocol", "grpc"), "--protocol 'grpc' is unknown"),
         (("--profile", "mixed", "--protocol", "openai"), "with --protocol openai: protocol openai knows POST"),
         (("--trace", "nowhere.csv"), "nowhere.csv"),
+        (("--trace", "t.csv", "--profile", "spike"), "--trace t.csv says all that --profile spike would; leave one"),
         (("--rate", "0"), "expected a number above 0"),
+        (("--duration", "0"), "--duration '0': expected a time above 0"),
+        (("--duration", "nan"), "expected a time above 0"),
+        (("--duration", "10x"), "or with its unit, as in 500ms"),
+        (("--timeout", "-1"), "--timeout '-1': expected a time above 0"),
         (("--search", "p99 > 5ms"), "no upper bound"),
         (("--search", "p99 <= 5ms", "--from", "9", "--to", "3"), "the lower first"),
         (("--search", "p99 <= 5ms", "--rate", "3"), "leave out --rate"),

@@ -24,11 +24,13 @@ from harness import cli
 from harness.live.calls import Answer, call
 from harness.live.children import descendants
 from tests.harness.cli.test_commands import ROOT
-from tests.harness.live.helpers import PATIENCE_S, runs, tree, until
+from tests.harness.live.helpers import PATIENCE_S, Call, RawBackend, fine, free_ports, runs, tree, until
 
 START_S = 60.0
 """Five to eight processes start at once, which on a busy machine takes its time."""
-COMMAND = [sys.executable, "-c", "from harness.cli import main; main()"]
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+"""Tests that run in the background of a shell hand SIGINT on as ignored."""
+COMMAND = [sys.executable, "-c", f"{INTERRUPTIBLE}; from harness.cli import main; main()"]
 
 
 class Said(NamedTuple):
@@ -56,6 +58,7 @@ class Up:
     """A running `steelyard up`; `lines` is what it has said so far."""
 
     def __init__(self, folder: Path, *words: str) -> None:
+        """Start it with these options; its temporary files go to `folder`."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "COLUMNS": "200"}
         self.folder = folder
         self.process = subprocess.Popen(
@@ -140,7 +143,7 @@ def test_nginx_from_start_to_ctrl_c(tmp_path: Path) -> None:
     with up(tmp_path, "--target", "nginx", "--rate", "20") as stage:
         family = tree(stage.process.pid)
         assert len(family) >= 6  # fleet with two backends, fault proxy, master and worker of nginx
-        assert stage.lines[0].startswith("up: nginx 1.") and not stage.saw("^  admin")
+        assert stage.saw("^up: nginx 1.") and not stage.saw("^  admin")
         assert stage.saw("steelyard fault add gpu-1 latency --latency-ms 800 --for 10s")
         assert stage.ask().status == 200
         for backend in ("gpu-0", "gpu-1"):
@@ -200,6 +203,55 @@ def test_a_terminal_gets_the_live_view(tmp_path: Path) -> None:
     assert "seen from outside" in text and "in GPU memory" in text and "own load: " in text
     assert re.search(r"gpu-0 +100% █████ ", text)
     assert left(tmp_path) == []
+
+
+def running_already(folder: Path, port: int) -> str:
+    """A claims file of a balancer that was to be running already, with three backends; its path."""
+    listen = ", ".join(f'"127.0.0.1:{number}"' for number in free_ports(3))
+    file = folder / "gateway.toml"
+    file.write_text(
+        f'[balancer]\nname = "acme-gateway"\nurl = "http://127.0.0.1:{port}"\n[backends]\nlisten = [{listen}]\n'
+        "[claims.failover]\nwithin_s = 0.5\n"
+    )
+    return str(file)
+
+
+async def not_yet(call: Call) -> None:
+    """What a balancer says that knows no backend so far."""
+    await call.answer(status="503 Service Unavailable")
+
+
+def test_a_file_says_how_many_backends_and_what_is_waited_for_is_said(tmp_path: Path) -> None:
+    balancer = RawBackend(not_yet)
+    stage = Up(tmp_path, "--target", running_already(tmp_path, balancer.port), "--rate", "0")
+    try:
+        until(lambda: stage.saw(f"^waiting for acme-gateway at http://127.0.0.1:{balancer.port}$"), START_S)
+        balancer.behave = fine
+        stage.await_up()
+        assert stage.saw("^up: acme-gateway over 3 backends$")
+        assert stage.saw("gpu-2 0%, 0 in flight, idle")
+        assert stage.end(signal.SIGINT) == ""
+    finally:
+        stage.process.kill()
+        stage.process.wait()
+        stage.close()
+        balancer.close()
+
+
+def test_other_numbers_of_backends_than_the_files_are_refused(tmp_path: Path) -> None:
+    file = running_already(tmp_path, free_ports(1)[0])
+    for number in ("2", "4"):
+        done = said(tmp_path, "up", "--target", file, "--backends", number)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"steelyard: --backends {number}: acme-gateway names 3 addresses; leave --backends out\n"
+
+
+def test_a_fault_proxy_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.live.faults.START_S", 0.1)
+        done = said(tmp_path, "up", "--toxiproxy", f"http://127.0.0.1:{free_ports(1)[0]}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("; start toxiproxy-server there, or leave --toxiproxy out\n")
 
 
 @pytest.mark.parametrize(

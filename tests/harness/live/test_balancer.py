@@ -184,7 +184,7 @@ def test_one_that_was_to_be_running(start: Start, place: Place, monkeypatch: pyt
     monkeypatch.setattr(module, "START_S", 0.1)
     target = Stub(Launch({}, ()))
     target.url = f"http://localhost:{place.port}/"
-    with pytest.raises(TargetError, match=r"it was to be running already$"):
+    with pytest.raises(TargetError, match=r"start it first, or give a \[run\] table so that Steelyard does$"):
         start(target).await_listening()
     with socket.create_server((HOST, place.port)):
         balancer = start(target)

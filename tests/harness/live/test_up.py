@@ -320,5 +320,5 @@ def test_backends_of_the_catalogue_hold_as_many_models_as_the_load_brings() -> N
 
 @pytest.mark.parametrize("options", [StageOptions(gpu="h100-80g"), StageOptions(model="lama-8b")])
 def test_unknown_names_of_the_catalogue(options: StageOptions) -> None:
-    with pytest.raises(ClaimsError, match=r"expected one of: (h100-80gb|llama-8b)"):
+    with pytest.raises(ClaimsError, match=r"did you mean (h100-80gb|llama-8b)"):
         options.setup()

@@ -25,7 +25,7 @@ from harness.live.up_figures import (
     missed,
     shares,
 )
-from harness.live.up_view import banner, plain, state_of, summary, view
+from harness.live.up_view import banner, plain, state_of, summary, title_of, view
 from harness.records import Rows
 from mockgpu.log import Kind, Outcome
 
@@ -169,13 +169,18 @@ def test_what_a_silent_backend_has_missed_goes_by_its_share_before() -> None:
     other.take(rows(*(good(95 + number / 100) for number in range(40)), *(good(97) for _ in range(20))), NOW_S, 5)
     assert missed(own, [other], own.last_s) == pytest.approx((20 + 30) * 10 / 10)
     assert missed(own, [other], 96.0) == pytest.approx(20 * 10 / 40)
-    assert missed(Tail(), [own, other], 96.0) == pytest.approx(20 / 2)
+    assert missed(Tail(), [own, other], 96.0) == 0.0  # it never had any
     assert missed(own, [Tail()], 96.0) == 0.0
+    late = Tail()
+    late.take(rows(*(good(97) for _ in range(30))), NOW_S, 5)
+    assert missed(own, [late, Tail()], 96.0) == pytest.approx(30 / 2)  # it had all of them before
+    assert missed(Tail(), [late], 96.0) == 0.0  # nobody had any
 
 
 # --- how it is shown --------------------------------------------------------------------------------------
 
 CALM = Attempts(started=25, errors=0, in_flight=2, p50_s=0.037, p99_s=0.04, last_s=99.9)
+NONE = Attempts(0, 0, 0, math.nan, math.nan, math.nan)
 SEEN = BackendSeen("gpu-0", "alive", CALM, Client(25, 0, 0.038, 0.045), 0.25, 0.1, 0.0)
 
 
@@ -188,7 +193,8 @@ SEEN = BackendSeen("gpu-0", "alive", CALM, Client(25, 0, 0.038, 0.045), 0.25, 0.
         (replace(SEEN, faults=("latency 800 ms",)), "faulted: latency 800 ms", "yellow"),
         (replace(SEEN, process="dead", faults=("kill",)), "dead; faulted: kill", "red"),
         (replace(SEEN, silent_s=4.2, missed=TELLING), "no traffic for 4 s: ejected or open", "red"),
-        (replace(SEEN, silent_s=None, missed=TELLING), "no traffic yet: ejected or open", "red"),
+        (replace(SEEN, attempts=NONE, silent_s=None, missed=9 * TELLING), "idle", "dim"),
+        (replace(SEEN, attempts=NONE, silent_s=None, faults=("down",)), "faulted: down", "yellow"),
         (replace(SEEN, silent_s=4.2, missed=TELLING - 0.1), "healthy", "green"),
         (replace(SEEN, silent_s=0.9, missed=TELLING), "healthy", "green"),
         (replace(SEEN, silent_s=4.2, missed=TELLING, membership="left"), "left", "yellow"),
@@ -205,7 +211,7 @@ def test_states(seen: BackendSeen, words: str, colour: str) -> None:
 
 def shown(snapshot: Snapshot, width: int) -> list[str]:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(view(snapshot, "nginx 1 over 2 backends"))
+    console.print(view(snapshot, title_of("nginx", "1", 2), width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -245,6 +251,29 @@ def test_the_view_fits_a_plain_terminal() -> None:
     words = " ".join(lines).split()
     for word in ("dead;", "kill;", "ejected", "open"):
         assert word in words, lines
+
+
+@pytest.mark.parametrize(
+    ("width", "headings"),
+    [
+        (85, "backend share att./s in flight err./s p50/p99 ms at client seen from outside"),
+        (80, "backend share att./s in flight err./s p50/p99 ms at client seen from outside"),
+        (70, "backend share att./s in flight err./s at client seen from outside"),
+        (60, "backend share att./s in flight err./s seen from outside"),
+    ],
+)
+def test_a_narrow_terminal_keeps_the_words_rather_than_the_bar_and_latencies(width: int, headings: str) -> None:
+    lines = shown(replace(SNAPSHOT, backends=(WARM, replace(SICK, silent_s=4.2, missed=50.0))), width)
+    rule = next(number for number, line in enumerate(lines) if "─" in line)
+    assert sorted(" ".join(lines[lines.index("") + 1 : rule]).split()) == sorted(headings.split()), lines
+    assert any("█" in line for line in lines) == (width == 85)
+    words = " ".join(lines[rule + 1 :]).split()
+    assert {"healthy", "dead;", "faulted:", "kill;", "ejected", "open"} <= set(words), lines
+
+
+def test_a_version_that_is_not_known_is_left_out() -> None:
+    assert title_of("nginx", "1.31.3", 4) == "nginx 1.31.3 over 4 backends"
+    assert title_of("python:least:LeastPicked", "unknown", 2) == "python:least:LeastPicked over 2 backends"
 
 
 def test_the_line_for_all() -> None:

@@ -125,6 +125,18 @@ def test_news_tell_of_a_running_job(load_process: LoadProcess, server: RawServer
     assert len(records.read_requests(out)) == 100
 
 
+def test_news_do_not_count_who_gives_up_on_purpose(load_process: LoadProcess, server: RawServer) -> None:
+    server.reply = lambda _: Reply(then="hang")
+    leaving = stream(5, 100.0, content=Content(abort_share=1.0, abort_after_s=0.1), timeout_s=15.0)
+    waiting = stream(5, 100.0, timeout_s=3.0)
+    load_process.ask(server.url, leaving, waiting, news_s=0.1)
+    told = []
+    while "done" not in (answer := load_process.answer()):
+        told.append(answer["news"])
+    assert any(news["ended"] >= 5 for news in told)
+    assert all(news["failed"] <= max(0, news["ended"] - 5) for news in told)
+
+
 def test_chats_are_refused(load_process: LoadProcess, server: RawServer) -> None:
     load_process.ask(server.url, stream(4), chats=2)
     assert "open loops only" in load_process.answer()["error"]

@@ -8,8 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from harness.load.figures import SERIES, figures_of, quantile_of
-from harness.model import Failure
+from harness.content import Content
+from harness.load.figures import SERIES, figures_of, leaving_of, quantile_of
+from harness.load.profiles import load_of
+from harness.model import Failure, Load, Stream
 from tests.harness.load.rows import rows_of, unsent
 
 
@@ -43,6 +45,29 @@ def test_counts_errors_by_kind_and_leaves_them_out_of_times() -> None:
     assert figures.errors == {"status 503": 2, "timeout": 1, "stale connection": 1}
     assert figures.error_share == pytest.approx(4 / 6)
     assert figures.time("latency", "max") == pytest.approx(0.01)
+
+
+def test_who_gives_up_on_purpose_is_no_error() -> None:
+    rows = rows_of([0.01] * 6)
+    rows["failure"][:4] = Failure.TIMEOUT, Failure.TIMEOUT, Failure.RESET, Failure.TIMEOUT
+    rows["status"][:4] = 0
+    figures = figures_of(rows, frozenset({0, 2, 3, 5}))  # 1 had no such intention, 2 was cut off, 5 had its answer
+    assert (figures.sent, figures.good, figures.failed, figures.given_up) == (6, 2, 2, 2)
+    assert figures.errors == {"timeout": 1, "reset": 1}
+    assert figures.error_share == pytest.approx(2 / 6)
+    assert figures.summary()["given_up"] == 2
+
+
+def test_clients_that_leave_early_are_those_of_the_load() -> None:
+    assert leaving_of(load_of("poisson", 50.0, 4.0), 1) == frozenset()
+    leaving = leaving_of(load_of("mixed", 50.0, 40.0), 1)
+    assert 10 < len(leaving) < 90  # 2 % of 2,000
+
+    def made(timeout_s: float) -> Load:
+        return Load((Stream("s", 0.0, 10.0, 20, timeout_s=timeout_s, content=Content(abort_share=1, abort_after_s=2)),))
+
+    assert leaving_of(made(3.0), 1) == frozenset(range(20))
+    assert leaving_of(made(2.0), 1) == frozenset(), "a timeout comes first or at once"
 
 
 def test_rates() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -81,7 +82,7 @@ def perform(job: Job, stopped: gevent.event.Event) -> dict[str, Any]:
     }
 
 
-class Sender:
+class Sender(ABC):
     """What an open and a closed loop share: connections, the form of requests, and the ledger of their records.
 
     ValueError if the job's url or its requests cannot be said, OSError if its host is unknown.
@@ -101,9 +102,9 @@ class Sender:
         """Make `start_s` on CLOCK_MONOTONIC second 0, instead of the job's. Before anything is sent."""
         self.ledger.start_s = start_s
 
+    @abstractmethod
     def walk(self) -> None:
         """Send everything there is to send, then wait for all answers."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End what is still under way, record it, and close all connections."""

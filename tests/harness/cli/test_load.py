@@ -6,12 +6,12 @@ import http.server
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,6 +247,15 @@ def test_times_with_and_without_a_unit(text: str, value_s: float) -> None:
     assert _seconds("--duration", text) == pytest.approx(value_s)
 
 
+def until_shown(terminal: int, text: str) -> str:
+    """What a terminal was shown until `text` was."""
+    shown = b""
+    while text.encode() not in shown:
+        assert select.select([terminal], [], [], LONG_S)[0], f"no {text!r} in {shown!r}"
+        shown += os.read(terminal, 1 << 16)
+    return shown.decode()
+
+
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     master, slave = os.openpty()
     monkeypatch.setenv("TERM", "xterm")
@@ -258,11 +267,10 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
             view.look(0.2, None)
             view.look(5.0, news)
             view.look(5.3, None)  # between two pieces of news the last one stays
-            time.sleep(0.3)
+            shown = until_shown(master, "failed (+2)")
         with View("silent", 10.0) as view:
             view.look(12.0, None)
-            time.sleep(0.3)
-        shown = os.read(master, 1 << 16).decode()
+            shown += until_shown(master, "waiting for answers")
     os.close(master)
     assert "spike, 200/s for 10 s" in shown and "━" in shown
     assert "waiting for answers" in shown

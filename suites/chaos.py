@@ -8,34 +8,26 @@ from __future__ import annotations
 from harness.claims import Claims, Failover
 from harness.history import History
 from harness.model import Scenario
-from harness.programmes import PROGRAMMES
 from harness.property import Findings, declare
-from suites.chaos_evidence import BEFORE_S, answers_belong, contained, nothing_lost, recovers, under
+from suites.chaos_evidence import answers_belong, contained, nothing_lost, programme, recovers
 
 FLEET = 3
 FOR_S = 1.5
 
 
-def _played(name: str, claims: Claims, for_s: float) -> Scenario:
-    """A named programme on three backends, if the target may have so many."""
-    backends = claims.fleet(FLEET)
-    names = tuple(f"gpu-{number}" for number in range(backends))
-    return under(name, PROGRAMMES[name](names, BEFORE_S, for_s), backends, claims)
-
-
 def node_crash(claims: Claims) -> Scenario:
     """One of three backends is killed and is back 1.5 s later."""
-    return _played("node-crash", claims, FOR_S)
+    return programme("node-crash", FLEET, claims, FOR_S)
 
 
 def blackhole(claims: Claims) -> Scenario:
     """One of three backends accepts connections and is silent for as long as a failover may take."""
-    return _played("blackhole", claims, max(FOR_S, claims[Failover].within_s))
+    return programme("blackhole", FLEET, claims, max(FOR_S, claims[Failover].within_s))
 
 
 def grey_failure(claims: Claims) -> Scenario:
     """One of three backends takes half a second for everything, for 1.5 s."""
-    return _played("grey-failure", claims, FOR_S)
+    return programme("grey-failure", FLEET, claims, FOR_S)
 
 
 @declare("chaos.node-crash.recovers", needs=(Failover,), scenario=node_crash)

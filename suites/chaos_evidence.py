@@ -13,6 +13,7 @@ import numpy as np
 from harness.claims import Affinity, Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.history import History, Mask
 from harness.model import Keys, Kind, Load, Method, Scenario, Stream
+from harness.programmes import PROGRAMMES
 from harness.property import Findings, Property, declare, held, undecided, within
 from harness.stats import band, beta_binomial_pmf
 from harness.timeline import Kill, Restart, Step, heals_at_s, is_fault
@@ -107,6 +108,13 @@ def under(name: str, steps: tuple[Step, ...], backends: int, claims: Claims) -> 
         timeline=steps,
         intervals_s=tuple(intervals_s),
     )
+
+
+def programme(name: str, want: int, claims: Claims, for_s: float) -> Scenario:
+    """A named programme of `for_s` seconds on `want` backends, or as many as the target has."""
+    backends = claims.fleet(want)
+    names = tuple(f"gpu-{number}" for number in range(backends))
+    return under(name, PROGRAMMES[name](names, BEFORE_S, for_s), backends, claims)
 
 
 def _enough(rate_per_s: float, until_s: float) -> int:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from harness.claims import Claims, Failover
 from harness.history import History
 from harness.model import Scenario, World
-from harness.programmes import PROGRAMMES
 from harness.property import Findings, declare
-from suites.chaos_evidence import BEFORE_S, answers_belong, contained, nothing_lost, recovers, under
+from suites.chaos_evidence import answers_belong, contained, nothing_lost, programme, recovers
 
 FLEET = 4
 FOR_S = 1.5
@@ -20,36 +19,29 @@ ROLLING_S = 4.0
 SIM = (World.SIM,)
 
 
-def _played(name: str, claims: Claims, for_s: float) -> Scenario:
-    """A named programme on four backends, or as many as the target has."""
-    backends = claims.fleet(FLEET)
-    names = tuple(f"gpu-{number}" for number in range(backends))
-    return under(name, PROGRAMMES[name](names, BEFORE_S, for_s), backends, claims)
-
-
 def rolling_restart(claims: Claims) -> Scenario:
     """Four backends restart, a second after one another."""
-    return _played("rolling-restart", claims, ROLLING_S)
+    return programme("rolling-restart", FLEET, claims, ROLLING_S)
 
 
 def flapping(claims: Claims) -> Scenario:
     """The way to one of four backends is closed and opened three times in 1.5 s."""
-    return _played("flapping", claims, FOR_S)
+    return programme("flapping", FLEET, claims, FOR_S)
 
 
 def brown_out(claims: Claims) -> Scenario:
     """Two of four backends are eight times as slow and refuse a quarter of what they are sent."""
-    return _played("brown-out", claims, FOR_S)
+    return programme("brown-out", FLEET, claims, FOR_S)
 
 
 def packet_misery(claims: Claims) -> Scenario:
     """The ways to all backends are late, thin, or bring answers in slices."""
-    return _played("packet-misery", claims, FOR_S)
+    return programme("packet-misery", FLEET, claims, FOR_S)
 
 
 def thundering_return(claims: Claims) -> Scenario:
     """All backends are out of reach for a second, then all of them are there again."""
-    return _played("thundering-return", claims, 1.0)
+    return programme("thundering-return", FLEET, claims, 1.0)
 
 
 @declare("chaos.rolling-restart.recovers", needs=(Failover,), scenario=rolling_restart, worlds=SIM)

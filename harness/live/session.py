@@ -27,7 +27,8 @@ from harness.live.evidence import (
 from harness.live.faults import FaultWay
 from harness.live.fleet import Fleet
 from harness.live.load import LoadProcess
-from harness.live.ports import HOST, PortBlock, is_free, port_block
+from harness.live.places import listening, place_after
+from harness.live.ports import HOST, PortBlock, port_block
 from harness.live.preflight import preflight
 from harness.live.slack import Sentinel, slack_by_second
 from harness.live.steps import Steps
@@ -35,7 +36,7 @@ from harness.live.tidy import session_folder, take_sigterm
 from harness.load.job import Job
 from harness.model import DiedError, HarnessError, Scenario, TargetError
 from harness.records import read_requests
-from harness.target import Address, Place, Target
+from harness.target import Place, Target
 from harness.timeline import Membership, ProcessFault, Restart, Step, heals_at_s
 
 LEAD_S = 0.15
@@ -124,7 +125,7 @@ class _Run:
         ids = scenario.backend_ids
         self._numbers = {name: number for number, name in enumerate(ids)}
         self._block: PortBlock = stack.enter_context(port_block(seed, len(ids)))
-        self._listen = {name: self._listen_address(number) for name, number in self._numbers.items()}
+        self._listen = listening(target, self._block, ids)
         self._fleet = Fleet(self._block, len(ids), scenario.server, workdir, processes=scenario.kills)
         stack.callback(self._fleet.stop)
         self._way = FaultWay(toxiproxy, self._block, workdir)
@@ -134,36 +135,11 @@ class _Run:
         stack.callback(self._steps.close)
         self._start_s = 0.0
 
-    def _listen_address(self, number: int) -> tuple[str, int]:
-        """Where the fault proxy of a backend listens: where a fixed configuration says, else in the block."""
-        if not self._target.listen:
-            return (HOST, self._block.proxy(number))
-        if number >= len(self._target.listen):
-            raise TargetError(
-                f"{self._target.name} names {len(self._target.listen)} backends, the scenario needs {number + 1}"
-            )
-        host, port = self._target.listen[number]
-        if not is_free(port):
-            raise TargetError(f"{host}:{port} is taken; [backends] listen needs it for our own backend: free it")
-        return (host, port)
-
     def _place(self) -> Place:
         return self._place_after(self._changes)
 
     def _place_after(self, changes: Sequence[Membership]) -> Place:
-        members = self._scenario.members(changes)
-        weights, drained = self._scenario.weights(changes), self._scenario.drained(changes)
-        return Place(
-            workdir=self._workdir,
-            host=HOST,
-            port=self._block.balancer,
-            admin_port=self._block.admin,
-            backends=tuple(
-                Address(name, *self._listen[name], weight=weights[name], draining=name in drained) for name in members
-            ),
-            off=self._scenario.off,
-            seed=self._seed,
-        )
+        return place_after(changes, self._scenario, self._listen, self._block, self._workdir, self._seed)
 
     def _sentinel(self) -> Sentinel:
         """It pings a backend whose process is left alone, or where there is none the fleet itself."""

@@ -21,11 +21,12 @@ from harness.live.calls import accepts, call
 from harness.live.fault_words import KINDS, duration, kind_of, parse, told
 from harness.live.faults import FaultWay
 from harness.live.fleet import Fleet
-from harness.live.ports import HOST, is_free, port_block
+from harness.live.places import listening, place_after
+from harness.live.ports import HOST, port_block
 from harness.live.up_faults import FaultBook
 from harness.live.up_load import SteadyLoad
-from harness.model import ClaimsError, DiedError, HarnessError, Load, Scenario, SteelyardError, TargetError
-from harness.target import Address, Place, Target
+from harness.model import ClaimsError, DiedError, HarnessError, Load, Scenario, SteelyardError
+from harness.target import Place, Target
 from harness.timeline import Drain, Join, Leave, Membership, Weigh
 from mockgpu.catalogue import GPUS, Gpu, Model, Setup, SetupError, setup_of
 
@@ -103,7 +104,7 @@ class Stage:
         stack.callback(self._way.stop)
         self._fleet.await_ready()
         self._way.await_ready()
-        self._listen = {name: self._listen_address(number) for number, name in enumerate(self.names)}
+        self._listen = listening(target, self._block, self.names)
         for number, name in enumerate(self.names):
             self._way.open(name, self._listen[name], (HOST, self._block.backend(number)))
         self._balancer = Balancer(target, self._place())
@@ -137,27 +138,8 @@ class Stage:
             self.url, options.rate_per_s, options.models, claims.key_carrier, claims.protocol, options.seed
         )
 
-    def _listen_address(self, number: int) -> tuple[str, int]:
-        if not self.target.listen:
-            return (HOST, self._block.proxy(number))
-        host, port = self.target.listen[number]
-        if not is_free(port):
-            raise TargetError(f"{host}:{port} is taken; [backends] listen needs it for our own backend: free it")
-        return (host, port)
-
     def _place(self) -> Place:
-        drained, weights = self._scenario.drained(self._changes), self._scenario.weights(self._changes)
-        return Place(
-            workdir=self._workdir,
-            host=HOST,
-            port=self._block.balancer,
-            admin_port=self._block.admin,
-            backends=tuple(
-                Address(name, *self._listen[name], weight=weights[name], draining=name in drained)
-                for name in self._scenario.members(self._changes)
-            ),
-            seed=self.options.seed,
-        )
+        return place_after(self._changes, self._scenario, self._listen, self._block, self._workdir, self.options.seed)
 
     def _await_answer(self) -> None:
         """Until the balancer passes a request on and an answer back; what it asks for costs no model a load."""

@@ -28,7 +28,7 @@ import gevent.event
 import gevent.queue
 import gevent.socket
 
-from harness.load.job import Job
+from harness.load.job import Job, asked_in, not_asked
 from harness.load.play import perform
 from harness.model import SteelyardError
 
@@ -69,12 +69,9 @@ class Worker:
 
     def _read(self) -> None:
         for line in _lines(_STANDARD_INPUT):
-            try:
-                asked = json.loads(line)
-            except ValueError:
-                asked = None
-            if not isinstance(asked, dict):
-                self._answer({"job": None, "error": f"expected a JSON object on one line, saw {line[:80]!r}"})
+            asked = asked_in(line)
+            if asked is None:
+                self._answer(not_asked(line))
             elif asked.get("stop"):
                 self.abandon()
             else:

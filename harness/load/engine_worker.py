@@ -26,7 +26,7 @@ import numpy as np
 
 from harness.load.engine import Engine
 from harness.load.figures import gave_up, is_good, leaving_early
-from harness.load.job import Job
+from harness.load.job import Job, asked_in, not_asked
 from harness.model import SteelyardError
 from harness.records import REQUEST
 
@@ -56,12 +56,9 @@ class Worker:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            try:
-                asked = json.loads(line)
-            except ValueError:
-                asked = None
-            if not isinstance(asked, dict):
-                self._answer({"job": None, "error": f"expected a JSON object on one line, saw {line[:80]!r}"})
+            asked = asked_in(line)
+            if asked is None:
+                self._answer(not_asked(line))
             elif asked.get("stop"):
                 self._abandon()
             else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -55,3 +57,17 @@ class Job:
 
 
 _FORM = TypeAdapter(Job)
+
+
+def asked_in(line: bytes) -> dict[str, Any] | None:
+    """The JSON object that a line from whoever hands out jobs holds; None if it holds none."""
+    try:
+        asked = json.loads(line)
+    except ValueError:
+        return None
+    return asked if isinstance(asked, dict) else None
+
+
+def not_asked(line: bytes) -> dict[str, Any]:
+    """The answer to such a line."""
+    return {"job": None, "error": f"expected a JSON object on one line, saw {line[:80]!r}"}

@@ -250,15 +250,17 @@ async def at_200_a_second(serve: Callable[[], Coroutine[None, None, float]]) -> 
 
 
 def test_service_is_never_early_and_closer_than_asyncio_sleep() -> None:
-    early, ratios, medians_ms = [], [], []
+    early, ours_s, theirs_s = [], [], []
     for _ in range(5):  # in turn, and each in a loop of its own: they would wake each other
-        ours, theirs = asyncio.run(lateness_of_service_s()), asyncio.run(lateness_of_sleep_s())
-        early.append(min(ours))
-        medians_ms.append(statistics.median(ours) * 1e3)
-        ratios.append(statistics.median(ours) / statistics.median(theirs))
-    shown = statistics.median(medians_ms)
-    print(f"\nlate by {shown:.3f} ms, {statistics.median(ratios):.2f} of what asyncio.sleep is late by", end="")
+        late_s = asyncio.run(lateness_of_service_s())
+        early.append(min(late_s))
+        ours_s.append(statistics.median(late_s))
+        theirs_s.append(statistics.median(asyncio.run(lateness_of_sleep_s())))
+    # What else runs only ever adds to lateness, so the best round of each says what it can do.
+    ratio = min(ours_s) / min(theirs_s)
+    print(f"\nlate by {statistics.median(ours_s) * 1e3:.3f} ms (at best {min(ours_s) * 1e3:.3f} ms), ", end="")
+    print(f"{ratio:.2f} of what asyncio.sleep is late by", end="")
     # The sum of sixteen steps and their product may differ in the last digits.
     assert min(early) >= -1e-9
-    # Of pairs side by side: what else runs disturbs a pair, not the median. As a rule .06 to .15, busy or not.
-    assert statistics.median(ratios) <= 1 / 4
+    # As a rule .06 to .15, busy or not; without a timer of its own it would be 1.
+    assert ratio <= 1 / 4

@@ -1,12 +1,13 @@
 """Seeded arrivals of a load: times, keys and content, drawn before the run. Pure; the simulator and Locust both use it.
 
 Open loop: an arrival's time never depends on an answer, so a slow balancer is offered exactly the same load as a fast
-one, and latency can be counted from the intended time (no coordinated omission).
+one, and latency can be counted from the intended time (no coordinated omission). harness.chats is the closed loop.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,6 +62,10 @@ class Arrival:
         return self.timeout_s if self.abort_after_s is None else min(self.timeout_s, self.abort_after_s)
 
 
+_Drawn = tuple[float, Method, int, Asked | None, int, Stream]
+"""When, how, with which key and what is asked; number of the stream, and the stream."""
+
+
 @lru_cache(maxsize=65536)
 def key_name(seed: int, key: int) -> str:
     """Name of key number `key` in the run with this seed, so that every seed meets a ring with keys of its own."""
@@ -74,19 +79,33 @@ def session_name(seed: int, session: int) -> str:
 
 
 def draw(load: Load, seed: int) -> tuple[Arrival, ...]:
-    """All arrivals of `load`, ordered by time and numbered in that order. The same seed gives the same arrivals."""
-    drawn: list[tuple[float, int, Stream, Method, int, Asked | None]] = []
+    """All arrivals of open loops in `load`, ordered by time and numbered so. The same seed gives the same arrivals."""
+    drawn: list[_Drawn] = []
     for index, stream in enumerate(load.streams):
-        generator = random.Random(f"{seed}/arrivals/{index}")
-        times = _times(stream, generator)
-        keys = _keys(stream, times, generator)
-        asked = _asked(stream, len(times), f"{seed}/content/{index}")
-        for position, (at_s, key, what) in enumerate(zip(times, keys, asked, strict=True)):
-            drawn.append((at_s, index, stream, stream.methods[position % len(stream.methods)], key, what))
-    drawn.sort(key=lambda item: (item[0], item[1]))
+        if stream.chats is None:
+            drawn += _drawn(stream, index, seed)
+    drawn.sort(key=lambda one: (one[0], one[4]))
+    return _numbered(drawn, load)
+
+
+def asked_by(load: Load, index: int, seed: int) -> tuple[Arrival, ...]:
+    """The arrivals of stream number `index` alone, numbered from 0. Of a closed loop no time counts."""
+    return _numbered(_drawn(load.streams[index], index, seed), load)
+
+
+def _drawn(stream: Stream, index: int, seed: int) -> list[_Drawn]:
+    generator = random.Random(f"{seed}/arrivals/{index}")
+    times = _times(stream, generator)
+    keys = _keys(stream, times, generator)
+    asked = _asked(stream, len(times), f"{seed}/content/{index}")
+    methods = itertools.cycle(stream.methods)
+    return [(*one, index, stream) for one in zip(times, methods, keys, asked, strict=False)]
+
+
+def _numbered(drawn: list[_Drawn], load: Load) -> tuple[Arrival, ...]:
     homes: dict[int, tuple[int, str]] = {}
     arrivals = []
-    for number, (at_s, index, stream, method, key, what) in enumerate(drawn):
+    for number, (at_s, method, key, what, index, stream) in enumerate(drawn):
         arrival = _plain(number, at_s, index, stream, method, key)
         arrivals.append(arrival if what is None else _special(arrival, what, len(load.streams), homes))
     return tuple(arrivals)

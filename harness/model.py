@@ -148,12 +148,26 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
+class Chats:
+    """A closed loop for `duration_s`: `count` chats, each of which waits for its answer, thinks, and asks again.
+
+    Times to think are exponential with mean `think_s`, and a chat begins with one. After a failure it waits for a
+    twentieth of a second at least, so that a dead balancer is not hammered.
+    """
+
+    count: int
+    think_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
-    """One open-loop source of `requests` requests from `start_s` on, at `rate_per_s` on average.
+    """A source of requests, from `start_s` on: an open loop of `requests` at `rate_per_s` on average, or a closed one.
 
     `arrivals` is "constant" or "poisson". `methods` are used in turn. `keys` None sends no affinity key. A `shape`
     takes the place of `arrivals`, `rate_per_s` and `requests`, which then only say what it comes to on average.
-    `content` says what the requests ask for where they differ among each other.
+    `content` says what the requests ask for where they differ among each other. With `chats` it is a closed loop, and
+    no time is known before the run: the `requests` are what its chats ask for in turn, over and over.
     """
 
     name: str
@@ -170,11 +184,13 @@ class Stream:
     timeout_s: float = 10.0
     shape: Shape | None = None
     content: Content | None = None
+    chats: Chats | None = None
 
     @property
     def end_s(self) -> float:
         """Time at which the stream's last request is due, on average, in seconds from the start of the run."""
-        return self.start_s + (self.shape.duration_s if self.shape else self.requests / self.rate_per_s)
+        lasting = self.chats or self.shape
+        return self.start_s + (lasting.duration_s if lasting else self.requests / self.rate_per_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,11 +146,15 @@ def _earlier(scenario: Scenario) -> Iterator[Scenario]:
     if gone_s < SHORTEST_S:
         return
     steps = tuple(replace(step, at_s=round(step.at_s - gone_s, 3)) for step in scenario.timeline)
-    streams = tuple(
-        replace(stream, requests=max(FEWEST_REQUESTS, stream.requests - int(stream.rate_per_s * gone_s)))
-        for stream in scenario.load.streams
-    )
+    streams = tuple(_shorter(stream, gone_s) for stream in scenario.load.streams)
     yield replace(_with_streams(scenario, streams), timeline=steps)
+
+
+def _shorter(stream: Stream, gone_s: float) -> Stream:
+    if stream.chats is not None:
+        lasts_s = max(SHORTEST_S, round(stream.chats.duration_s - gone_s, 3))
+        return replace(stream, chats=replace(stream.chats, duration_s=lasts_s))
+    return replace(stream, requests=max(FEWEST_REQUESTS, stream.requests - int(stream.rate_per_s * gone_s)))
 
 
 # --- load and fleet ---------------------------------------------------------------------------------------
@@ -168,6 +172,13 @@ def _smaller_loads(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _smaller(stream: Stream) -> Iterator[Stream]:
+    chats = stream.chats
+    if chats is not None:
+        if chats.count > 1:
+            yield replace(stream, chats=replace(chats, count=chats.count // 2))
+        if chats.duration_s / 2 >= SHORTEST_S:
+            yield replace(stream, chats=replace(chats, duration_s=round(chats.duration_s / 2, 3)))
+        return
     count = stream.requests
     if count // 2 >= FEWEST_REQUESTS:
         yield replace(stream, requests=count // 2)

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
+from harness.arrivals import draw
 from harness.history import History, empty_requests
 from harness.live.balancer import Balancer
 from harness.live.evidence import (
@@ -35,7 +38,7 @@ from harness.live.steps import Steps
 from harness.live.tidy import session_folder, take_sigterm
 from harness.load.job import Job
 from harness.model import DiedError, HarnessError, Scenario, TargetError
-from harness.records import read_requests
+from harness.records import Rows, read_requests
 from harness.target import Place, Target
 from harness.timeline import Membership, ProcessFault, Restart, Step, heals_at_s
 
@@ -274,9 +277,7 @@ class _Run:
         died: str | None,
     ) -> History:
         requests = read_requests(out)
-        expected = sum(stream.requests for stream in self._scenario.load.streams)
-        if len(requests) != expected:
-            raise HarnessError(f"the load process recorded {len(requests)} requests, {expected} were to be sent")
+        check_recorded(requests, self._scenario, self._seed)
         logs = [self._fleet.rows(name) for name in self._scenario.backend_ids]
         attempts, facts = reconcile(requests, attempts_of(logs, self._nonces[1], self._start_s))
         facts["port_block"] = self._block.base
@@ -295,6 +296,16 @@ class _Run:
             died=died,
             facts=facts,
         )
+
+
+def check_recorded(requests: Rows, scenario: Scenario, seed: int) -> None:
+    """HarnessError unless all requests of the open loop are recorded, and those of chats are numbered on from there."""
+    chats = np.array([stream.chats is not None for stream in scenario.load.streams])
+    expected, recorded = len(draw(scenario.load, seed)), int(np.count_nonzero(~chats[requests["stream"]]))
+    if recorded != expected:
+        raise HarnessError(f"the load process recorded {recorded} requests, {expected} were to be sent")
+    if (requests["number"] != np.arange(len(requests))).any():
+        raise HarnessError("the load process recorded a request twice, or left one out")
 
 
 def _schedule(scenario: Scenario) -> list[_Due]:

@@ -1,11 +1,13 @@
 """One job on aiohttp: Locust's schedule and records (`play`) over again, as a cross-check and for higher rates.
 
-Open loop: requests leave at their times, whatever became of those before. `engine_worker` is the process around it.
+Open loop: requests leave at their times, whatever became of those before; chats wait for their answers.
+`engine_worker` is the process around it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import resource
 from collections.abc import Callable
@@ -17,6 +19,7 @@ import aiohttp
 
 from harness import records
 from harness.arrivals import Arrival, draw, share_of
+from harness.chats import Chat, Crowd
 from harness.load.answer import Answer, Ledger, spread
 from harness.load.engine_client import Site
 from harness.load.job import Job
@@ -43,20 +46,22 @@ class Engine:
     """
 
     def __init__(self, job: Job, waiting: Callable[[], Waiting] = best_waiting) -> None:
-        if job.chats:
-            raise ValueError("the aiohttp engine plays open loops only; chats are Locust's")
         self.job = job
-        self.arrivals = share_of(draw(job.load, job.seed), job.worker, job.workers)
-        for last in forms_of(self.arrivals):
-            self._request(last)  # one of each form, so that a job that cannot be said fails before anything is sent
+        everything = draw(job.load, job.seed)
+        self.arrivals = share_of(everything, job.worker, job.workers)
+        self._crowd = Crowd(job.load, job.seed, len(everything), job.worker, job.workers)
+        asked = [*self.arrivals, *self._crowd.asked]
+        for one in forms_of(asked):
+            self._request(one)  # one of each form, so that a job that cannot be said fails before anything is sent
         self.site = Site.of(job.url)
         self.ledger = Ledger(job.start_s, job.backends, open_ended=not job.backends)
         self.dropped = 0
         """Arrivals that were not sent because too many were under way."""
         self._sent: set[int] = set()
         last_s = max((arrival.at_s for arrival in self.arrivals), default=0.0)
-        longest_s = max((arrival.timeout_s for arrival in self.arrivals), default=0.0)
-        self.ends_s = job.start_s + last_s + longest_s + SPARE_S
+        chats_end_s = max((stream.end_s for stream in job.load.streams if stream.chats), default=0.0)
+        longest_s = max((arrival.timeout_s for arrival in asked), default=0.0)
+        self.ends_s = job.start_s + max(last_s, chats_end_s) + longest_s + SPARE_S
         self._waiting = waiting
         self._stopped = asyncio.Event()
         self._under_way = 0
@@ -115,7 +120,9 @@ class Engine:
         """Send nothing more."""
         self._stopped.set()
 
-    async def send(self, client: aiohttp.ClientSession, arrival: Arrival, request: WireRequest, could_s: float) -> None:
+    async def send(
+        self, client: aiohttp.ClientSession, arrival: Arrival, request: WireRequest, could_s: float
+    ) -> Answer:
         """Send one request, now and once, and record it. `could_s`: when it could have been sent at the earliest."""
         answer = Answer()
         self._sent.add(arrival.number)
@@ -127,6 +134,7 @@ class Engine:
             answer.end_s = monotonic()
             self.ledger.lateness_s.append(answer.sent_s - could_s)
             self.ledger.add(arrival, request.hex, answer)
+        return answer
 
     async def _everything(
         self, waiting: Waiting, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession, lanes: dict[int, _Lane]
@@ -134,6 +142,8 @@ class Engine:
         async with asyncio.TaskGroup() as group:
             for lane in lanes.values():
                 group.create_task(lane.work())
+            for chat in self._crowd.chats:
+                group.create_task(self._talk(chat, kept, fresh))
             walk = group.create_task(self._walk(group, waiting, kept, fresh, lanes))
             stop = group.create_task(self._stopped.wait())
             await asyncio.wait({walk, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,6 +170,21 @@ class Engine:
                 self.dropped += 1
             else:
                 group.create_task(self.send(fresh if arrival.fresh else kept, arrival, request, due_s))
+
+    async def _talk(self, chat: Chat, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession) -> None:
+        """One chat, to the end of its time or a stop of the job."""
+        start_s = self.job.start_s
+        free_s, failed = start_s + chat.begins_s, False
+        while (due_s := chat.due_s(free_s - start_s, failed)) is not None:
+            while (left_s := start_s + due_s - monotonic()) > 0 and not self.stopped:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopped.wait(), left_s)
+            if self.stopped:
+                return
+            arrival = chat.ask(due_s)
+            client = fresh if arrival.fresh else kept
+            answer = await self.send(client, arrival, self._request(arrival), start_s + due_s)
+            free_s, failed = monotonic(), answer.failure is not Failure.NONE or answer.status >= 400
 
     def _request(self, arrival: Arrival) -> WireRequest:
         job = self.job

@@ -22,8 +22,7 @@ class Job:
     `x-backend-id`, in the order of their numbers. `out` is the file of request records to write (harness.records),
     `protocol` "http" or "openai". Without `backends` they are numbered as they answer.
 
-    Of several `workers` that play one job together, the one with the number `worker` (from 0) plays its share. With
-    `chats` above 0 the job is a closed loop of so many chats, each of which thinks `think_s` on average.
+    Of several `workers` that play one job together, the one with the number `worker` (from 0) plays its share.
     """
 
     load: Load
@@ -36,8 +35,6 @@ class Job:
     protocol: str = "http"
     worker: int = 0
     workers: int = 1
-    chats: int = 0
-    think_s: float = 0.0
 
     def write(self, path: Path) -> None:
         """Write this job to `path` as JSON."""

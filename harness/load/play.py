@@ -1,15 +1,13 @@
-"""One job under Locust, as an open loop or as chats, one record for each request.
+"""One job under Locust, one record for each request.
 
-`Play` walks a schedule drawn before the run: every request is sent at its time, whatever the others do. `Chats` are the
-closed loop: each waits for its answer, thinks, and asks again.
+`Play` walks a schedule drawn before the run: every request is sent at its time, whatever the others do. Beside it go
+the chats of the closed loop, if the load has any: each waits for its answer, thinks, and asks again.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -25,6 +23,7 @@ from locust.exception import StopUser
 
 from harness import records
 from harness.arrivals import Arrival, draw, share_of
+from harness.chats import Chat, Crowd
 from harness.load.answer import Answer, Ledger, spread
 from harness.load.client import Pool, Site
 from harness.load.job import Job
@@ -82,8 +81,8 @@ def perform(job: Job, stopped: gevent.event.Event) -> dict[str, Any]:
     }
 
 
-class Sender(ABC):
-    """What an open and a closed loop share: connections, the form of requests, and the ledger of their records.
+class Play:
+    """A job's load, or a worker's share of it. `ends_s` (CLOCK_MONOTONIC) is when it is over even if not all has ended.
 
     ValueError if the job's url or its requests cannot be said, OSError if its host is unknown.
     """
@@ -95,66 +94,18 @@ class Sender(ABC):
         self.ledger = Ledger(job.start_s, job.backends, open_ended=not job.backends)
         self.over = gevent.event.Event()
         self.error: Exception | None = None
-        self.shared = Pool(self.site)
-        self.at_work = gevent.pool.Group()
-
-    def begin(self, start_s: float) -> None:
-        """Make `start_s` on CLOCK_MONOTONIC second 0, instead of the job's. Before anything is sent."""
-        self.ledger.start_s = start_s
-
-    @abstractmethod
-    def walk(self) -> None:
-        """Send everything there is to send, then wait for all answers."""
-
-    def close(self) -> None:
-        """End what is still under way, record it, and close all connections."""
-        self.at_work.kill()
-        self.shared.close()
-
-    def send(self, pool: Pool, ready: Ready, could_s: float) -> None:
-        """Send one request, now, and record it. `could_s`: when it could have been sent at the earliest."""
-        answer = Answer()
-        arrival = ready.arrival
-        try:
-            pool.exchange(ready.data, answer, arrival.patience_s, keep=not arrival.fresh)
-        finally:  # also when the job is stopped meanwhile
-            self.ledger.lateness_s.append(answer.sent_s - could_s)
-            self.record(ready, answer)
-
-    def ready(self, arrival: Arrival) -> Ready:
-        """The request of `arrival`, in bytes."""
-        job = self.job
-        request = request_of(arrival, job.load.key_carrier, job.seed, job.nonce, job.protocol)
-        data = request.encoded(self.site.authority, self.site.base_path, close=arrival.fresh)
-        return Ready(arrival, request, data, self.ledger.start_s + arrival.at_s)
-
-    def record(self, ready: Ready, answer: Answer) -> None:
-        """A row for the ledger, and an event for Locust's own statistics; both count from the intended time."""
-        self.ledger.add(ready.arrival, ready.request.hex, answer)
-        self.environment.events.request.fire(  # type: ignore[no-untyped-call]
-            request_type=ready.request.method,
-            name=ready.request.name,
-            response_time=(answer.end_s - ready.due_s) * 1000.0,
-            response_length=len(answer.body),
-            exception=_complaint(answer),
-            context={},
-        )
-
-
-class Play(Sender):
-    """An open loop: a job's arrivals, or a worker's share of them, drawn before the run and sent at their times.
-
-    `ends_s` on CLOCK_MONOTONIC is when the job is over even if not everything has ended.
-    """
-
-    def __init__(self, job: Job, environment: Environment) -> None:
-        super().__init__(job, environment)
-        self.arrivals = share_of(draw(job.load, job.seed), job.worker, job.workers)
-        for last in forms_of(self.arrivals):
-            self.ready(last)  # one of each form, so that a job that cannot be said fails before anything is sent
+        self._shared = Pool(self.site)
+        self._at_work = gevent.pool.Group()
+        everything = draw(job.load, job.seed)
+        self.arrivals = share_of(everything, job.worker, job.workers)
+        self._crowd = Crowd(job.load, job.seed, len(everything), job.worker, job.workers)
+        asked = [*self.arrivals, *self._crowd.asked]
+        for one in forms_of(asked):
+            self.ready(one)  # one of each form, so that a job that cannot be said fails before anything is sent
         last_s = max((arrival.at_s for arrival in self.arrivals), default=0.0)
-        longest_s = max((arrival.timeout_s for arrival in self.arrivals), default=0.0)
-        self._lasts_s = last_s + longest_s + SPARE_S
+        chats_end_s = max((stream.end_s for stream in job.load.streams if stream.chats), default=0.0)
+        longest_s = max((arrival.timeout_s for arrival in asked), default=0.0)
+        self._lasts_s = max(last_s, chats_end_s) + longest_s + SPARE_S
         self._sent: set[int] = set()
         numbers = sorted({arrival.connection for arrival in self.arrivals if arrival.connection >= 0})
         self._lanes = {number: _Lane(self) for number in numbers}
@@ -164,84 +115,86 @@ class Play(Sender):
         """When the job is over even if not everything has ended."""
         return self.ledger.start_s + self._lasts_s
 
+    def begin(self, start_s: float) -> None:
+        """Make `start_s` on CLOCK_MONOTONIC second 0, instead of the job's. Before anything is sent."""
+        self.ledger.start_s = start_s
+
     def walk(self) -> None:
+        """Send everything there is to send, then wait for all answers."""
+        chats = gevent.pool.Group()
+        for chat in self._crowd.chats:
+            talking = gevent.Greenlet(self._talk, chat)
+            for group in (chats, self._at_work):
+                group.add(talking)
+            talking.start()
         for lane in self._lanes.values():
-            self.at_work.spawn(lane.work)
+            self._at_work.spawn(lane.work)
         with Pacer() as pacer:
             for arrival in self.arrivals:
                 ready = self.ready(arrival)  # before its time, so that only a greenlet has to be started when it is due
                 if arrival.connection >= 0:
                     start = partial(self._lanes[arrival.connection].queue.put, ready)
                 else:
-                    sending = gevent.Greenlet(self.send, self.shared, ready, ready.due_s)
-                    self.at_work.add(sending)
+                    sending = gevent.Greenlet(self.send, self._shared, ready, ready.due_s)
+                    self._at_work.add(sending)
                     start = sending.start
                 pacer.sleep_until(ready.due_s)
                 start()
                 gevent.sleep(0)  # it goes out now, not after the next one is ready
         for lane in self._lanes.values():
             lane.queue.put(None)
-        self.at_work.join()
+        chats.join(raise_error=True)
+        self._at_work.join()
 
     def close(self) -> None:
-        super().close()
+        """End what is still under way, record it, and close all connections."""
+        self._at_work.kill()
+        self._shared.close()
         for lane in self._lanes.values():
             lane.pool.close()
         self.ledger.add_unsent(arrival for arrival in self.arrivals if arrival.number not in self._sent)
         self._sent.update(arrival.number for arrival in self.arrivals)
 
-    def record(self, ready: Ready, answer: Answer) -> None:
+    def ready(self, arrival: Arrival) -> Ready:
+        """The request of `arrival`, in bytes."""
+        job = self.job
+        request = request_of(arrival, job.load.key_carrier, job.seed, job.nonce, job.protocol)
+        data = request.encoded(self.site.authority, self.site.base_path, close=arrival.fresh)
+        return Ready(arrival, request, data, self.ledger.start_s + arrival.at_s)
+
+    def send(self, pool: Pool, ready: Ready, could_s: float) -> Answer:
+        """Send one request, now, and record it. `could_s`: when it could have been sent at the earliest."""
+        answer = Answer()
+        arrival = ready.arrival
+        try:
+            pool.exchange(ready.data, answer, arrival.patience_s, keep=not arrival.fresh)
+        finally:  # also when the job is stopped meanwhile
+            self.ledger.lateness_s.append(answer.sent_s - could_s)
+            self._record(ready, answer)
+        return answer
+
+    def _talk(self, chat: Chat) -> None:
+        """One chat, to the end of its time."""
+        start_s = self.ledger.start_s
+        free_s, failed = start_s + chat.begins_s, False
+        while (due_s := chat.due_s(free_s - start_s, failed)) is not None:
+            if start_s + due_s > monotonic():
+                sleep_until(start_s + due_s)
+            answer = self.send(self._shared, self.ready(chat.ask(due_s)), start_s + due_s)
+            free_s, failed = monotonic(), answer.failure is not Failure.NONE or answer.status >= 400
+
+    def _record(self, ready: Ready, answer: Answer) -> None:
+        """A row for the ledger, and an event for Locust's own statistics; both count from the intended time."""
         self._sent.add(ready.arrival.number)
-        super().record(ready, answer)
-
-
-class Chats(Sender):
-    """A closed loop: `job.chats` chats, or a worker's share of them; each waits for an answer, thinks, asks again.
-
-    Times to think are exponential with mean `job.think_s`, drawn from the job's seed for each chat. A request is
-    intended for the end of its thinking. What is asked for comes from the job's load, whose times do not count but its
-    length. Numbers are dealt so that no two workers use the same.
-    """
-
-    def __init__(self, job: Job, environment: Environment) -> None:
-        super().__init__(job, environment)
-        self._asked = draw(job.load, job.seed)
-        if not self._asked:
-            raise ValueError("a load without a request gives a chat nothing to ask for")
-        for last in forms_of(self._asked):
-            self.ready(last)
-        self._lasts_s = max(stream.end_s for stream in job.load.streams)
-        self._count = 0
-
-    @property
-    def ends_s(self) -> float:
-        """When the job is over even if not everything has ended."""
-        longest_s = max(arrival.timeout_s for arrival in self._asked)
-        return self.ledger.start_s + self._lasts_s + longest_s + SPARE_S
-
-    def walk(self) -> None:
-        for number in range(self.job.worker, self.job.chats, self.job.workers):
-            self.at_work.spawn(self._chat, random.Random(f"{self.job.seed}/chat/{number}"))
-        self.at_work.join(raise_error=True)
-
-    def _chat(self, generator: random.Random) -> None:
-        start_s, think_s = self.ledger.start_s, self.job.think_s
-        free_s = start_s
-        while True:
-            due_s = free_s + (generator.expovariate(1.0 / think_s) if think_s > 0 else 0.0)
-            if due_s - start_s >= self._lasts_s:
-                return
-            if due_s > free_s or free_s == start_s:
-                sleep_until(due_s)
-            self.send(self.shared, self._next(due_s), due_s)
-            free_s = monotonic()
-
-    def _next(self, due_s: float) -> Ready:
-        number = self.job.worker + self._count * self.job.workers
-        self._count += 1
-        template = self._asked[number % len(self._asked)]
-        at_s = due_s - self.ledger.start_s
-        return self.ready(replace(template, number=number, at_s=at_s, connection=-1))
+        self.ledger.add(ready.arrival, ready.request.hex, answer)
+        self.environment.events.request.fire(  # type: ignore[no-untyped-call]
+            request_type=ready.request.method,
+            name=ready.request.name,
+            response_time=(answer.end_s - ready.due_s) * 1000.0,
+            response_length=len(answer.body),
+            exception=_complaint(answer),
+            context={},
+        )
 
 
 @dataclass(frozen=True, slots=True)

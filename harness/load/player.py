@@ -21,8 +21,8 @@ from locust.runners import LocalRunner, WorkerRunner
 from harness.load.answer import spread
 from harness.load.job import Job
 from harness.load.messages import TO_PLAYER, Plan, named
-from harness.load.play import Chats, Play
-from harness.load.profiles import load_of
+from harness.load.play import Play
+from harness.load.profiles import load_of, talking
 
 BATCH_S = 0.5
 AGAIN_S = 2.0
@@ -43,7 +43,7 @@ class Player:
         self.over = gevent.event.Event()
         self._run = -1
         self._performing: gevent.Greenlet | None = None
-        self._play: Play | Chats | None = None
+        self._play: Play | None = None
         self._go: gevent.event.AsyncResult[float] = gevent.event.AsyncResult()
         self._stopped = gevent.event.Event()
         self._thanked = gevent.event.Event()
@@ -123,8 +123,7 @@ class Player:
             return
         self._play, self._batches = play, 0
         self._unheard.clear()
-        requests = len(play.arrivals) if isinstance(play, Play) else 0
-        self._say("ready", run=plan.run, requests=requests, error="", player=self.runner.client_id)
+        self._say("ready", run=plan.run, requests=len(play.arrivals), error="", player=self.runner.client_id)
         # A collection in the middle would be a stall in somebody's latency; so there is little left to look through.
         gc.collect()
         gc.freeze()
@@ -137,7 +136,7 @@ class Player:
             self.over.set()
 
     def _play_through(
-        self, play: Play | Chats, run: int, go: gevent.event.AsyncResult[float], stopped: gevent.event.Event
+        self, play: Play, run: int, go: gevent.event.AsyncResult[float], stopped: gevent.event.Event
     ) -> None:
         gevent.wait([go, stopped], count=1)
         if not stopped.is_set():
@@ -152,7 +151,7 @@ class Player:
             walking.kill()
         play.close()
 
-    def _hand_over(self, play: Play | Chats, run: int) -> None:
+    def _hand_over(self, play: Play, run: int) -> None:
         rows = play.ledger.take()
         if rows:
             batch = {"run": run, "batch": self._batches, "rows": rows, "backends": play.ledger.backends}
@@ -160,7 +159,7 @@ class Player:
             self._batches += 1
             self._say("records", player=self.runner.client_id, **batch)
 
-    def _hand_over_rest(self, play: Play | Chats, run: int, thanked: gevent.event.Event) -> None:
+    def _hand_over_rest(self, play: Play, run: int, thanked: gevent.event.Event) -> None:
         self._hand_over(play, run)
         error = "a worker left before the end and abandoned what it had not sent" if self._leaving else ""
         error = _one_line(play.error) if play.error else error
@@ -179,9 +178,10 @@ def _told(handler: Callable[[dict[str, Any]], None], environment: Environment, m
     handler(msg.data)
 
 
-def _prepared(plan: Plan, environment: Environment) -> Play | Chats:
+def _prepared(plan: Plan, environment: Environment) -> Play:
+    load = load_of(plan.profile, plan.rate_per_s, plan.duration_s)
     job = Job(
-        load=load_of(plan.profile, plan.rate_per_s, plan.duration_s),
+        load=talking(load, plan.chats, plan.think_s) if plan.chats else load,
         seed=plan.seed,
         nonce=plan.nonce,
         url=plan.url,
@@ -191,10 +191,8 @@ def _prepared(plan: Plan, environment: Environment) -> Play | Chats:
         protocol=plan.protocol,
         worker=plan.worker,
         workers=plan.workers,
-        chats=plan.chats,
-        think_s=plan.think_s,
     )
-    return Chats(job, environment) if plan.chats else Play(job, environment)
+    return Play(job, environment)
 
 
 def _one_line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from harness.claims import nearest
 from harness.content import Content, LongTail, Sessions
 from harness.load import traces
 from harness.load.wire import NUMBER_BITS
-from harness.model import ClaimsError, Keys, Load, Method, Stream
+from harness.model import Chats, ClaimsError, Keys, Load, Method, Stream
 from harness.shapes import Bursts, Constant, Diurnal, OnOff, Poisson, Ramp, Shape, Spike, Step, expected
 
 MODELS = 20
@@ -50,6 +50,13 @@ def load_of(name: str, rate_per_s: float, duration_s: float) -> Load:
     if name not in PROFILES:
         raise ClaimsError(f"load profile {name!r} is unknown; {nearest(name, PROFILES)}")
     return PROFILES[name].make(rate_per_s, duration_s)
+
+
+def talking(load: Load, count: int, think_s: float) -> Load:
+    """What `load`, one of `load_of`, asks for, as a closed loop of the same length: `count` chats."""
+    (stream,) = load.streams
+    chats = Chats(count, think_s, stream.end_s - stream.start_s)
+    return replace(load, streams=(replace(stream, chats=chats, shape=None),))
 
 
 def planned(load: Load) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from harness.arrivals import Arrival
 from harness.balancer.describe import described
 from harness.balancer.protocol import ClientGone, Event, Request, RequestArrived
+from harness.chats import Chat, Crowd
 from harness.claims import Claims
 from harness.load.wire import request_of
 from harness.model import Echo, Failure, HarnessError
@@ -85,13 +86,15 @@ class Reader:
 class Clients:
     """All clients. `open` counts the requests without an end; `rows` are theirs, by number.
 
-    `see` makes the request that the gateway is told of, from an arrival and the number of its connection.
+    `see` makes the request that the gateway is told of, from an arrival and the number of its connection. `arrivals`
+    and `rows` grow by what the chats of `crowd` ask.
     """
 
     def __init__(
         self,
         agenda: Agenda,
-        arrivals: tuple[Arrival, ...],
+        arrivals: list[Arrival],
+        crowd: Crowd,
         rows: list[ClientRow],
         streams: int,
         see: Callable[[Arrival, int], Request],
@@ -107,10 +110,17 @@ class Clients:
         self._connections = streams  # those below belong to streams with a single one
         self._queues: dict[int, deque[Arrival]] = {}
         self._connection_of: dict[int, int] = {}
-        self._coming = iter(arrivals)
+        self._coming = iter(tuple(arrivals))
+        self._crowd = crowd
+        self._chat_of: dict[int, Chat] = {}
 
     def begin(self) -> None:
-        """Put the first request on the agenda; each is followed by the next."""
+        """Put the first request on the agenda, which each is followed by the next, and the first of every chat."""
+        self._next()
+        for chat in self._crowd.chats:
+            self._think(chat, chat.begins_s)
+
+    def _next(self) -> None:
         arrival = next(self._coming, None)
         if arrival is not None:
             self._agenda.before(arrival.at_s, self._due, arrival)
@@ -126,7 +136,23 @@ class Clients:
         self._done(row)
 
     def _due(self, arrival: Arrival) -> None:
-        self.begin()
+        self._next()
+        self._send(arrival)
+
+    def _think(self, chat: Chat, free_s: float, failed: bool = False) -> None:
+        due_s = chat.due_s(free_s, failed)
+        if due_s is not None:
+            self._agenda.at(due_s, self._ask, chat)
+
+    def _ask(self, chat: Chat) -> None:
+        arrival = chat.ask(self._agenda.now.now_s)
+        self._arrivals.append(arrival)
+        self._rows.append(ClientRow(arrival.number))
+        self._chat_of[arrival.number] = chat
+        self.open += 1
+        self._send(arrival)
+
+    def _send(self, arrival: Arrival) -> None:
         if arrival.connection < 0:
             if arrival.fresh or not self._idle_connections:
                 self._connections += 1
@@ -156,6 +182,9 @@ class Clients:
         row.done = True
         self.open -= 1
         connection = self._connection_of.pop(row.number)
+        chat = self._chat_of.pop(row.number, None)
+        if chat is not None:
+            self._think(chat, self._agenda.now.now_s, row.failure is not Failure.NONE or row.status >= 400)
         queue = self._queues.get(connection)
         if queue is None:
             if not self._arrivals[row.number].fresh:

@@ -35,9 +35,9 @@ class ClientRow:
 
 
 class Evidence:
-    """Rows of one run. `died` is set when the gateway itself raised."""
+    """Rows of one run. `died` is set when the gateway itself raised. `arrivals` may grow, and `requests` with them."""
 
-    def __init__(self, scenario: Scenario, seed: int, arrivals: tuple[Arrival, ...]) -> None:
+    def __init__(self, scenario: Scenario, seed: int, arrivals: Sequence[Arrival]) -> None:
         self._scenario = scenario
         self._seed = seed
         self._arrivals = arrivals

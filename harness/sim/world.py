@@ -32,6 +32,7 @@ from harness.balancer.protocol import (
     SetTimer,
     TimerFired,
 )
+from harness.chats import Crowd
 from harness.history import History
 from harness.load.wire import model_of
 from harness.model import Echo, Failure, HarnessError, Kind, Scenario
@@ -79,11 +80,17 @@ class Simulation:
         self._backends = {
             f"gpu-{number}": SimBackend(number, scenario.server, seed) for number in range(len(scenario.backend_ids))
         }
-        self._arrivals = draw(scenario.load, seed)
+        self._arrivals = list(draw(scenario.load, seed))
         self._evidence = Evidence(scenario, seed, self._arrivals)
         see = Reader(scenario.load.key_carrier, target.claims, seed)
         self._clients = Clients(
-            self._agenda, self._arrivals, self._evidence.requests, len(scenario.load.streams), see, self._tell
+            self._agenda,
+            self._arrivals,
+            Crowd(scenario.load, seed, first=len(self._arrivals)),
+            self._evidence.requests,
+            len(scenario.load.streams),
+            see,
+            self._tell,
         )
         self._attempts: dict[int, Attempt] = {}
         self._timers: dict[int, float] = {}

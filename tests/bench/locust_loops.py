@@ -21,7 +21,8 @@ from harness.load import play as player
 from harness.load.answer import Answer, Ledger
 from harness.load.job import Job
 from harness.load.pacing import Pacer
-from harness.load.play import Chats, Play
+from harness.load.play import Play
+from harness.load.profiles import talking
 from harness.load.wire import request_of
 from harness.model import Failure, Keys, Load, Stream
 
@@ -34,8 +35,8 @@ LOAD = Load((Stream("load", 0.0, RATE, OPEN_REQUESTS, arrivals="poisson", keys=K
 Figures = dict[str, float]
 
 
-def _job(port: str, chats: int = 0, load: Load = LOAD) -> Job:
-    return Job(load, 1, 5, f"http://127.0.0.1:{port}", 0.0, ("gpu-0",), "", chats=chats)
+def _job(port: str, load: Load = LOAD) -> Job:
+    return Job(load, 1, 5, f"http://127.0.0.1:{port}", 0.0, ("gpu-0",), "")
 
 
 def _open(kind: str, port: str) -> Figures:
@@ -69,7 +70,7 @@ def _closed(kind: str, port: str) -> Figures:
     environment = Environment(user_classes=[_plain(port)])
     runner = environment.create_local_runner()
     load = Load((Stream("load", 0.0, RATE, round(CLOSED_S * RATE), keys=Keys(20)),))
-    chats = Chats(_job(port, USERS, load), environment)
+    chats = Play(_job(port, talking(load, USERS, 0.0)), environment)
     before_s, began_s = time.process_time(), time.monotonic()
     if kind == "chats":
         chats.begin(began_s)

@@ -36,6 +36,9 @@ from tests.harness.load.test_worker import (  # noqa: F401
     test_a_job_that_cannot_be_said_sends_nothing,
     test_a_line_that_is_no_job,
     test_an_update_and_its_kind,
+    test_chats_and_an_open_loop_go_side_by_side,
+    test_chats_of_several_workers_are_dealt,
+    test_chats_wait_think_and_back_off,
     test_descriptors_do_not_grow,
     test_foreign_and_missing_tags_and_unknown_backends,
     test_fresh_is_really_fresh,
@@ -45,6 +48,7 @@ from tests.harness.load.test_worker import (  # noqa: F401
     test_refused,
     test_reused_tells_first_from_later_requests_of_a_connection,
     test_stop_in_the_middle,
+    test_stop_reaches_chats_that_think,
     test_stop_right_behind_the_job_is_not_lost,
     test_two_thousand_a_second_lose_nothing,
 )
@@ -135,12 +139,6 @@ def test_news_do_not_count_who_gives_up_on_purpose(load_process: LoadProcess, se
         told.append(answer["news"])
     assert any(news["ended"] >= 5 for news in told)
     assert all(news["failed"] <= max(0, news["ended"] - 5) for news in told)
-
-
-def test_chats_are_refused(load_process: LoadProcess, server: RawServer) -> None:
-    load_process.ask(server.url, stream(4), chats=2)
-    assert "open loops only" in load_process.answer()["error"]
-    assert not server.seen
 
 
 def test_workers_share_a_job(load_process: LoadProcess, server: RawServer) -> None:

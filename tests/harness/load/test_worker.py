@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from harness import records
-from harness.model import Connections, Echo, Failure, Keys, Kind, Method, Stream
+from harness.model import Chats, Connections, Echo, Failure, Keys, Kind, Method, Stream
 from tests.harness.load.conftest import NONCE, PATIENCE_S, ROOT, LoadProcess, RawServer, Reply, Seen
 
 BOTH = (Method.GET, Method.POST)
 
 
-def stream(requests: int = 10, rate_per_s: float = 200.0, **others: object) -> Stream:
+def stream(requests: int = 10, rate_per_s: float = 200.0, name: str = "load", **others: object) -> Stream:
     """A short stream; `others` as in harness.model.Stream."""
     settings: dict[str, object] = {"timeout_s": 5.0, "methods": BOTH, **others}
-    return Stream("load", 0.0, rate_per_s, requests, **settings)  # type: ignore[arg-type]
+    return Stream(name, 0.0, rate_per_s, requests, **settings)  # type: ignore[arg-type]
 
 
 def failures(rows: records.Rows) -> set[Failure]:
@@ -350,3 +350,49 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+# --- the closed loop --------------------------------------------------------------------------------------
+
+
+def most_at_once(rows: records.Rows) -> int:
+    """How many requests were under way at the same time, at most."""
+    changes = np.concatenate([np.ones(len(rows)), -np.ones(len(rows))])
+    order = np.lexsort((changes, np.concatenate([rows["sent_s"], rows["end_s"]])))
+    return int(np.cumsum(changes[order]).max())
+
+
+def test_chats_wait_think_and_back_off(load_process: LoadProcess, server: RawServer) -> None:
+    chats = Chats(count=4, think_s=0.01, duration_s=0.6)
+    answer, rows = load_process.play(server.url, stream(20, chats=chats))
+    assert answer["requests"] == len(rows) == len(server.seen) > 20
+    assert list(rows["number"]) == list(range(len(rows)))
+    assert failures(rows) == {Failure.NONE}
+    assert_never_early(rows)
+    assert most_at_once(rows) <= 4
+    assert rows["intended_s"].max() < 0.6
+    server.reply = lambda seen: Reply(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
+    _, refused = load_process.play(server.url, stream(20, chats=Chats(count=4, think_s=0.0, duration_s=0.6)))
+    assert 4 < len(refused) <= 4 * (1 + 0.6 / 0.05)
+
+
+def test_chats_of_several_workers_are_dealt(load_process: LoadProcess, server: RawServer) -> None:
+    chats = stream(8, rate_per_s=40.0, chats=Chats(count=3, think_s=0.02, duration_s=0.3))
+    parts = [load_process.play(server.url, chats, worker=worker, workers=2)[1] for worker in (0, 1)]
+    assert [most_at_once(rows) <= most for rows, most in zip(parts, (2, 1), strict=True)] == [True, True]
+    assert [set(rows["number"] % 2) for rows in parts] == [{0}, {1}]
+
+
+def test_chats_and_an_open_loop_go_side_by_side(load_process: LoadProcess, server: RawServer) -> None:
+    open_loop, chats = stream(20), stream(8, name="chats", chats=Chats(count=2, think_s=0.02, duration_s=0.3))
+    _, rows = load_process.play(server.url, open_loop, chats)
+    assert list(rows["stream"][:20]) == [0] * 20
+    assert len(rows) > 22
+    assert set(rows["stream"][20:]) == {1}
+    assert rows["intended_s"][:20] == pytest.approx([number / 200.0 for number in range(20)])
+
+
+def test_stop_reaches_chats_that_think(load_process: LoadProcess, server: RawServer) -> None:
+    load_process.ask(server.url, stream(8, chats=Chats(count=2, think_s=60.0, duration_s=600.0)))
+    load_process.tell({"stop": True})
+    assert load_process.answer()["done"]

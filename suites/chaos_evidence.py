@@ -15,7 +15,7 @@ from harness.history import History, Mask
 from harness.model import Keys, Kind, Load, Method, Scenario, Stream
 from harness.programmes import PROGRAMMES
 from harness.property import Findings, Property, declare, held, undecided, within
-from harness.stats import band, beta_binomial_pmf
+from harness.stats import band, beta_binomial_pmf, binomial_pmf
 from harness.timeline import Kill, Restart, Step, heals_at_s, is_fault
 from suites.integrity import answer_belongs_to_request
 from suites.retry_evidence import turns, updates
@@ -41,6 +41,13 @@ USED_SHARE = 0.25
 
 One of four is due 22 of the 86 requests by then: fewer than 6 come from chance once in 20,000 runs.
 """
+
+SETTLED_S = 0.2
+"""Chats begin by thinking; as many as ever will are waiting from about here on."""
+
+LEAST_S = 0.4
+PACE = 0.9
+"""Of the former pace; answers may take a little longer with a cold cache."""
 
 COARSE = 40
 """Points a backend where no ring is claimed: how uneven shares by key may be is taken from a ring."""
@@ -238,6 +245,29 @@ def nothing_lost(history: History, claims: Claims) -> Findings:
     sent = len(history.requests)
     note = f"{lost} of {sent} lost"
     yield held(lost == 0, 0.0, lost, 0, until_s=history.scenario.end_s, sample=sent, note=note)
+
+
+def keeps_pace(history: History, claims: Claims, crowd: str) -> Findings:
+    """The chats of a closed loop ask as often after the claimed time as before the programme, but for chance.
+
+    With n1 asked in a stretch before and n2 in one after, n2 of n1 + n2 is binomial if both come at their rates
+    independently; chats that wait for answers vary less. `PACE` of the former pace conforms.
+    """
+    start_s, end_s = began_s(history), healed_s(history)
+    if start_s is None or end_s is None or not was_used(history, struck(history), start_s):
+        return
+    before_s = (SETTLED_S, start_s - IN_FLIGHT_S)
+    after_s = (end_s + recovery_s(claims), history.scenario.end_s)
+    lasts_s, later_s = before_s[1] - before_s[0], after_s[1] - after_s[0]
+    if later_s < LEAST_S:
+        yield undecided("too little of the run is left after the claimed time", end_s)
+        return
+    mine = history.in_stream(crowd)
+    before, after = (int(np.count_nonzero(mine & sent_between(history, *stretch))) for stretch in (before_s, after_s))
+    share = PACE * later_s / (PACE * later_s + lasts_s)
+    least, _ = band(binomial_pmf(before + after, share), 2 * PROGRAMME_ALPHA)
+    note = f"{before / lasts_s:.0f} a second before, {after / later_s:.0f} after: {after}, {least} at least due"
+    yield held(after >= least, after_s[0], after, least, sample=before + after, alpha=PROGRAMME_ALPHA, note=note)
 
 
 # --- any programme ------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_requests_are_asked_in_turn_and_over_again() -> None:
 
 def test_a_chat_keeps_to_its_session() -> None:
     """Turn after turn, each with what was said before, and nobody else asks in between."""
-    content = Content(prompt=Fixed(3), output=Fixed(5), sessions=Sessions(2, 3.0))
+    content = Content(prompt=Fixed(3), output=Fixed(5), sessions=Sessions(2, 3))
     crowd = Crowd(load(requests=60, content=content), 1, 0)
     asked = {number: [chat.ask(0.0) for _ in range(12)] for number, chat in enumerate(crowd.chats[:2])}
     for arrivals in asked.values():

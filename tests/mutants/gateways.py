@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from harness.balancer.bare import BareGateway
-from harness.balancer.protocol import Action, AttemptEnded, ClientGone, Commit, Event, Reply, RequestArrived
+from harness.balancer.protocol import (
+    Action,
+    AttemptEnded,
+    ClientGone,
+    Commit,
+    Event,
+    Reply,
+    RequestArrived,
+    SetTimer,
+    TimerFired,
+)
 from tests.mutants.policies import CLAIMS, Conforming
 
 
@@ -55,3 +65,31 @@ class MixesAnswersUp:
         self._held = None
         self._waiting.discard(commit.request_id)
         return [commit]
+
+
+class GrowsCautious:
+    """Once an attempt has failed, every request has to wait before it is looked at; nothing is ever lost by it."""
+
+    claims = CLAIMS
+
+    WAITS_S = 0.2
+
+    def __init__(self) -> None:
+        self._bare = BareGateway(Conforming())
+        self._cautious = False
+        self._waiting: dict[int, RequestArrived] = {}
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """As the bare gateway, whose own timers have numbers from 0."""
+        match event:
+            case AttemptEnded():
+                self._cautious |= event.error is not None
+            case RequestArrived(request) if self._cautious:
+                self._waiting[request.id] = event
+                return [SetTimer(-1 - request.id, now_s + self.WAITS_S)]
+            case ClientGone(request_id) if self._waiting.pop(request_id, None) is not None:
+                return []
+            case TimerFired(timer_id) if timer_id < 0:
+                waiting = self._waiting.pop(-1 - timer_id, None)
+                return [] if waiting is None else self._bare.handle(waiting, now_s)
+        return self._bare.handle(event, now_s)

@@ -11,7 +11,7 @@ import pytest
 from harness.arrivals import Arrival
 from harness.claims import Affinity, Backoff, Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.history import History, StepSeen
-from harness.model import Echo, Kind
+from harness.model import Echo, Kind, Stream
 from harness.property import Held, Within, catalogue
 from harness.timeline import Kill, Leave
 from harness.verdict import Outcome
@@ -131,6 +131,48 @@ def test_the_longest_claimed_time_counts() -> None:
     assert recovery_s(Claims((Failover(1.0), Ejection(open_s=4.0)))) == 4.0
     assert recovery_s(Claims((Failover(1.0), HealthChecks(0.5, 1.0, 2, 3)))) == 2.5
     assert recovery_s(Claims()) == 0.0
+
+
+# --- the pace of a crowd ------------------------------------------------------------------------------------
+
+
+def crowded(paces: dict[float, float], claims: Claims = CLAIMS) -> History:
+    """A crowd that asks so often (per second) from each of these times on."""
+    scenario = chaos.crowd(claims)
+    starts_s = [*paces, scenario.end_s]
+    parts = [
+        Stream("crowd", start_s, rate_per_s, round((until_s - start_s) * rate_per_s))
+        for (start_s, rate_per_s), until_s in zip(paces.items(), starts_s[1:], strict=True)
+    ]
+    traffic, *_ = scenario.load.streams
+    load = replace(scenario.load, streams=(*parts, traffic))
+    history = healed(history_of(replace(scenario, load=load), lambda arrival: arrival.number % 3))
+    requests = history.requests.copy()
+    requests["stream"] = np.where(requests["stream"] < len(parts), 0, 1)
+    return replace(history, requests=requests)
+
+
+def test_a_crowd_may_slow_down_until_the_bound_and_by_a_tenth_after_it() -> None:
+    item = chaos.crowd_keeps_its_pace
+    assert outcome(item, crowded({0.0: 290.0}), CLAIMS) is Outcome.PASS
+    assert outcome(item, crowded({0.0: 290.0, END_S: 20.0, BOUND_S: 262.0}), CLAIMS) is Outcome.PASS
+    assert outcome(item, crowded({0.0: 290.0, BOUND_S: 145.0}), CLAIMS) is Outcome.FAIL
+    assert outcome(item, crowded({0.0: 290.0, BOUND_S: 340.0}), CLAIMS) is Outcome.PASS
+
+
+def test_the_pace_says_nothing_where_nothing_was_struck_or_nothing_is_left() -> None:
+    history = crowded({0.0: 290.0})
+    assert outcome(chaos.crowd_keeps_its_pace, replace(history, steps=()), CLAIMS) is not Outcome.PASS
+    late = replace(
+        history, steps=tuple(replace(step, healed_s=history.scenario.end_s - WITHIN_S - 0.3) for step in history.steps)
+    )
+    assert outcome(chaos.crowd_keeps_its_pace, late, CLAIMS) is Outcome.INCONCLUSIVE
+
+
+def test_the_crowd_is_a_closed_loop_for_the_whole_run() -> None:
+    scenario = chaos.crowd(CLAIMS)
+    (crowd,) = (stream for stream in scenario.load.streams if stream.chats is not None)
+    assert crowd.end_s == scenario.end_s == chaos.node_crash(CLAIMS).end_s
 
 
 # --- contained and nothing lost -----------------------------------------------------------------------------

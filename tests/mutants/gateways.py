@@ -93,3 +93,28 @@ class GrowsCautious:
                 waiting = self._waiting.pop(-1 - timer_id, None)
                 return [] if waiting is None else self._bare.handle(waiting, now_s)
         return self._bare.handle(event, now_s)
+
+
+class FewAtATime:
+    """Turns away whoever comes while fifteen requests are inside, which it has told nobody of."""
+
+    claims = CLAIMS
+
+    MOST = 15
+
+    def __init__(self) -> None:
+        self._bare = BareGateway(Conforming())
+        self._inside: set[int] = set()
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """As the bare gateway where there is room."""
+        match event:
+            case RequestArrived(request) if len(self._inside) >= self.MOST:
+                return [Reply(request.id, 503, "too many requests")]
+            case RequestArrived(request):
+                self._inside.add(request.id)
+            case ClientGone(request_id):
+                self._inside.discard(request_id)
+        actions = self._bare.handle(event, now_s)
+        self._inside -= {action.request_id for action in actions if isinstance(action, Commit | Reply)}
+        return actions

@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from harness.arrivals import draw
 from harness.claims import Claims
 from harness.history import History, StepSeen
 from harness.model import Echo, Ending
 from harness.property import Held, undecided
 from harness.verdict import Outcome
-from suites.integrity import answer_belongs_to_request
+from suites.integrity import answer_belongs_to_request, rush, rush_nothing_lost
 from suites.scenarios import steady
-from tests.suites.histories import history_of, lost, outcome
+from tests.suites.histories import SEED, history_of, lost, outcome
 
 CLAIMS = Claims()
 
@@ -149,3 +150,24 @@ def test_calls_of_the_balancers_own_are_no_orphans() -> None:
     probe = history.attempts[:1].copy()
     probe["request"], probe["carriers"] = -1, 0
     assert figures(replace(history, attempts=np.concatenate([history.attempts, probe])))[1] == (True, 0, 1000)
+
+
+# --- the rush ---------------------------------------------------------------------------------------------
+
+
+def test_a_rush_has_streams_large_bodies_and_clients_that_give_up() -> None:
+    arrivals = draw(rush(CLAIMS).load, SEED)
+    at_its_height = [one for one in arrivals if 1.1 <= one.at_s < 1.5]
+    assert len(at_its_height) > 0.4 * len(arrivals)
+    assert 0.4 < sum(one.streams for one in arrivals) / len(arrivals) < 0.6
+    assert max(one.payload_bytes for one in arrivals) > 20_000
+    assert 5 < sum(one.patience_s < one.timeout_s for one in arrivals) < 0.1 * len(arrivals)
+    assert not any(one.streams for one in draw(rush(Claims(protocol="kserve")).load, SEED))
+
+
+def test_whoever_gave_up_is_not_lost_and_everybody_else_is() -> None:
+    history = history_of(rush(CLAIMS), lambda arrival: arrival.number % 4)
+    patient = [one.number for one in draw(history.scenario.load, SEED) if one.patience_s >= one.timeout_s]
+    gone = sorted(set(range(len(history.requests))) - set(patient))
+    assert outcome(rush_nothing_lost, lost(history, gone), CLAIMS) is Outcome.PASS
+    assert outcome(rush_nothing_lost, lost(history, patient[:1]), CLAIMS) is Outcome.FAIL

@@ -8,21 +8,25 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from unittest.mock import Mock
 
 import pytest
 
-from harness.history import History
+from harness.arrivals import draw
+from harness.history import History, empty_requests
 from harness.judge import Judge
 from harness.live.balancer import Balancer
 from harness.live.children import Child
 from harness.live.load import LoadProcess
-from harness.live.session import LiveSession
+from harness.live.session import LiveSession, check_recorded
 from harness.load.job import Job
-from harness.model import Failure, HarnessError, Scenario, TargetError, World
+from harness.model import Chats, Failure, HarnessError, Load, Scenario, TargetError, World
 from harness.property import Findings, Property, declare, held
+from harness.records import Rows
+from harness.shapes import Poisson
 from harness.target import Target
 from harness.targets.reference import ReferenceTarget
 from harness.verdict import Outcome, Record
@@ -242,7 +246,7 @@ SCRIPT = """
 import signal
 import sys
 from harness.live.load import LoadProcess
-from harness.live.session import LiveSession
+from harness.live.session import LiveSession, check_recorded
 from harness.timeline import Kill
 from harness.targets import resolve
 from tests.harness.live.helpers import traffic
@@ -305,3 +309,38 @@ def test_sigkill_leaves_no_process(script: subprocess.Popen[str]) -> None:
     until(lambda: not any(map(runs, family)))
     with suppress(ValueError):
         script.communicate(timeout=PATIENCE_S)
+
+
+# --- what the load process recorded -----------------------------------------------------------------------
+
+
+def recorded(scenario: Scenario, chatted: int) -> Rows:
+    """The rows of an open loop, and so many of chats behind it."""
+    arrivals = draw(scenario.load, SEED)
+    rows = empty_requests(len(arrivals) + chatted)
+    rows["stream"] = [arrival.stream for arrival in arrivals] + [1] * chatted
+    return rows
+
+
+def test_every_request_of_the_open_loop_has_to_be_recorded_and_those_of_chats_follow() -> None:
+    scenario = traffic(1.0)
+    (stream,) = scenario.load.streams
+    chats = replace(stream, name="chats", chats=Chats(2, 0.1, 1.0))
+    both = replace(scenario, load=replace(scenario.load, streams=(stream, chats)))
+    rows = recorded(both, 7)
+    check_recorded(rows, both, SEED)
+    check_recorded(rows[:-7], both, SEED)
+    with pytest.raises(HarnessError, match=f"recorded {len(rows) - 8} requests, {len(rows) - 7} were to be sent"):
+        check_recorded(rows[1:], both, SEED)
+    twice = rows.copy()
+    twice["number"][-1] = twice["number"][-2]
+    with pytest.raises(HarnessError, match="twice, or left one out"):
+        check_recorded(twice, both, SEED)
+
+
+def test_a_shape_has_as_many_requests_as_were_drawn() -> None:
+    (stream,) = traffic(1.0).load.streams
+    shaped = replace(traffic(1.0), load=Load((replace(stream, shape=Poisson(200.0, 1.0)),)))
+    rows = recorded(shaped, 0)
+    assert len(rows) != stream.requests
+    check_recorded(rows, shaped, SEED)

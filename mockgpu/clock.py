@@ -44,7 +44,7 @@ class Alarm(Protocol):
     """Wakes its owner once, some time after a deadline or a little before it."""
 
     def set(self, deadline_s: float) -> None:
-        """Wake at that time, and at no other."""
+        """Wake at that time, and at no other; infinite: at none."""
 
     def close(self) -> None:
         """Never wake again."""
@@ -97,11 +97,23 @@ class Clock:
         self._alarm.close()
 
     def _ring(self) -> None:
-        """Run what is due and set the alarm for the next."""
+        """Run what is due, also what comes due meanwhile, and set the alarm for the next.
+
+        To be woken anew costs as much as a streamed event.
+        """
         heap = self._heap
         now_s = time.monotonic()
-        while heap and (heap[0][0] <= now_s or heap[0][2].callback is None):
-            callback = heappop(heap)[2].callback
+        # Not more than there are now, or callbacks that ask for ever more would hold up the loop.
+        turns = len(heap)
+        while heap and turns:
+            deadline_s, _, timer = heap[0]
+            callback = timer.callback
+            if callback is not None and deadline_s > now_s:
+                now_s = time.monotonic()
+                if deadline_s > now_s:
+                    break
+            turns -= 1
+            heappop(heap)
             if callback is None:
                 continue
             try:
@@ -109,8 +121,7 @@ class Clock:
             except Exception as error:
                 self._loop.call_exception_handler({"message": "clock callback failed", "exception": error})
         self._set_to_s = heap[0][0] if heap else math.inf
-        if heap:
-            self._alarm.set(self._set_to_s)
+        self._alarm.set(self._set_to_s)
 
 
 class _LoopAlarm:
@@ -123,8 +134,9 @@ class _LoopAlarm:
 
     def set(self, deadline_s: float) -> None:
         self.close()
-        # The loop's clock need not be ours, and it may fire within its own resolution before the time.
-        self._handle = self._loop.call_at(self._loop.time() + deadline_s - time.monotonic(), self._ring)
+        if deadline_s < math.inf:
+            # The loop's clock need not be ours, and it may fire within its own resolution before the time.
+            self._handle = self._loop.call_at(self._loop.time() + deadline_s - time.monotonic(), self._ring)
 
     def close(self) -> None:
         if self._handle is not None:
@@ -132,32 +144,30 @@ class _LoopAlarm:
             self._handle = None
 
 
+# A hundred years: a timerfd can't be set much farther, and need not be set at all for that.
+_FARTHEST_S = 3e9
+
+
 class _TimerfdAlarm:
     """An alarm out of a Linux timerfd."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
-        self._ring = ring
         self._descriptor = _timerfd_create()
         self._set_to = _timerfd_setter(self._descriptor)
-        loop.add_reader(self._descriptor, self._expired)
+        # It is never read: it is set after each ring, and then no longer readable.
+        loop.add_reader(self._descriptor, ring)
 
     def set(self, deadline_s: float) -> None:
-        # Rounded up, so that the clock has reached the deadline; 0 would switch the timer off.
-        self._set_to(max(1, math.ceil(deadline_s * 1e9)))
+        if self._descriptor >= 0:
+            # Rounded up, so that the clock has reached the deadline; 0 switches the timer off.
+            self._set_to(max(1, math.ceil(deadline_s * 1e9)) if deadline_s < _FARTHEST_S else 0)
 
     def close(self) -> None:
         if self._descriptor >= 0:
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _expired(self) -> None:
-        try:
-            os.read(self._descriptor, 8)
-        except BlockingIOError:  # it was set anew after it had expired
-            return
-        self._ring()
 
 
 # The numbers of <sys/timerfd.h> and <fcntl.h> on Linux.

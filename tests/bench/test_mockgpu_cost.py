@@ -250,14 +250,19 @@ async def at_200_a_second(serve: Callable[[], Coroutine[None, None, float]]) -> 
 
 
 def test_service_is_never_early_and_closer_than_asyncio_sleep() -> None:
-    early, ours_s, theirs_s = [], [], []
-    for _ in range(5):  # in turn, and each in a loop of its own: they would wake each other
+    early: list[float] = []
+    ours_s: list[float] = []
+    theirs_s: list[float] = []
+    # What else runs only ever adds to lateness, so the best round of each says what it can do. It comes in spells of
+    # some seconds, through which more rounds help.
+    ratio = 1.0
+    while len(early) < 5 or (ratio > 1 / 4 and len(early) < 20):
+        # In turn, and each in a loop of its own: they would wake each other.
         late_s = asyncio.run(lateness_of_service_s())
         early.append(min(late_s))
         ours_s.append(statistics.median(late_s))
         theirs_s.append(statistics.median(asyncio.run(lateness_of_sleep_s())))
-    # What else runs only ever adds to lateness, so the best round of each says what it can do.
-    ratio = min(ours_s) / min(theirs_s)
+        ratio = min(ours_s) / min(theirs_s)
     print(f"\nlate by {statistics.median(ours_s) * 1e3:.3f} ms (at best {min(ours_s) * 1e3:.3f} ms), ", end="")
     print(f"{ratio:.2f} of what asyncio.sleep is late by", end="")
     # The sum of sixteen steps and their product may differ in the last digits.

@@ -8,10 +8,19 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from typer.main import get_command
+
+from harness.chats import BACK_OFF_S
+from harness.cli import app
 from harness.live.ports import is_free
-from harness.load.profiles import LONG_S, PROFILES, load_of
+from harness.load.figures import MOST_LATE
+from harness.load.in_flight import MOST_IN_FLIGHT
+from harness.load.profiles import LONG_S, MOST_DIFFERENT, PROFILES, load_of
 from harness.load.thresholds import threshold_of
+from harness.load.traces import MOST_TOKENS
+from harness.load.wire import NUMBER_BITS
 from tests.test_readme import started
 
 ROOT = Path(__file__).parent.parent
@@ -33,15 +42,35 @@ def test_the_commands_of_the_load_page(tmp_path: Path) -> None:
         started(here(balancer), "--port", "0", "--no-admin", folder=tmp_path) as line,
     ):
         ports["http://127.0.0.1:8080"] = json.loads(line.removeprefix("ready "))["url"]
-        assert len(loads) == 2 and all(command.startswith("steelyard load ") for command in loads)
-        for command, shown in zip(loads, ("requests    ", "p50 <= 200ms holds at 100/s"), strict=True):
+        assert all(command.startswith("steelyard load ") for command in loads)
+        expected = (" good answers/s of ", "closed loop 20 chats that think 1 s", "p50 <= 200ms holds at 100/s")
+        for command, shown in zip(loads, expected, strict=True):
             # Shorter than on the page, and without its limit: what a busy machine makes of it is no fault of the page.
-            words = shlex.split(here(command).replace("--duration 20", "--duration 1").replace("500ms", "30s"))
+            words = shlex.split(re.sub("--duration [12]0", "--duration 1", here(command)).replace("500ms", "30s"))
             words[0] = str(Path(sys.executable).with_name(words[0]))
             done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=90)
             assert done.returncode == 0, done.stdout + done.stderr
             assert shown in done.stdout
             assert "written to steelyard-load.json" in done.stdout
+
+
+def test_the_options_of_the_page_are_ones() -> None:
+    group: Any = get_command(app)
+    options = {word for one in group.commands["load"].params for word in one.opts}
+    words = re.sub(r"```console\n.*?```", "", LOAD.partition("## With Locust")[0], flags=re.DOTALL)
+    named = set(re.findall(r"(?<![-\w])--[a-z][a-z-]*", words))
+    assert named and named <= options, named - options
+    assert {"--chats", "--think-time", "--column", "--time-unit", "--scale"} <= named
+
+
+def test_the_limits_of_the_page() -> None:
+    assert f"more\nthan {MOST_TOKENS:,} tokens" in LOAD
+    assert (
+        f"up to {MOST_DIFFERENT:,} different requests" in LOAD and f"has room for {1 << NUMBER_BITS:,} in all" in LOAD
+    )
+    assert "10,000 or nearly" in LOAD and MOST_IN_FLIGHT == 10_000
+    assert "more than a fifth of the latency" in LOAD and MOST_LATE == 0.2
+    assert "waits for 50 ms at least" in LOAD and BACK_OFF_S == 0.05
 
 
 def test_the_thresholds_of_the_page_are_ones() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -51,7 +51,7 @@ class View:
             self._line = news_line(news, self._duration_s)
         if self._bar is not None:
             waiting = "waiting for answers" if at_s > self._duration_s else f"{at_s:.0f}/{self._duration_s:.0f} s"
-            line = self._line or waiting  # Locust tells no news
+            line = self._line or waiting  # before the first news
             self._bar.update(self._task, completed=min(at_s, self._duration_s), line=line)
         elif news is not None:
             print(self._line, file=sys.stderr, flush=True)
@@ -69,21 +69,39 @@ def news_line(news: dict[str, Any], duration_s: float) -> str:
     return f"{begin}  {news['per_s']:.0f}/s  {times}  {failed}{dropped}"
 
 
-def summary_lines(figures: Figures, timeout_s: float) -> Iterator[str]:
-    """The summary of a load as text: counts, errors by kind, a table of times. `timeout_s`: how long clients waited."""
+def title_of(said: Mapping[str, Any]) -> str:
+    """What is played, from what the file of the summary says of it."""
+    what = said.get("profile") or f"trace {said['trace']}"
+    if "chats" in said:
+        return f"{what}, {_chats(said)}, for {said['duration_s']:.4g} s"
+    return f"{what}, {said['rate_per_s']:.4g}/s for {said['duration_s']:.4g} s"
+
+
+def _chats(said: Mapping[str, Any]) -> str:
+    return f"{said['chats']:,} chat{'s' if said['chats'] != 1 else ''} that think {said['think_s']:.4g} s"
+
+
+def summary_lines(figures: Figures, said: Mapping[str, Any]) -> Iterator[str]:
+    """The summary of a load as text: counts, errors by kind, a table of times; `said` is what the load was."""
     share = "" if math.isnan(figures.error_share) else f" ({figures.error_share * 100:.3g} %)"
     unsent = f", {figures.not_sent:,} of {figures.planned:,} not sent" if figures.not_sent else ""
     left = f", {figures.given_up:,} given up on purpose" if figures.given_up else ""
     yield f"requests    {figures.sent:,} sent, {figures.good:,} good, {figures.failed:,} failed{share}{left}{unsent}"
+    if figures.closed:
+        yield f"closed loop {_chats(said)} on average and wait for their answers; latency from when one meant to ask"
     if figures.sent:
-        yield f"throughput  {figures.throughput_per_s:.1f} good answers/s of {figures.offered_per_s:.1f} requests/s"
-    yield f"timeout     {timeout_s:g} s is the longest that a client waits for its whole answer"
+        offered = "" if figures.closed else f" of {figures.offered_per_s:.1f} requests/s"
+        yield f"throughput  {figures.throughput_per_s:.1f} good answers/s{offered}"
+    yield f"timeout     {said['timeout_s']:g} s is the longest that a client waits for its whole answer"
     if figures.errors:
         yield f"errors      {_counted(figures.errors)}"
     yield f"{'ms':<10}" + "".join(f"{name:>10}" for name in SHOWN_TIMES)
     for series in SERIES:
         cells = "".join(f"{_bare_ms(figures.time(series, name)):>10}" for name in SHOWN_TIMES)
         yield f"{LABELS[series]:<10}{cells}"
+    if figures.generator_late:
+        late, latency, service = (_ms(figures.time(series, "p99")) for series in ("lateness", "latency", "service"))
+        yield f"LATE        the generator itself, not the target: {late} of {latency} latency at p99; service {service}"
 
 
 def none_good_line(figures: Figures, timeout_s: float) -> str:
@@ -95,9 +113,12 @@ def none_good_line(figures: Figures, timeout_s: float) -> str:
     return f"no request was good: {_counted({**figures.errors, **left})}{longer}"
 
 
-def threshold_line(threshold: Threshold, figures: Figures) -> str:
-    """What became of a `--fail-if`."""
+def threshold_line(threshold: Threshold, figures: Figures, on_time: Figures) -> str:
+    """What became of a `--fail-if`; `on_time`: the figures without the generator's own lateness."""
     said = threshold.said(threshold.value(figures))
+    if threshold.only_late(figures, on_time):
+        without = threshold.said(threshold.value(on_time))
+        return f"LATE    {threshold.text}: it is {said}, but {without} without the generator's own lateness: undecided"
     match threshold.holds(figures):
         case True:
             return f"BROKEN  {threshold.text}: it is {said}"
@@ -105,6 +126,20 @@ def threshold_line(threshold: Threshold, figures: Figures) -> str:
             return f"kept    {threshold.text}: it is {said}"
         case None:
             return f"BROKEN  {threshold.text}: nobody knows, as there was no request to tell"
+
+
+def closing_line(
+    figures: Figures, timeout_s: float, interrupted: bool, broken: Sequence[Threshold], late: Sequence[Threshold]
+) -> str | None:
+    """Why a load ended as it did, where its exit code needs a reason; None elsewhere."""
+    if interrupted:
+        return "interrupted: the figures are of what was sent until then"
+    if not figures.good:
+        return none_good_line(figures, timeout_s)
+    if late and not broken:
+        told = " and ".join(repr(item.text) for item in late)
+        return f"{told} could not be judged: the generator was late itself; take a lower rate or a quieter machine"
+    return None
 
 
 def _counted(kinds: Mapping[str, int]) -> str:

@@ -43,7 +43,7 @@ class LoadProcess:
             self._ready = True
 
     def begin(self, job: Job, path: Path, news_s: float = 0.0) -> None:
-        """Hand it a job; its answer comes when the job is done. `news_s`: how often the aiohttp engine tells of it."""
+        """Hand it a job; its answer comes when the job is done. `news_s`: how often it tells of it; 0: never."""
         job.write(path)
         self._jobs += 1
         self._say({"job": str(self._jobs), "file": str(path), **({"news_s": news_s} if news_s else {})})

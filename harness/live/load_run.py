@@ -10,7 +10,8 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -22,7 +23,7 @@ from harness.load.job import Job
 from harness.load.profiles import planned
 from harness.load.wire import NONCE_BITS
 from harness.model import ClaimsError, HarnessError, Load
-from harness.records import Rows, read_requests
+from harness.records import Rows, read_about, read_requests
 
 CONNECT_S = 5.0
 LEAD_S = 0.3
@@ -37,32 +38,42 @@ News = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """What a load came to: its request rows, and whether it was interrupted."""
+    """What a load came to: its request rows, what its file tells of them, and the signal that ended it early, or 0.
+
+    `about`: `backends` in the order of their numbers, `leaving` (numbers of requests whose clients meant to give up),
+    `nonce` of the requests' tags, `began_unix_s`.
+    """
 
     rows: Rows
-    interrupted: bool
+    about: Mapping[str, Any]
+    interrupted: int
+
+
+@contextmanager
+def generator(engine: str) -> Iterator[Generator]:
+    """A process of that engine, "aiohttp" or "locust", that plays one load after another.
+
+    Nothing is left of it in the end, after SIGTERM neither: that raises SystemExit here, with the usual status of 143.
+    """
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        with tempfile.TemporaryDirectory(prefix="steelyard-load-") as folder:
+            process = LoadProcess(Path(folder), engine)
+            try:
+                process.await_ready()
+                yield Generator(Path(folder), process)
+            finally:
+                process.stop()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Generator:
-    """Plays one load after another by an engine, "aiohttp" or "locust". To be used in a `with` block."""
+    """Plays one load after another by a load process that is ready, with its files in `folder`."""
 
-    def __init__(self, engine: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="steelyard-load-")
-        self._process = LoadProcess(Path(self._folder.name), engine)
-
-    def __enter__(self) -> Generator:
-        try:
-            self._process.await_ready()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.stop()
-        self._folder.cleanup()
+    def __init__(self, folder: Path, process: LoadProcess) -> None:
+        self._folder = folder
+        self._process = process
 
     def play(
         self,
@@ -73,25 +84,26 @@ class Generator:
         on_look: Callable[[float, News | None], None],
         news_s: float,
     ) -> Played:
-        """Play `load` against `url` until its end, or until Ctrl-C.
+        """Play `load` against `url` until its end, or until Ctrl-C or SIGTERM.
 
         `on_look(at_s, news)` is called several times a second, with the news that the engine may have told. Ctrl-C ends
         the sending, and what is under way is cut off soon. HarnessError if the load process broke down, ClaimsError for
         a load of more requests than their numbers have room for.
         """
         requests = planned(load)
-        folder = Path(self._folder.name)
-        out = folder / "requests.bin"
+        out, nonce = self._folder / "requests.bin", secrets.randbelow(1 << NONCE_BITS)
         start_s = time.monotonic() + LEAD_S + LEAD_PER_REQUEST_S * requests
-        job = Job(load, seed, secrets.randbelow(1 << NONCE_BITS), url, start_s, (), str(out), protocol)
+        began_unix_s = time.time() + start_s - time.monotonic()
+        job = Job(load, seed, nonce, url, start_s, (), str(out), protocol)
         lasts_s = max((stream.end_s + stream.timeout_s for stream in load.streams), default=0.0)
         with _Interrupt() as interrupt:
-            self._process.begin(job, folder / "job.json", news_s)
+            self._process.begin(job, self._folder / "job.json", news_s)
             deadline_s, abandoned = start_s + lasts_s + AFTER_S, False
             while time.monotonic() < deadline_s:
                 answer = self._process.answer(LOOK_S)
                 if answer is not None and "done" in answer:
-                    return Played(read_requests(out), interrupt.seen)
+                    about = {**read_about(out), "nonce": nonce, "began_unix_s": began_unix_s}
+                    return Played(read_requests(out), about, interrupt.seen)
                 on_look(max(0.0, time.monotonic() - start_s), answer["news"] if answer else None)
                 if interrupt.seen and not abandoned:
                     self._process.abandon()
@@ -100,23 +112,29 @@ class Generator:
 
 
 class _Interrupt:
-    """Notes the first Ctrl-C instead of raising it; a second one ends everything as usual."""
+    """Notes the first Ctrl-C or SIGTERM, in `seen`, instead of raising it; a second one ends everything as usual."""
 
     def __init__(self) -> None:
-        self.seen = False
+        self.seen = 0
 
     def __enter__(self) -> _Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._note)
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
+        self.seen = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def reach(url: str) -> None:
@@ -126,6 +144,8 @@ def reach(url: str) -> None:
         host, port = parts.hostname, parts.port or 80
     except ValueError as error:
         raise ClaimsError(f"--target {url!r}: {error}; expected http://HOST:PORT") from None
+    if parts.scheme == "https":
+        raise ClaimsError(f"--target {url!r}: https is not supported; expected http://HOST:PORT")
     if parts.scheme != "http" or not host:
         raise ClaimsError(f"--target {url!r}: expected http://HOST:PORT")
     if parts.query or parts.fragment or parts.username:

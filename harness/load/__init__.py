@@ -9,6 +9,6 @@ whole interpreter.
 in Locust's master tells the `player` of each worker what to play, and gathers the records (`messages`).
 
 `engine` plays a job over aiohttp (`engine_client`) instead, at the times of a `timer`; `engine_worker` is its process,
-in the words of `__main__`. Both wait for a `timerfd`, Locust in its `pacing`. What a load came to is for
-`figures`, `thresholds` and `search`, all pure.
+in the words of `__main__`. Both wait for a `timerfd`, Locust in its `pacing`, tell the same `news` and have the same
+cap of requests `in_flight`. What a load came to is for `figures`, `thresholds` and `search`, all pure.
 """

@@ -6,6 +6,11 @@
     <- {"job": "run-1", "error": "one line"}            instead, if the job could not be played
     -> {"stop": true}                                   abandons all jobs asked for and not yet answered
 
+A job may ask for news while it runs, of what ended since the news before (harness.load.news):
+
+    -> {"job": "run-1", "file": "/tmp/run-1/job.json", "news_s": 0.5}
+    <- {"job": "run-1", "news": {"at_s": 3.5, "sent": 700, "ended": 690, "failed": 2, "per_s": 201.0, "p99_s": ...}}
+
 An abandoned job writes its records and answers `done` as ever; what it had not sent is NOT_SENT. End of input, SIGTERM
 and SIGINT abandon likewise, and then the process leaves. With `--with-parent` (Linux) it dies with its parent.
 """
@@ -29,6 +34,7 @@ import gevent.queue
 import gevent.socket
 
 from harness.load.job import Job, asked_in, not_asked
+from harness.load.news import Told
 from harness.load.play import perform
 from harness.model import SteelyardError
 
@@ -52,7 +58,7 @@ class Worker:
         reader = gevent.spawn(self._read)
         self._answer({"ready": True, "pid": os.getpid()})
         for asked, stopped in iter(self._jobs.get, None):
-            self._answer(_played(asked, stopped))
+            self._answer(self._played(asked, stopped))
             self._unanswered.remove(stopped)
             gc.collect()  # what the job left behind in cycles, while nothing is timed
         reader.kill()
@@ -80,21 +86,26 @@ class Worker:
                 self._jobs.put((asked, stopped))
         self.leave()
 
+    def _played(self, asked: dict[str, Any], stopped: gevent.event.Event) -> dict[str, Any]:
+        name = asked.get("job")
+        if not isinstance(name, str) or not isinstance(asked.get("file"), str):
+            return {"job": None, "error": f'expected {{"job": NAME, "file": PATH}}, saw {json.dumps(asked)[:80]}'}
+
+        def tell(news: Told) -> None:
+            self._answer({"job": name, "news": news})
+
+        try:
+            news_s = float(asked.get("news_s") or 0.0)
+            job = Job.read(Path(asked["file"]))
+            return {"job": name, "done": True, **perform(job, stopped, tell if news_s > 0 else None, news_s)}
+        except SteelyardError as error:
+            told = str(error)
+        except Exception as error:  # the process has to live on for the next run
+            told = f"{type(error).__name__}: {error}"
+        return {"job": name, "error": " ".join(told.split())}
+
     def _answer(self, answer: dict[str, Any]) -> None:
         os.write(self._answers, json.dumps(answer).encode() + b"\n")
-
-
-def _played(asked: dict[str, Any], stopped: gevent.event.Event) -> dict[str, Any]:
-    name = asked.get("job")
-    if not isinstance(name, str) or not isinstance(asked.get("file"), str):
-        return {"job": None, "error": f'expected {{"job": NAME, "file": PATH}}, saw {json.dumps(asked)[:80]}'}
-    try:
-        return {"job": name, "done": True, **perform(Job.read(Path(asked["file"])), stopped)}
-    except SteelyardError as error:
-        told = str(error)
-    except Exception as error:  # the process has to live on for the next run
-        told = f"{type(error).__name__}: {error}"
-    return {"job": name, "error": " ".join(told.split())}
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:

@@ -27,14 +27,17 @@ from locust.rpc import Message
 from locust.runners import STATE_MISSING, LocalRunner, MasterRunner
 
 from harness import records
-from harness.load.messages import TO_CONDUCTOR, Plan, Receipts, check_whole, named
+from harness.load.messages import TO_CONDUCTOR, Plan, Receipts, named, twice
 from harness.load.wire import NONCE_BITS
-from harness.model import HarnessError
+from harness.model import Failure, HarnessError
 
 LEAD_S = 0.3
 PINGS = 8
 LOST_S = 4.0
 """How long a worker may be missing, beyond Locust's own patience with its heartbeat, before it counts as lost."""
+
+SILENT_S = 60.0
+"""How long a worker may say nothing after all it is to say should have been said; a busy machine needs far less."""
 
 STOP_S = 20.0
 _LOOK_S = 0.05
@@ -55,10 +58,7 @@ class Performance:
     began_unix_s: float = 0.0
     missing_since_s: dict[str, float] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
-
-    def reached(self) -> list[Receipts]:
-        """The receipts of all players that are not lost."""
-        return [receipts for player, receipts in self.receipts.items() if player not in self.lost]
+    heard_s: dict[str, float] = field(default_factory=dict)
 
 
 class Conductor:
@@ -121,8 +121,8 @@ class Conductor:
             offsets = self._offsets(now)
             for worker, player in enumerate(now.receipts):
                 self._say(player, "plan", **replace(now.plan, worker=worker).as_data())
-            self._await(now, lambda: all(receipts.ready for receipts in now.reached()))
-            self._complain(now)
+            self._await(now, lambda player: not now.receipts[player].ready)
+            self._complain(now, "before the load began; nothing was sent")
             start_s = monotonic() + LEAD_S + 4 * now.clock_error_s
             for player in now.receipts:
                 # A stop before there was a plan was for a run that the player did not know.
@@ -132,10 +132,13 @@ class Conductor:
             # Locust divides by the time since then, so it must be the load's own beginning.
             gevent.sleep(max(start_s - monotonic() - _LOOK_S, 0.0))
             self.environment.stats.clear_all()
-            self._await(now, lambda: all(receipts.complete for receipts in now.reached()))
+            ends_s = start_s + max(receipts.lasts_s for receipts in now.receipts.values())
+            self._await(now, lambda player: not now.receipts[player].complete, ends_s)
             self._write(now)
             if not now.stopping:
-                self._complain(now)
+                missing = sum(now.receipts[player].missing for player in now.lost)
+                left = "what came before is in the file, the run as a whole proves nothing"
+                self._complain(now, f"and with them the records of {missing} or more requests; {left}")
         except Exception as error:
             self._fail(str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}")
         finally:
@@ -154,17 +157,27 @@ class Conductor:
             self._pings = {}
             for player in now.receipts:
                 self._say(player, "clock", asked_s=monotonic())
-            self._await(now, lambda: self._pings.keys() >= now.receipts.keys() - now.lost)
+            self._await(now, lambda player: player not in self._pings)
             for player, (asked_s, told_s, heard_s) in self._pings.items():
                 trip_s = heard_s - asked_s
                 best[player] = min(best.get(player, (float("inf"), 0.0)), (trip_s, told_s - (asked_s + heard_s) / 2))
         now.clock_error_s = max((trip_s / 2 for trip_s, _ in best.values()), default=0.0)
         return {player: best[player][1] if player in best else 0.0 for player in now.receipts}
 
-    def _await(self, now: Performance, holds: Callable[[], bool]) -> None:
-        """Return once `holds()` is true; it has to become so when the players it waits for are lost."""
-        while not holds():
+    def _await(self, now: Performance, owes: Callable[[str], bool], due_s: float | None = None) -> None:
+        """Return once no player owes a word any more but those that are lost.
+
+        Lost is also who says nothing at all for `SILENT_S`, counted from `due_s` at the earliest; without `due_s` from
+        when another player owes nothing any more.
+        """
+        while owing := [player for player in now.receipts if player not in now.lost and owes(player)]:
             self._look_for_lost(now)
+            if due_s is None and len(owing) + len(now.lost) < len(now.receipts):
+                due_s = monotonic()
+            for player in owing:
+                if due_s is not None and monotonic() - max(due_s, now.heard_s.get(player, due_s)) > SILENT_S:
+                    now.lost.add(player)
+                    _logger.error("Worker %s has not said a word for %g s; it is given up", player, SILENT_S)
             gevent.sleep(_LOOK_S)
 
     def _look_for_lost(self, now: Performance) -> None:
@@ -190,6 +203,8 @@ class Conductor:
     def _heard(self, kind: str, environment: Environment, msg: Message) -> None:
         now, data = self._now, msg.data
         player = data["player"]
+        if now is not None:
+            now.heard_s[player] = monotonic()
         if kind == "clock_told":
             self._pings[player] = (data["asked_s"], data["told_s"], monotonic())
             return
@@ -197,32 +212,28 @@ class Conductor:
             return
         receipts = now.receipts[player]
         if kind == "ready":
-            receipts.ready, receipts.requests, receipts.error = True, data["requests"], data["error"]
+            receipts.ready, receipts.error = True, data["error"]
+            receipts.requests, receipts.lasts_s = data["requests"], data["lasts_s"]
         elif kind == "records":
             receipts.put(data["batch"], data["rows"], data["backends"])
             self._say(player, "ack", run=now.plan.run, batch=data["batch"], rows=receipts.rows)
         else:
             receipts.told(data["batches"], data["rows"])
-            receipts.error, receipts.lateness_s = data["error"], data["lateness_s"]
+            receipts.error, receipts.lateness_s, receipts.leaving = data["error"], data["lateness_s"], data["leaving"]
             if receipts.complete:
                 self._say(player, "thanks", run=now.plan.run)
 
-    def _complain(self, now: Performance) -> None:
-        """HarnessError if something went wrong with a player."""
+    def _complain(self, now: Performance, lost_is: str) -> None:
+        """HarnessError if something went wrong with a player. `lost_is`: what it means that one was lost."""
         told = sorted({receipts.error for receipts in now.receipts.values() if receipts.error})
-        missing = sum(now.receipts[player].missing for player in now.lost)
         if now.lost:
-            told.append(
-                f"{len(now.lost)} of {len(now.receipts)} workers were lost and with them the records of {missing} or "
-                "more requests; what came before is in the file, the run as a whole proves nothing"
-            )
+            told.append(f"{len(now.lost)} of {len(now.receipts)} workers were lost {lost_is}")
         if told:
             raise HarnessError("; ".join(told))
 
     def _write(self, now: Performance) -> None:
         numbers: dict[str, int] = {}
         rows = np.concatenate([receipts.all_rows(numbers) for receipts in now.receipts.values()])
-        check_whole(rows)
         lost = sum(now.receipts[player].missing for player in now.lost)
         about = {
             **now.plan.as_data(),
@@ -230,17 +241,23 @@ class Conductor:
             "began_unix_s": now.began_unix_s,
             "clock_error_s": now.clock_error_s,
             "lost": lost,
+            "leaving": sorted(number for receipts in now.receipts.values() for number in receipts.leaving),
             "players": [
                 {"rows": receipts.rows, "lateness_s": receipts.lateness_s} for receipts in now.receipts.values()
             ],
         }
-        del about["worker"]
+        for name in ("worker", "load"):
+            del about[name]
         late = max((receipts.lateness_s.get("p99", 0.0) for receipts in now.receipts.values()), default=0.0)
-        told = f"{len(rows)} records from {len(now.receipts)} players, {lost} lost; p99 of lateness {late * 1e3:.2f} ms"
+        unsent = int((rows["failure"] == Failure.NOT_SENT).sum())
+        told = f"{len(rows)} records from {len(now.receipts)} players, {lost} lost, {unsent} of requests not sent"
+        told += f"; p99 of lateness {late * 1e3:.2f} ms"
         if now.out:
             records.write_requests(Path(now.out), rows, about)
             told += f"; written to {now.out}"
         _logger.info("%s", told)
+        if doubled := twice(rows):
+            self._fail(doubled)
 
     def _fail(self, told: str) -> None:
         """Say what went wrong where users of Locust look: the log, the page's list of exceptions, the exit code."""

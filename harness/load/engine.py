@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -22,6 +21,8 @@ from harness.arrivals import Arrival, draw, share_of
 from harness.chats import Chat, Crowd
 from harness.load.answer import Answer, Ledger, spread
 from harness.load.engine_client import Site
+from harness.load.figures import gave_up, is_good
+from harness.load.in_flight import most_in_flight
 from harness.load.job import Job
 from harness.load.timer import Waiting, best_waiting
 from harness.load.wire import WireRequest, forms_of, request_of
@@ -32,11 +33,6 @@ GRACE_S = 1.0
 
 SPARE_S = 2.0
 """How long after the last possible timeout a job ends by itself."""
-
-SPARE_DESCRIPTORS = 100
-MOST_IN_FLIGHT = 10_000
-"""Cap on requests under way. Arrivals beyond it are dropped and recorded as NOT_SENT: a generator with 11,000 open
-connections finished 71 % of its load and measured itself."""
 
 
 class Engine:
@@ -57,6 +53,8 @@ class Engine:
         self.ledger = Ledger(job.start_s, job.backends, open_ended=not job.backends)
         self.dropped = 0
         """Arrivals that were not sent because too many were under way."""
+        self.leaving: set[int] = set()
+        """Numbers of requests sent whose clients give up before their timeout."""
         self._sent: set[int] = set()
         last_s = max((arrival.at_s for arrival in self.arrivals), default=0.0)
         chats_end_s = max((stream.end_s for stream in job.load.streams if stream.chats), default=0.0)
@@ -65,7 +63,7 @@ class Engine:
         self._waiting = waiting
         self._stopped = asyncio.Event()
         self._under_way = 0
-        self._most = _most_in_flight()
+        self._most = most_in_flight()
 
     async def play(self) -> dict[str, Any]:
         """Send every arrival at its time, wait for all answers, write the records; the figures of `play.perform`.
@@ -97,11 +95,12 @@ class Engine:
             waiting.close()
         sent = self.ledger.rows()
         self.ledger.add_unsent(arrival for arrival in self.arrivals if arrival.number not in self._sent)
-        records.write_requests(Path(self.job.out), self.ledger.rows(), {"backends": self.ledger.backends})
+        about = {"backends": self.ledger.backends, "leaving": sorted(self.leaving)}
+        records.write_requests(Path(self.job.out), self.ledger.rows(), about)
         return {
             "requests": self.ledger.count,
             "sent": len(sent),
-            "failed": int(((sent["failure"] != Failure.NONE) | (sent["status"] >= 400)).sum()),
+            "failed": int((~is_good(sent) & ~gave_up(sent, self.leaving)).sum()),
             "dropped": self.dropped,
             "lateness_s": spread(self.ledger.lateness_s),
         }
@@ -126,6 +125,8 @@ class Engine:
         """Send one request, now and once, and record it. `could_s`: when it could have been sent at the earliest."""
         answer = Answer()
         self._sent.add(arrival.number)
+        if arrival.patience_s < arrival.timeout_s:
+            self.leaving.add(arrival.number)
         self._under_way += 1
         try:
             await self.site.exchange(client, request, answer, arrival.patience_s)
@@ -211,8 +212,3 @@ class _Lane:
             # Waiting for the answer before is no lateness of ours.
             await self._engine.send(self.client, arrival, request, max(due_s, free_s))
             free_s = monotonic()
-
-
-def _most_in_flight() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(MOST_IN_FLIGHT, soft - SPARE_DESCRIPTORS))

@@ -1,13 +1,4 @@
-"""`python -m harness.load.engine_worker`: the aiohttp engine as a process, in the words of `python -m harness.load`.
-
-Beyond those, a job may ask for news while it runs:
-
-    -> {"job": "run-1", "file": "/tmp/run-1/job.json", "news_s": 0.5}
-    <- {"job": "run-1", "news": {"at_s": 3.5, "sent": 700, "ended": 690, "failed": 2, "per_s": 201.0, "p99_s": ...}}
-
-`per_s`, `p50_s`, `p99_s` and `failed_now` are of what ended since the news before. End of input abandons all jobs, and
-then the process leaves; so do SIGTERM and SIGINT.
-"""
+"""`python -m harness.load.engine_worker`: the aiohttp engine as a process, in the words of `python -m harness.load`."""
 
 from __future__ import annotations
 
@@ -22,13 +13,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import numpy as np
-
 from harness.load.engine import Engine
-from harness.load.figures import gave_up, is_good, leaving_early
 from harness.load.job import Job, asked_in, not_asked
+from harness.load.news import News
 from harness.model import SteelyardError
-from harness.records import REQUEST
 
 
 class Worker:
@@ -109,40 +97,6 @@ class Worker:
 
     def _answer(self, answer: dict[str, Any]) -> None:
         os.write(self._answers, json.dumps(answer).encode() + b"\n")
-
-
-class News:
-    """What an engine has done since it was asked last."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._leaving = leaving_early(engine.arrivals)
-        self._ended = 0
-        self._failed = 0
-        self._at_s = engine.job.start_s
-
-    def since_last(self, now_s: float) -> dict[str, float | int | None]:
-        """Counts so far, and figures of what has ended since; quantiles in seconds, None where nothing was answered."""
-        engine = self._engine
-        rows = np.frombuffer(engine.ledger.take(), dtype=REQUEST)
-        good = is_good(rows)
-        latency_s = (rows["end_s"] - rows["intended_s"])[good]
-        passed_s = max(now_s - self._at_s, 1e-9)
-        failed_now = int((~good & ~gave_up(rows, self._leaving)).sum())
-        self._ended += len(rows)
-        self._failed += failed_now
-        self._at_s = max(now_s, self._at_s)
-        return {
-            "at_s": max(0.0, now_s - engine.job.start_s),
-            "sent": engine.sent,
-            "dropped": engine.dropped,
-            "ended": self._ended,
-            "failed": self._failed,
-            "failed_now": failed_now,
-            "per_s": len(latency_s) / passed_s,
-            "p50_s": float(np.quantile(latency_s, 0.5)) if len(latency_s) else None,
-            "p99_s": float(np.quantile(latency_s, 0.99)) if len(latency_s) else None,
-        }
 
 
 def main() -> int:

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.arrivals import Arrival, draw
-from harness.model import Failure, Load
+from harness.model import Failure
 from harness.records import Rows
 
 Times = npt.NDArray[np.float64]
@@ -34,6 +33,9 @@ SERIES = {
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 """Those that a summary shows; `Figures.time` knows any other, such as p95, too."""
 
+MOST_LATE = 0.2
+"""A generator that was later than this share of a time (both p99) has a say in it: the time is not the target's."""
+
 _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 
@@ -43,9 +45,9 @@ class Figures:
 
     `given_up` are those whose clients left early on purpose, as the load has it; they are no errors.
 
-    `sending_s` is from second 0 to when the last one sent was due, `span_s` to the end of the last good answer, if
-    that is later; `offered_per_s` counts in the first, `throughput_per_s` in the second. `errors` counts
-    the others by kind: names of harness.model.Failure in words, or `status 503`.
+    `sending_s` is from second 0 to when the last one was sent, `span_s` to the end of the last good answer, if that is
+    later; `offered_per_s` counts in the first, `throughput_per_s` in the second. `errors` counts the others by kind:
+    names of harness.model.Failure in words, or `status 503`. `closed`: chats asked, which offer no rate of their own.
     """
 
     planned: int
@@ -58,11 +60,12 @@ class Figures:
     span_s: float
     errors: Mapping[str, int]
     times_s: Mapping[str, Times]
+    closed: bool = False
 
     @property
     def offered_per_s(self) -> float:
-        """Requests sent per second."""
-        return self.sent / self.sending_s if self.sending_s > 0 else math.nan
+        """Requests sent per second; nan for a closed loop, where the target itself sets how often it is asked."""
+        return self.sent / self.sending_s if self.sending_s > 0 and not self.closed else math.nan
 
     @property
     def throughput_per_s(self) -> float:
@@ -73,6 +76,11 @@ class Figures:
     def error_share(self) -> float:
         """Failed requests among those sent; nan if none was."""
         return self.failed / self.sent if self.sent else math.nan
+
+    @property
+    def generator_late(self) -> bool:
+        """Whether the generator's own lateness is so large beside the latency that this is not the target's."""
+        return too_late(self.time("lateness", "p99"), self.time("latency", "p99"))
 
     def time(self, series: str, what: str) -> float:
         """`what` (p50, p99.9, mean, max) of a series, in seconds; nan if it is empty. KeyError for anything else."""
@@ -96,19 +104,23 @@ class Figures:
             f"{series}_s": {what: _known(self.time(series, what)) for what in (*QUANTILES, "mean", "max")}
             for series in SERIES
         }
-        return {**counts, **rates, "error_share": _known(self.error_share), "errors": dict(self.errors), **times}
+        shares = {"error_share": _known(self.error_share), "generator_late": self.generator_late}
+        return {**counts, **rates, **shares, "errors": dict(self.errors), **times}
 
 
-def figures_of(rows: Rows, leaving: Collection[int] = ()) -> Figures:
+def figures_of(rows: Rows, leaving: Collection[int] = (), closed: bool = False) -> Figures:
     """The figures of request rows (harness.records.REQUEST), those never sent among them.
 
-    `leaving`: numbers of the requests whose clients give up on purpose, see `leaving_early`.
+    `leaving`: numbers of the requests whose clients give up on purpose, as an engine's file of records tells them.
+    `closed`: they are a closed loop's.
     """
     sent = rows[rows["failure"] != Failure.NOT_SENT]
     good, given_up = is_good(sent), gave_up(sent, leaving)
     answered = sent[good]
-    own_pace = sent[(sent["connection"] < 0) & ~np.isnan(sent["sent_s"])]  # others wait for their one connection
-    sending_s = float(sent["intended_s"].max()) if len(sent) else 0.0
+    own_pace = sent[_own_pace(sent)]
+    # What never got as far as a system call has no time at which it was sent.
+    left_s = np.fmax(sent["sent_s"], sent["intended_s"])
+    sending_s = float(left_s.max()) if len(sent) else 0.0
     return Figures(
         planned=len(rows),
         sent=len(sent),
@@ -125,7 +137,28 @@ def figures_of(rows: Rows, leaving: Collection[int] = ()) -> Figures:
             "ttft": answered["first_byte_s"] - answered["intended_s"],
             "lateness": own_pace["sent_s"] - own_pace["intended_s"],
         },
+        closed=closed,
     )
+
+
+def too_late(lateness_s: float, time_s: float) -> bool:
+    """Whether a generator so late (p99) has a say in a time; False where one of both is not known (nan)."""
+    return lateness_s > MOST_LATE * time_s
+
+
+def on_time(rows: Rows) -> Rows:
+    """The same requests without the generator's own lateness: each sent when it was due, and answered as quickly."""
+    early = rows.copy()
+    late_s = np.where(_own_pace(rows), rows["sent_s"] - rows["intended_s"], 0.0)
+    for name in ("sent_s", "first_byte_s", "end_s"):
+        early[name] -= late_s
+    return early
+
+
+def _own_pace(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which were sent as soon as the generator came to it; others waited for their one connection, or never left."""
+    own: npt.NDArray[np.bool_] = (rows["connection"] < 0) & ~np.isnan(rows["sent_s"])
+    return own
 
 
 def is_good(rows: Rows) -> npt.NDArray[np.bool_]:
@@ -139,17 +172,6 @@ def gave_up(rows: Rows, leaving: Collection[int]) -> npt.NDArray[np.bool_]:
     among = np.isin(rows["number"], np.array(sorted(leaving), dtype=np.int64))
     left: npt.NDArray[np.bool_] = (rows["failure"] == Failure.TIMEOUT) & among
     return left
-
-
-def leaving_early(arrivals: Iterable[Arrival]) -> frozenset[int]:
-    """Numbers of the arrivals whose clients give up before their timeout."""
-    return frozenset(arrival.number for arrival in arrivals if arrival.patience_s < arrival.timeout_s)
-
-
-def leaving_of(load: Load, seed: int) -> frozenset[int]:
-    """The same of a load played with this seed; draws it again only if there are such clients."""
-    some = any(stream.content is not None and stream.content.abort_share > 0 for stream in load.streams)
-    return leaving_early(draw(load, seed)) if some else frozenset()
 
 
 def quantile_of(what: str) -> float | None:

@@ -54,6 +54,17 @@ class Job:
 
 
 _FORM = TypeAdapter(Job)
+_LOAD = TypeAdapter(Load)
+
+
+def text_of(load: Load) -> str:
+    """`load` as JSON, the same as in a job's file."""
+    return _LOAD.dump_json(load).decode()
+
+
+def load_in(text: str) -> Load:
+    """The load that `text_of` made `text` of. ValueError for another text."""
+    return _LOAD.validate_json(text)
 
 
 def asked_in(line: bytes) -> dict[str, Any] | None:

@@ -9,7 +9,9 @@ import argparse
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from locust import LoadTestShape, User, events, task
 from locust.argument_parser import LocustArgumentParser
@@ -20,10 +22,11 @@ from locust.runners import LocalRunner, MasterRunner, Runner, WorkerRunner
 
 from harness.claims import PROTOCOLS, nearest
 from harness.load.conductor import Conductor
+from harness.load.job import Job, text_of
 from harness.load.messages import Plan
 from harness.load.player import Player
-from harness.load.profiles import PROFILES, load_of, planned
-from harness.model import ClaimsError, SteelyardError
+from harness.load.profiles import PROFILES, crowd_of, load_of, planned
+from harness.model import ClaimsError, HarnessError, SteelyardError
 
 DURATION_S = 30.0
 
@@ -63,8 +66,9 @@ def add_arguments(parser: LocustArgumentParser) -> None:
     """Steelyard's own options, on the command line and on Locust's page. `--profile` is Locust's, with our meaning."""
     profile = parser._option_string_actions["--profile"]
     profile.type, profile.default, profile.metavar = _profile, "steady", "NAME"
-    profile.help = f"The load to make: {', '.join(PROFILES)}"
+    profile.help = f"The load to make: {', '.join(PROFILES)}; trace:FILE plays a recorded trace"
     add = parser.add_argument_group("Steelyard").add_argument
+    add("--job", type=_job, default="", metavar="FILE", help="Play the load of this job of a live run instead")
     add("--rate", type=_above_0, default=50.0, metavar="PER_SECOND", help="Mean rate of requests per second")
     add(
         "--duration",
@@ -84,6 +88,8 @@ def set_up(environment: Environment, runner: Runner, **_: Any) -> None:
     """Make this process a conductor, a player, or both."""
     options: Any = environment.parsed_options
     if isinstance(runner, LocalRunner | MasterRunner):
+        if options.job and not environment.host:
+            environment.host = Job.read(Path(options.job)).url  # the page asks for one
         # Locust would cut the load off at its run time, which begins before the load does; the load ends by itself.
         options.duration = options.duration or options.run_time or DURATION_S
         options.run_time = None
@@ -113,30 +119,65 @@ def _begin(conductor: Conductor, environment: Environment, **_: Any) -> None:
 
 
 def _plan(environment: Environment) -> Plan:
-    """The plan of a run from Locust's options, as the command line or Locust's page has them. ClaimsError if bad."""
+    """The plan of a run from Locust's options, as the command line or Locust's page has them.
+
+    ClaimsError if it is none; a job's file that is missing or none of its kind is a HarnessError.
+    """
     options: Any = environment.parsed_options
-    if not environment.host:
-        raise ClaimsError("--host is missing: expected http://HOST:PORT of the balancer")
-    planned(load_of(options.profile, options.rate, options.duration))
+    job = Job.read(Path(options.job)) if options.job else None
+    if job is not None:
+        load = job.load
+    elif options.chats:
+        load = crowd_of(options.profile, options.chats, options.think_time, options.duration)
+    else:
+        load = load_of(options.profile, options.rate, options.duration)
+    requests = planned(load)
+    lasts_s = max((stream.end_s for stream in load.streams), default=0.0) if job else options.duration
     return Plan(
         run=0,
-        profile=options.profile,
-        rate_per_s=options.rate,
-        duration_s=options.duration,
-        seed=options.seed,
+        profile=f"job:{options.job}" if job else options.profile,
+        rate_per_s=requests / max(lasts_s, 1e-9) if job else options.rate,
+        duration_s=lasts_s,
+        seed=job.seed if job else options.seed,
         nonce=0,
-        url=environment.host,
-        protocol=options.protocol,
-        chats=options.chats,
+        url=_site(environment.host or (job.url if job else "")),
+        protocol=job.protocol if job else options.protocol,
+        chats=0 if job else options.chats,
         think_s=options.think_time,
         worker=0,
         workers=1,
+        load=text_of(load),
     )
 
 
+def _site(host: str) -> str:
+    """What --host says. ClaimsError if it is no http://HOST:PORT, a path behind it at most."""
+    if not host:
+        raise ClaimsError("--host is missing: expected http://HOST:PORT of the balancer")
+    if host.startswith("https:"):
+        raise ClaimsError(f"--host {host!r}: https is not supported; give an http://HOST:PORT in front of TLS")
+    try:
+        parts = urlsplit(host)
+        fine = parts.scheme == "http" and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is none
+        fine = False
+    if not fine or parts.query or parts.fragment or parts.username:
+        raise ClaimsError(f"--host {host!r}: expected http://HOST:PORT, with a path before every request's at most")
+    return host
+
+
 def _profile(text: str) -> str:
-    if text not in PROFILES:
+    if text not in PROFILES and not text.startswith("trace:"):
         raise argparse.ArgumentTypeError(f"load profile {text!r} is unknown; {nearest(text, PROFILES)}")
+    return text
+
+
+def _job(text: str) -> str:
+    try:
+        if text:
+            Job.read(Path(text))
+    except HarnessError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
 

@@ -4,11 +4,11 @@
     clock {asked_s}           ->
                               <-  clock_told {asked_s, told_s}
     plan {run, ...}           ->                                  draws its share of the arrivals
-                              <-  ready {run, requests, error}
+                              <-  ready {run, requests, lasts_s, error}
     go {run, start_s}         ->                                  start_s on the player's own clock
                               <-  records {run, batch, rows, backends}
     ack {run, batch, rows}    ->                                  how many rows the conductor now has of this player
-                              <-  done {run, batches, rows, error, lateness_s}
+                              <-  done {run, batches, rows, error, lateness_s, leaving}
     thanks {run}              ->                                  every row has come; nothing need be sent again
     stop {run}                ->                                  abandons the run; what was not sent is NOT_SENT
 
@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from harness import records
-from harness.model import HarnessError
 
 TO_PLAYER = ("clock", "plan", "go", "ack", "thanks", "stop")
 TO_CONDUCTOR = ("clock_told", "ready", "records", "done")
@@ -36,7 +35,11 @@ def named(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is, the same for all its players but `worker`. Fields as in harness.load.job.Job."""
+    """What a run is, the same for all its players but `worker`. Fields as in harness.load.job.Job.
+
+    `load` is the load itself (harness.load.job.text_of), so that players need no file it may come from and cannot make
+    another one of the same name; `profile`, `rate_per_s`, `duration_s`, `chats` and `think_s` say what it was made of.
+    """
 
     run: int
     profile: str
@@ -50,6 +53,7 @@ class Plan:
     think_s: float
     worker: int
     workers: int
+    load: str
 
     def as_data(self) -> dict[str, Any]:
         """As a message's data."""
@@ -62,8 +66,10 @@ class Receipts:
     def __init__(self) -> None:
         self.ready = False
         self.requests = 0
+        self.lasts_s = 0.0
         self.error = ""
         self.lateness_s: dict[str, float] = {}
+        self.leaving: list[int] = []
         self._batches: dict[int, tuple[bytes, list[str]]] = {}
         self._told: tuple[int, int] | None = None
         self.rows = 0
@@ -100,11 +106,12 @@ class Receipts:
         return np.concatenate(parts) if parts else np.zeros(0, dtype=records.REQUEST)
 
 
-def check_whole(rows: records.Rows) -> None:
-    """HarnessError if a request is there twice."""
+def twice(rows: records.Rows) -> str:
+    """The complaint, one line, if a request is there twice; else empty."""
     numbers, counts = np.unique(rows["number"], return_counts=True)
-    if (counts > 1).any():
-        raise HarnessError(
-            f"{int((counts > 1).sum())} requests have more than one record (the first: number "
-            f"{int(numbers[counts > 1][0])}); two workers played the same share"
-        )
+    if not (counts > 1).any():
+        return ""
+    return (
+        f"{int((counts > 1).sum())} requests have more than one record (the first: number "
+        f"{int(numbers[counts > 1][0])}); two workers played the same share, and the file has what both made"
+    )

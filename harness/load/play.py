@@ -7,6 +7,7 @@ the chats of the closed loop, if the load has any: each waits for its answer, th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,9 @@ from harness.arrivals import Arrival, draw, share_of
 from harness.chats import Chat, Crowd
 from harness.load.answer import Answer, Ledger, spread
 from harness.load.client import Pool, Site
+from harness.load.in_flight import most_in_flight
 from harness.load.job import Job
+from harness.load.news import News, Told
 from harness.load.pacing import Pacer, sleep_until
 from harness.load.wire import WireRequest, forms_of, request_of
 from harness.model import Failure, HarnessError
@@ -52,10 +55,13 @@ class OpenLoopUser(User):
         raise StopUser
 
 
-def perform(job: Job, stopped: gevent.event.Event) -> dict[str, Any]:
+def perform(
+    job: Job, stopped: gevent.event.Event, on_news: Callable[[Told], None] | None = None, news_s: float = 0.0
+) -> dict[str, Any]:
     """Play `job` until every request has ended, its time is up or `stopped` is set; write its records.
 
-    Returns the job's figures: `requests` (rows written), `sent` and `failed` as Locust counted them, `lateness_s`.
+    Returns the job's figures: `requests` (rows written), `sent` and `failed` as Locust counted them, `dropped` (not
+    sent because too many were under way), `lateness_s`. `on_news`, if there is one, is called every `news_s` meanwhile.
     Raises ValueError for a job that cannot be played, OSError if its host is unknown or its records cannot be written,
     HarnessError if the load broke down.
     """
@@ -63,22 +69,34 @@ def perform(job: Job, stopped: gevent.event.Event) -> dict[str, Any]:
     play = Play(job, environment)
     environment.user_classes = [type("SteelyardUser", (OpenLoopUser,), {"abstract": False, "play": play})]
     runner = environment.create_local_runner()
+    telling = gevent.spawn(_tell, play, on_news, news_s) if on_news is not None else None
     try:
         runner.start(1, spawn_rate=1)
         gevent.wait([stopped, play.over], timeout=max(0.0, play.ends_s - monotonic()), count=1)
     finally:
+        if telling is not None:
+            telling.kill()
         runner.quit()
         play.close()
     if play.error is not None:
         raise HarnessError(f"the load broke down: {type(play.error).__name__}: {play.error}")
-    records.write_requests(Path(job.out), play.ledger.rows(), {"backends": list(job.backends)})
+    about = {"backends": play.ledger.backends, "leaving": sorted(play.leaving)}
+    records.write_requests(Path(job.out), play.ledger.rows(), about)
     total = environment.stats.total
     return {
         "requests": play.ledger.count,
         "sent": total.num_requests,
         "failed": total.num_failures,
+        "dropped": play.dropped,
         "lateness_s": spread(play.ledger.lateness_s),
     }
+
+
+def _tell(play: Play, on_news: Callable[[Told], None], news_s: float) -> None:
+    news = News(play)
+    while True:
+        gevent.sleep(news_s)
+        on_news(news.since_last(monotonic()))
 
 
 class Play:
@@ -94,6 +112,14 @@ class Play:
         self.ledger = Ledger(job.start_s, job.backends, open_ended=not job.backends)
         self.over = gevent.event.Event()
         self.error: Exception | None = None
+        self.sent = 0
+        """How many requests have been sent so far."""
+        self.dropped = 0
+        """Arrivals that were not sent because too many were under way."""
+        self.leaving: set[int] = set()
+        """Numbers of requests sent whose clients give up before their timeout."""
+        self._under_way = 0
+        self._most = most_in_flight()
         self._shared = Pool(self.site)
         self._at_work = gevent.pool.Group()
         everything = draw(job.load, job.seed)
@@ -105,7 +131,8 @@ class Play:
         last_s = max((arrival.at_s for arrival in self.arrivals), default=0.0)
         chats_end_s = max((stream.end_s for stream in job.load.streams if stream.chats), default=0.0)
         longest_s = max((arrival.timeout_s for arrival in asked), default=0.0)
-        self._lasts_s = max(last_s, chats_end_s) + longest_s + SPARE_S
+        self.lasts_s = max(last_s, chats_end_s) + longest_s + SPARE_S
+        """How long it goes on at the most, from second 0."""
         self._sent: set[int] = set()
         numbers = sorted({arrival.connection for arrival in self.arrivals if arrival.connection >= 0})
         self._lanes = {number: _Lane(self) for number in numbers}
@@ -113,7 +140,7 @@ class Play:
     @property
     def ends_s(self) -> float:
         """When the job is over even if not everything has ended."""
-        return self.ledger.start_s + self._lasts_s
+        return self.ledger.start_s + self.lasts_s
 
     def begin(self, start_s: float) -> None:
         """Make `start_s` on CLOCK_MONOTONIC second 0, instead of the job's. Before anything is sent."""
@@ -133,13 +160,17 @@ class Play:
             for arrival in self.arrivals:
                 ready = self.ready(arrival)  # before its time, so that only a greenlet has to be started when it is due
                 if arrival.connection >= 0:
-                    start = partial(self._lanes[arrival.connection].queue.put, ready)
+                    start: Callable[[], object] = partial(self._lanes[arrival.connection].queue.put, ready)
                 else:
                     sending = gevent.Greenlet(self.send, self._shared, ready, ready.due_s)
                     self._at_work.add(sending)
                     start = sending.start
                 pacer.sleep_until(ready.due_s)
-                start()
+                if arrival.connection < 0 and self._under_way >= self._most:
+                    self._at_work.discard(sending)
+                    self.dropped += 1
+                else:
+                    start()
                 gevent.sleep(0)  # it goes out now, not after the next one is ready
         for lane in self._lanes.values():
             lane.queue.put(None)
@@ -166,9 +197,14 @@ class Play:
         """Send one request, now, and record it. `could_s`: when it could have been sent at the earliest."""
         answer = Answer()
         arrival = ready.arrival
+        self.sent += 1
+        self._under_way += 1
+        if arrival.patience_s < arrival.timeout_s:
+            self.leaving.add(arrival.number)
         try:
             pool.exchange(ready.data, answer, arrival.patience_s, keep=not arrival.fresh)
         finally:  # also when the job is stopped meanwhile
+            self._under_way -= 1
             self.ledger.lateness_s.append(answer.sent_s - could_s)
             self._record(ready, answer)
         return answer
@@ -187,12 +223,13 @@ class Play:
         """A row for the ledger, and an event for Locust's own statistics; both count from the intended time."""
         self._sent.add(ready.arrival.number)
         self.ledger.add(ready.arrival, ready.request.hex, answer)
+        gave_up = answer.failure is Failure.TIMEOUT and ready.arrival.number in self.leaving  # on purpose: no failure
         self.environment.events.request.fire(  # type: ignore[no-untyped-call]
             request_type=ready.request.method,
             name=ready.request.name,
             response_time=(answer.end_s - ready.due_s) * 1000.0,
             response_length=len(answer.body),
-            exception=_complaint(answer),
+            exception=None if gave_up else _complaint(answer),
             context={},
         )
 

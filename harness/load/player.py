@@ -19,10 +19,9 @@ from locust.rpc import Message
 from locust.runners import LocalRunner, WorkerRunner
 
 from harness.load.answer import spread
-from harness.load.job import Job
+from harness.load.job import Job, load_in
 from harness.load.messages import TO_PLAYER, Plan, named
 from harness.load.play import Play
-from harness.load.profiles import load_of, talking
 
 BATCH_S = 0.5
 AGAIN_S = 2.0
@@ -118,12 +117,14 @@ class Player:
         try:
             play = _prepared(plan, self.environment)
         except Exception as error:
-            self._say("ready", run=plan.run, requests=0, error=_one_line(error), player=self.runner.client_id)
+            told = _cannot_play(plan, error)
+            self._say("ready", run=plan.run, requests=0, lasts_s=0.0, error=told, player=self.runner.client_id)
             self.over.set()
             return
         self._play, self._batches = play, 0
         self._unheard.clear()
-        self._say("ready", run=plan.run, requests=len(play.arrivals), error="", player=self.runner.client_id)
+        ready: dict[str, Any] = {"run": plan.run, "requests": len(play.arrivals), "lasts_s": play.lasts_s, "error": ""}
+        self._say("ready", player=self.runner.client_id, **ready)
         # A collection in the middle would be a stall in somebody's latency; so there is little left to look through.
         gc.collect()
         gc.freeze()
@@ -164,7 +165,7 @@ class Player:
         error = "a worker left before the end and abandoned what it had not sent" if self._leaving else ""
         error = _one_line(play.error) if play.error else error
         done = {"run": run, "batches": self._batches, "rows": play.ledger.count, "error": error}
-        done["lateness_s"] = spread(play.ledger.lateness_s)
+        done |= {"lateness_s": spread(play.ledger.lateness_s), "leaving": sorted(play.leaving)}
         self._say("done", player=self.runner.client_id, **done)
         while run == self._run and not thanked.wait(AGAIN_S):
             _logger.warning("%d batches of records are not acknowledged; sending them again", len(self._unheard))
@@ -179,9 +180,8 @@ def _told(handler: Callable[[dict[str, Any]], None], environment: Environment, m
 
 
 def _prepared(plan: Plan, environment: Environment) -> Play:
-    load = load_of(plan.profile, plan.rate_per_s, plan.duration_s)
     job = Job(
-        load=talking(load, plan.chats, plan.think_s) if plan.chats else load,
+        load=load_in(plan.load),
         seed=plan.seed,
         nonce=plan.nonce,
         url=plan.url,
@@ -193,6 +193,15 @@ def _prepared(plan: Plan, environment: Environment) -> Play:
         workers=plan.workers,
     )
     return Play(job, environment)
+
+
+def _cannot_play(plan: Plan, error: Exception) -> str:
+    """Why a plan cannot be played, in one line and in the words of Locust's options."""
+    if isinstance(error, OSError):
+        return f"--host {plan.url}: {error.strerror or error}"
+    if isinstance(error, ValueError):
+        return f"--profile {plan.profile} with --protocol {plan.protocol}: {error}"
+    return _one_line(error)
 
 
 def _one_line(error: BaseException) -> str:

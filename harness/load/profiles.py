@@ -15,8 +15,8 @@ from harness.claims import nearest
 from harness.content import Content, LongTail, Sessions
 from harness.load import traces
 from harness.load.wire import NUMBER_BITS
-from harness.model import Chats, ClaimsError, Keys, Load, Method, Stream
-from harness.shapes import Bursts, Constant, Diurnal, OnOff, Poisson, Ramp, Shape, Spike, Step, expected
+from harness.model import Chats, ClaimsError, Connections, Keys, Load, Method, Stream
+from harness.shapes import Bursts, Constant, Diurnal, OnOff, Poisson, Ramp, Recorded, Shape, Spike, Step, expected
 
 MODELS = 20
 """How many models a profile asks for."""
@@ -26,6 +26,10 @@ THINK_S = 5.0
 
 LONG_S = 60.0
 """Patience of clients whose answers may be long."""
+
+QUICK_S = 0.1
+LEAST_DIFFERENT, MOST_DIFFERENT = 1_000, 20_000
+"""How many different requests are drawn for chats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,49 @@ def load_of(name: str, rate_per_s: float, duration_s: float) -> Load:
 
 
 def talking(load: Load, count: int, think_s: float) -> Load:
-    """What `load`, one of `load_of`, asks for, as a closed loop of the same length: `count` chats."""
+    """What `load`, one of `load_of`, asks for, as a closed loop of the same length: `count` chats.
+
+    Where it has conversations, as many go on at a time as there are chats. ClaimsError for what cannot be one.
+    """
+    if count < 1 or not 0 <= think_s < math.inf:
+        raise ClaimsError(f"{count} chats that think {think_s:g} s: expected 1 at least, and a time from 0 on")
+    if len(load.streams) != 1 or load.streams[0].connections is Connections.ONE:
+        raise ClaimsError("only a load of one stream, on many connections, can be chats; take another one")
     (stream,) = load.streams
+    if stream.requests < 1:
+        raise ClaimsError("a load of no request has nothing for chats to ask; take a higher rate or a longer one")
+    content = stream.content
+    if content is not None and content.sessions is not None:
+        content = replace(content, sessions=replace(content.sessions, count=count))
     chats = Chats(count, think_s, stream.end_s - stream.start_s)
-    return replace(load, streams=(replace(stream, chats=chats, shape=None),))
+    return replace(load, streams=(replace(stream, chats=chats, shape=None, content=content),))
+
+
+def crowd_of(name: str, count: int, think_s: float, duration_s: float) -> Load:
+    """`count` chats that ask for `duration_s` what the load called `name` asks for. ClaimsError as in `load_of`.
+
+    As many different requests are drawn as the chats could ask for, were all answered in `QUICK_S`, up to a limit;
+    then they come over again. ClaimsError, too, for more than numbers have room for, and where the point of a load is
+    its times, which chats do not keep.
+    """
+    asked = max(count, 1) * (duration_s / (max(think_s, 0.0) + QUICK_S) + 1.0)
+    if asked >= 1 << NUMBER_BITS:
+        told = f"{count} chats for {duration_s:g} s may ask {asked:.0f} requests"
+        raise ClaimsError(f"{told}: expected less than {1 << NUMBER_BITS}; make it shorter, or have fewer")
+    different = min(max(asked, LEAST_DIFFERENT), MOST_DIFFERENT)
+    load = load_of(name, different / duration_s, duration_s)
+    if not all(isinstance(stream.shape, Constant | Poisson | Recorded) for stream in load.streams):
+        raise ClaimsError(f"load profile {name!r} as chats: expected one of a constant rate, as poisson or chat")
+    (stream,) = talking(load, count, think_s).streams
+    # A trace of few requests would end early.
+    return replace(load, streams=(replace(stream, chats=Chats(count, think_s, duration_s)),))
 
 
 def planned(load: Load) -> int:
-    """How many requests `load` is expected to have. ClaimsError if their numbers have no room for so many."""
+    """How many requests `load` is expected to have, of a closed loop how many different ones.
+
+    ClaimsError if their numbers have no room for so many.
+    """
     requests = sum(stream.requests for stream in load.streams)
     if requests >= 1 << NUMBER_BITS:
         raise ClaimsError(f"a load of {requests} requests: expected less than {1 << NUMBER_BITS}; make it shorter")

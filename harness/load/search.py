@@ -22,7 +22,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from harness.load.figures import is_good, quantile_of
+from harness.load.figures import is_good, quantile_of, too_late
 from harness.load.thresholds import Threshold
 from harness.model import ClaimsError, Failure
 from harness.records import Rows
@@ -41,8 +41,6 @@ LOOKS = 4
 WARM_UP_S = 1.0
 """Requests due in the first second of a run do not count: they open the connections."""
 MOST_USELESS = 2
-MOST_LATE = 0.2
-"""A run whose generator was later than this share of a time bound (p99) does not count against the balancer."""
 
 
 class Verdict(StrEnum):
@@ -223,7 +221,8 @@ class Search:
         return ""
 
     def _too_late(self, rows: Rows) -> bool:
-        return bool(self.goal.series) and _lateness_s(rows) > MOST_LATE * self.goal.bound_s
+        """Whether the generator was so late itself that the run does not count against the balancer."""
+        return bool(self.goal.series) and too_late(_lateness_s(rows), self.goal.bound_s)
 
     def _first_look(self, rate_per_s: float) -> Step:
         requests = max(2.0 * least_sample(self.goal.allowed, self.level), rate_per_s * self.least_s)

@@ -60,6 +60,13 @@ class Threshold:
         """Whether a load that must not meet this condition fails: if it is true, and if nobody can say."""
         return self.holds(figures) is not False
 
+    def only_late(self, figures: Figures, on_time: Figures) -> bool:
+        """Whether nothing but the generator's own lateness decides it, so that it says nothing of the target.
+
+        `on_time`: the figures without that lateness (harness.load.figures.on_time).
+        """
+        return self.series != "lateness" and self.holds(figures) is not self.holds(on_time)
+
     def said(self, value: float) -> str:
         """A value of this condition's figure, with its unit."""
         if math.isnan(value):

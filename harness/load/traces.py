@@ -16,6 +16,7 @@ file, line and column. Rows need not be in order. A request of 0 tokens, as Burs
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import random
@@ -29,6 +30,7 @@ from typing import Any
 
 from harness.claims import nearest
 from harness.content import Content, Replay
+from harness.load.wire import NUMBER_BITS
 from harness.model import ClaimsError, Keys, Load, Stream
 from harness.shapes import Recorded
 
@@ -46,6 +48,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 NEEDED = ("time", "input", "output")
 UNITS_S = MappingProxyType({"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9})
+
+MOST_TOKENS = 10_000_000
+"""As many as one request may ask for: a word of a prompt is five bytes, and no body is to be above 64 MiB."""
 
 _LONGEST_NAME = 200
 
@@ -81,8 +86,8 @@ def read(
         raise ClaimsError(f"time unit {unit!r} is unknown; {nearest(unit, UNITS_S)}")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = _json_lines(path, file) if path.suffix in (".jsonl", ".ndjson", ".json") else _csv_lines(path, file)
-            rows = list(_rows(path, lines, columns or {}, unit, limit))
+            readings = _of_json if path.suffix.lower() in (".jsonl", ".ndjson", ".json") else _of_csv
+            rows = list(_rows(readings(path, file, columns or {}), unit, limit))
     except OSError as error:
         raise ClaimsError(f"{path}: cannot read the trace ({error.strerror})") from None
     except UnicodeDecodeError as error:
@@ -93,25 +98,28 @@ def read(
     return [replace(row, at_s=row.at_s - rows[0].at_s) for row in rows]
 
 
-Line = tuple[int, Mapping[str, Any]]
-"""Its number, from 1, and its values by the names of the columns."""
-
-
-def _csv_lines(path: Path, file: Iterable[str]) -> Iterator[Line]:
+def _of_csv(path: Path, file: Iterable[str], columns: Mapping[str, str]) -> Iterator[_Reading]:
     reader = csv.reader(file, strict=True)
+    header: list[str] = []
+    names: Mapping[str, str] = {}
     try:
-        header = [name.strip() for name in next(reader, [])]
         for values in reader:
-            if values and len(values) != len(header):
+            if not values:
+                continue
+            if not header:
+                header = [name.strip() for name in values]
+                names = _names(path, reader.line_num, header, columns)
+                continue
+            if len(values) != len(header):
                 told = f"saw {len(values)} values, expected {len(header)}"
                 raise ClaimsError(f"{path}: line {reader.line_num}: {told}: {', '.join(header)}")
-            if values:
-                yield reader.line_num, dict(zip(header, values, strict=True))
+            yield _Reading(path, reader.line_num, dict(zip(header, values, strict=True)), names)
     except csv.Error as error:
         raise ClaimsError(f"{path}: line {reader.line_num}: not CSV ({error})") from None
 
 
-def _json_lines(path: Path, file: Iterable[str]) -> Iterator[Line]:
+def _of_json(path: Path, file: Iterable[str], columns: Mapping[str, str]) -> Iterator[_Reading]:
+    names: Mapping[str, str] = {}
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
@@ -121,20 +129,13 @@ def _json_lines(path: Path, file: Iterable[str]) -> Iterator[Line]:
             values = None
         if not isinstance(values, dict):
             raise ClaimsError(f"{path}: line {number}: saw {_shown(line.strip())}, expected a JSON object on each line")
-        yield number, values
+        names = names or _names(path, number, list(values), columns)
+        yield _Reading(path, number, values, names)
 
 
-def _rows(
-    path: Path, lines: Iterator[Line], columns: Mapping[str, str], unit: str | None, limit: int | None
-) -> Iterator[Row]:
-    names: Mapping[str, str] = {}
-    for count, (number, values) in enumerate(lines):
-        if count == limit:
-            return
-        if not names:
-            names = _names(path, number, list(values), columns)
-            unit_s = UNITS_S[unit or _unit_of(names)]
-        reading = _Reading(path, number, values, names)
+def _rows(readings: Iterator[_Reading], unit: str | None, limit: int | None) -> Iterator[Row]:
+    for reading in itertools.islice(readings, limit):
+        unit_s = UNITS_S[unit or _unit_of(reading.names)]
         yield Row(
             at_s=reading.time_s(unit_s),
             input_tokens=reading.tokens("input"),
@@ -153,7 +154,7 @@ def _names(path: Path, number: int, header: list[str], columns: Mapping[str, str
         wanted = columns.get(meaning)
         if wanted is not None:
             if wanted not in header:
-                raise ClaimsError(f"{path}: no column {wanted!r}; {nearest(wanted, header)}")
+                raise ClaimsError(f"{path}: line {number}: no column {wanted!r}; {nearest(wanted, header)}")
             found[meaning] = wanted
             continue
         name = next((plain[alias] for alias in aliases if alias in plain), None)
@@ -197,8 +198,8 @@ class _Reading:
     def tokens(self, meaning: str) -> int:
         """A count of tokens, 1 at least."""
         number = _number(self._value(meaning))
-        if number is None or not 0 <= number < 2**31 or number != int(number):
-            raise self._bad(meaning, "a whole number of tokens from 0 on")
+        if number is None or not 0 <= number <= MOST_TOKENS or number != int(number):
+            raise self._bad(meaning, f"a whole number of tokens from 0 to {MOST_TOKENS:,}")
         return max(int(number), 1)
 
     def word(self, meaning: str) -> str:
@@ -256,11 +257,15 @@ def scaled(rows: list[Row], time_scale: float = 1.0, rate_scale: float = 1.0, se
 
     A rate below 1 is made by thinning: so many of the sessions, and of the rows without one, are kept. Above 1 it is
     made by superposition: each row gets copies, at random times between it and the next row, so that the trace's ups
-    and downs stay. Copies are sessions and prompts of their own. ClaimsError unless both scales are above 0.
+    and downs stay. Copies are sessions and prompts of their own. ClaimsError unless both scales are above 0, and for
+    more requests than a load has numbers for.
     """
     for name, scale in (("time scale", time_scale), ("rate scale", rate_scale)):
         if not 0 < scale < math.inf:
             raise ClaimsError(f"{name} {scale:g} of a trace: expected a number above 0")
+    if len(rows) * rate_scale >= 1 << NUMBER_BITS:
+        told = f"rate scale {rate_scale:g} of a trace of {len(rows)} requests"
+        raise ClaimsError(f"{told}: expected less than {1 << NUMBER_BITS} in the end; take a smaller one")
     found: list[Row] = []
     apart = 1 + max((block for row in rows for block in row.blocks), default=0)
     for position, row in enumerate(rows):

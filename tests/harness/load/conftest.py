@@ -145,8 +145,12 @@ class LoadProcess:
     _lines: list[bytes] = field(default_factory=list)
 
     @classmethod
-    def start(cls, folder: Path, module: str = "harness.load", *options: str) -> LoadProcess:
+    def start(
+        cls, folder: Path, module: str = "harness.load", *options: str, most_files: int | None = None
+    ) -> LoadProcess:
         command = [sys.executable, "-m", module, *options]
+        if most_files is not None:
+            command = ["sh", "-c", 'ulimit -n "$0"; exec "$@"', str(most_files), *command]
         child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         process = cls(folder, child)
         assert process.answer() == {"ready": True, "pid": child.pid}

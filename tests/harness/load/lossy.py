@@ -13,8 +13,10 @@ from locust.env import Environment
 from locust.runners import LocalRunner
 
 from harness.load.conductor import Conductor
+from harness.load.job import text_of
 from harness.load.messages import Plan
 from harness.load.player import Player
+from harness.load.profiles import load_of
 
 
 class Lossy(LocalRunner):
@@ -40,7 +42,8 @@ def main() -> None:
     environment = Environment()
     environment.runner = runner = Lossy(environment)
     conductor, _ = Conductor(environment, runner), Player(environment, runner)
-    plan = Plan(0, "steady", 100.0, 1.5, 1, 0, sys.argv[1], "http", 0, 0.0, 0, 1)
+    load = text_of(load_of("steady", 100.0, 1.5))
+    plan = Plan(0, "steady", 100.0, 1.5, 1, 0, sys.argv[1], "http", 0, 0.0, 0, 1, load)
     conductor.begin(plan, sys.argv[2])
     with gevent.Timeout(60.0):
         while not conductor.finished:

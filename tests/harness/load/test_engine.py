@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,62 +105,11 @@ def test_a_pool_whose_connections_are_dropped_repeats_nothing(
     assert len({seen.id for seen in server.seen}) == 60
 
 
-def test_news_tell_of_a_running_job(load_process: LoadProcess, server: RawServer) -> None:
-    def reply(seen: Seen) -> Reply:
-        if int(seen.id[-1], 16) % 2:
-            return RawServer.ok(seen)
-        return Reply(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
-
-    server.reply = reply
-    out = load_process.ask(server.url, stream(100, 100.0), news_s=0.1)
-    told = []
-    while "done" not in (answer := load_process.answer()):
-        told.append(answer["news"])
-    assert len(told) > 3
-    for before, after in pairwise(told):
-        assert after["failed"] == before["failed"] + after["failed_now"]
-        assert after["at_s"] > before["at_s"] and after["ended"] >= before["ended"] and after["sent"] >= after["ended"]
-    last = told[-1]
-    assert last["failed"] == pytest.approx(last["ended"] / 2, abs=10)  # they may end in another order than they began
-    assert 0 < last["ended"] <= 100 == answer["sent"] and last["dropped"] == 0
-    good = [news for news in told if news["p50_s"] is not None]
-    assert good and all(0 < news["p50_s"] <= news["p99_s"] < 5.0 and news["per_s"] > 0 for news in good)
-    assert len(records.read_requests(out)) == 100
-
-
-def test_news_do_not_count_who_gives_up_on_purpose(load_process: LoadProcess, server: RawServer) -> None:
-    server.reply = lambda _: Reply(then="hang")
-    leaving = stream(5, 100.0, content=Content(abort_share=1.0, abort_after_s=0.1), timeout_s=15.0)
-    waiting = stream(5, 100.0, timeout_s=3.0)
-    load_process.ask(server.url, leaving, waiting, news_s=0.1)
-    told = []
-    while "done" not in (answer := load_process.answer()):
-        told.append(answer["news"])
-    assert any(news["ended"] >= 5 for news in told)
-    assert all(news["failed"] <= max(0, news["ended"] - 5) for news in told)
-
-
 def test_workers_share_a_job(load_process: LoadProcess, server: RawServer) -> None:
     numbers = [
         set(load_process.play(server.url, stream(20), worker=worker, workers=2)[1]["number"]) for worker in (0, 1)
     ]
     assert not numbers[0] & numbers[1] and numbers[0] | numbers[1] == set(range(20))
-
-
-def test_beyond_the_cap_arrivals_are_dropped_and_recorded(server: RawServer, tmp_path: Path) -> None:
-    server.reply = lambda _: Reply(then="hang")
-    load = Load((stream(20, 1000.0, timeout_s=0.3),))
-    job = Job(load, 1, NONCE, server.url, time.monotonic() + 0.1, (), str(tmp_path / "out"))
-
-    async def play() -> dict[str, Any]:
-        engine = Engine(job)
-        engine._most = 5
-        return await engine.play()
-
-    answer = asyncio.run(play())
-    rows = records.read_requests(tmp_path / "out")
-    assert (answer["sent"], answer["dropped"], answer["requests"]) == (5, 15, 20)
-    assert (rows["failure"] == Failure.NOT_SENT).sum() == 15
 
 
 def test_a_stop_ends_what_waits_for_its_one_connection_too(server: RawServer, tmp_path: Path) -> None:

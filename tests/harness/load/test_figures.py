@@ -8,10 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from harness.content import Content
-from harness.load.figures import SERIES, figures_of, leaving_of, quantile_of
-from harness.load.profiles import load_of
-from harness.model import Failure, Load, Stream
+from harness.load.figures import SERIES, figures_of, on_time, quantile_of, too_late
+from harness.model import Failure
 from tests.harness.load.rows import rows_of, unsent
 
 
@@ -58,24 +56,46 @@ def test_who_gives_up_on_purpose_is_no_error() -> None:
     assert figures.summary()["given_up"] == 2
 
 
-def test_clients_that_leave_early_are_those_of_the_load() -> None:
-    assert leaving_of(load_of("poisson", 50.0, 4.0), 1) == frozenset()
-    leaving = leaving_of(load_of("mixed", 50.0, 40.0), 1)
-    assert 10 < len(leaving) < 90  # 2 % of 2,000
-
-    def made(timeout_s: float) -> Load:
-        return Load((Stream("s", 0.0, 10.0, 20, timeout_s=timeout_s, content=Content(abort_share=1, abort_after_s=2)),))
-
-    assert leaving_of(made(3.0), 1) == frozenset(range(20))
-    assert leaving_of(made(2.0), 1) == frozenset(), "a timeout comes first or at once"
-
-
 def test_rates() -> None:
     figures = figures_of(rows_of([0.5] * 101, rate_per_s=100.0))
-    assert figures.sending_s == pytest.approx(1.0)
-    assert figures.offered_per_s == pytest.approx(101.0)
+    assert figures.sending_s == pytest.approx(1.001)
+    assert figures.offered_per_s == pytest.approx(101 / 1.001)
     assert figures.span_s == pytest.approx(1.5)
     assert figures.throughput_per_s == pytest.approx(101 / 1.5)
+
+
+def test_what_was_offered_is_what_was_sent_when_it_was() -> None:
+    rows = rows_of([3.0] * 101, rate_per_s=100.0)
+    rows["sent_s"] = rows["intended_s"] * 2  # half as many per second as planned
+    rows["sent_s"][0] = np.nan  # it failed before its first system call
+    assert figures_of(rows).offered_per_s == pytest.approx(101 / 2.0)
+
+
+def test_a_closed_loop_offers_no_rate() -> None:
+    figures = figures_of(rows_of([0.5] * 101), closed=True)
+    assert math.isnan(figures.offered_per_s) and figures.throughput_per_s == pytest.approx(101 / 1.5)
+    assert figures.summary()["offered_per_s"] is None
+
+
+def test_the_same_without_the_generators_lateness() -> None:
+    rows = rows_of([0.5] * 101)
+    rows["sent_s"] = rows["intended_s"] + 0.4
+    rows["connection"][7] = 0  # it waited for its connection: no lateness of the generator
+    unsent(rows[100:])
+    early = figures_of(on_time(rows))
+    assert early.time("latency", "p50") == early.time("service", "p50") == pytest.approx(0.1)
+    assert early.time("ttft", "p50") == pytest.approx(0.25 - 0.4)
+    assert early.time("latency", "max") == pytest.approx(0.5)
+    assert early.time("lateness", "max") == pytest.approx(0.0) and early.not_sent == 1
+    assert figures_of(rows).time("latency", "p50") == pytest.approx(0.5), "the rows themselves stay"
+
+
+def test_a_late_generator_is_one_that_is_late_beside_the_latency() -> None:
+    assert figures_of(rows_of([0.004] * 9)).generator_late, "1 ms of 4"
+    assert not figures_of(rows_of([0.006] * 9)).generator_late, "1 ms of 6"
+    assert not figures_of(unsent(rows_of([0.006] * 9))).generator_late
+    assert figures_of(rows_of([0.004] * 9)).summary()["generator_late"] is True
+    assert not too_late(1.0, math.nan) and too_late(0.21, 1.0) and not too_late(0.19, 1.0)
 
 
 def test_waiting_for_the_only_connection_is_no_lateness() -> None:

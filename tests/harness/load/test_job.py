@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness.load.job import Job
+from harness.load.job import Job, load_in, text_of
 from harness.model import Connections, HarnessError, Keys, Kind, Load, Method, Stream
 
 JOB = Job(
@@ -79,3 +80,12 @@ import harness.load, harness.load.job, harness.load.wire
 sys.exit(", ".join({"gevent", "locust", "geventhttpclient"} & set(sys.modules)) or 0)
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_the_page_shows_how_to_write_the_job_of_a_property(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "load.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+    job = Job.read(tmp_path / "job.json")
+    assert len(job.load.streams) == 3
+    assert load_in(text_of(job.load)) == job.load

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from harness.arrivals import draw
-from harness.load.profiles import PROFILES, load_of
+from harness.arrivals import asked_by, draw
+from harness.chats import Crowd
+from harness.load.profiles import LEAST_DIFFERENT, MOST_DIFFERENT, PROFILES, crowd_of, load_of, planned, talking
 from harness.load.wire import request_of
-from harness.model import ClaimsError, Kind, Load, Method
+from harness.model import Chats, ClaimsError, Connections, Kind, Load, Method, Stream
 from harness.shapes import expected
 
 DRAWN = sorted(set(PROFILES) - {"trace"})
@@ -121,3 +124,73 @@ def test_a_trace_is_played_at_the_asked_rate(tmp_path: Path) -> None:
 def test_what_cannot_be_loaded(name: str, rate_per_s: float, duration_s: float, told: str) -> None:
     with pytest.raises(ClaimsError, match=told):
         load_of(name, rate_per_s, duration_s)
+
+
+# --- closed loops -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_chats_ask_what_their_load_asks(name: str) -> None:
+    load = load_of(name, 20.0, 10.0)
+    (open_loop,), (stream,) = load.streams, talking(load, 7, 0.5).streams
+    assert stream.chats == Chats(7, 0.5, 10.0) and stream.shape is None
+    assert stream.end_s == open_loop.end_s == 10.0
+    same = ("name", "keys", "kind", "methods", "connections", "prompt_tokens", "output_tokens", "timeout_s", "requests")
+    assert all(getattr(stream, field) == getattr(open_loop, field) for field in same)
+    if name == "chat":
+        assert open_loop.content and open_loop.content.sessions and stream.content
+        seven = replace(open_loop.content.sessions, count=7)
+        assert stream.content == replace(open_loop.content, sessions=seven), "as many conversations as chats"
+    else:
+        assert stream.content == open_loop.content
+    assert draw(talking(load, 7, 0.5), 1) == () and len(Crowd(talking(load, 7, 0.5), 1, 0).chats) == 7
+    assert planned(talking(load, 7, 0.5)) == 200
+
+
+def test_chats_have_whole_conversations_however_short_the_load() -> None:
+    turns = Counter(arrival.session for arrival in asked_by(crowd_of("chat", 10, 0.1, 2.0), 0, 1))
+    assert sum(count == 6 for count in turns.values()) > 0.8 * len(turns)
+
+
+def test_how_many_different_requests_chats_draw() -> None:
+    found = {case: planned(crowd_of("poisson", *case)) for case in [(1, 1.0, 10.0), (50, 0.4, 30.0), (500, 0.0, 60.0)]}
+    assert list(found.values()) == [LEAST_DIFFERENT, pytest.approx(50 * 61, abs=2), MOST_DIFFERENT]
+    assert crowd_of("poisson", 3, 0.0, 12.0).streams[0].chats == Chats(3, 0.0, 12.0)
+
+
+def test_chats_ask_what_a_trace_asks_for_as_long_as_asked(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("time,input,output\n" + "".join(f"{n},{100 + n},1\n" for n in range(5)))
+    load = crowd_of(f"trace:{path}", 3, 0.0, 12.0)
+    assert load.streams[0].chats == Chats(3, 0.0, 12.0)
+    assert [arrival.prompt_tokens for arrival in asked_by(load, 0, 1)] == [100, 101, 102, 103, 104]
+
+
+ONE = Stream("one", 0.0, 1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("streams", "count", "think_s", "told"),
+    [
+        ((ONE, ONE), 1, 1.0, "only a load of one stream"),
+        ((), 1, 1.0, "only a load of one stream"),
+        ((replace(ONE, connections=Connections.ONE),), 1, 1.0, "on many connections"),
+        ((replace(ONE, requests=0),), 1, 1.0, "a load of no request"),
+        ((ONE,), 0, 1.0, "0 chats that think 1 s: expected 1 at least"),
+        ((ONE,), 1, -1.0, "expected 1 at least, and a time from 0 on"),
+        ((ONE,), 1, math.inf, "a time from 0 on"),
+    ],
+)
+def test_what_cannot_be_chats(streams: tuple[Stream, ...], count: int, think_s: float, told: str) -> None:
+    with pytest.raises(ClaimsError, match=told):
+        talking(Load(streams), count, think_s)
+
+
+def test_what_is_none_for_chats() -> None:
+    with pytest.raises(ClaimsError, match="'spike' as chats: expected one of a constant rate"):
+        crowd_of("spike", 3, 1.0, 10.0)
+    with pytest.raises(ClaimsError, match="200 chats for 1200 s may ask 2400200 requests: expected less than 2097152"):
+        crowd_of("poisson", 200, 0.0, 1200.0)
+    for count, think_s, told in ((0, 1.0, "0 chats"), (1, -1.0, "1 chats that think -1 s")):
+        with pytest.raises(ClaimsError, match=told):
+            crowd_of("poisson", count, think_s, 10.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.load.figures import Figures, figures_of
+from harness.load.figures import Figures, figures_of, on_time
 from harness.load.thresholds import threshold_of
 from harness.model import ClaimsError
 from tests.harness.load.rows import rows_of, unsent
@@ -56,6 +56,30 @@ def test_nothing_sent_holds_nothing(text: str) -> None:
 def test_a_load_fails_where_the_condition_is_true(figures: Figures) -> None:
     assert threshold_of("p99 > 500ms").fails(figures)
     assert not threshold_of("p99 > 5s").fails(figures)
+
+
+@pytest.mark.parametrize(
+    ("text", "only"),
+    [
+        ("p99 > 500ms", True),
+        ("p99 > 2s", False),
+        ("p99 < 500ms", True),
+        ("ttft p50 > 400ms", True),
+        ("service p99 > 5ms", False),
+        ("lateness p99 > 500ms", False),
+        ("errors > 1%", False),
+        ("throughput < 60/s", True),
+    ],
+)
+def test_what_only_the_generators_lateness_decides(text: str, only: bool) -> None:
+    rows = rows_of([1.01] * 100)
+    rows["sent_s"] = rows["intended_s"] + 1.0
+    assert threshold_of(text).only_late(figures_of(rows), figures_of(on_time(rows))) is only
+
+
+def test_where_nobody_can_say_it_is_not_the_lateness() -> None:
+    rows = unsent(rows_of([1.0]))
+    assert not threshold_of("p99 > 5ms").only_late(figures_of(rows), figures_of(on_time(rows)))
 
 
 @pytest.mark.parametrize(

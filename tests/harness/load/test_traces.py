@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 from harness.arrivals import draw
-from harness.content import Content
-from harness.load.traces import Row, load_of_rows, read, scaled
+from harness.content import MOST_PAYLOAD_BYTES, Content
+from harness.load.traces import MOST_TOKENS, Row, load_of_rows, read, scaled
 from harness.load.wire import request_of
 from harness.model import ClaimsError
 
@@ -81,8 +81,9 @@ def test_burstgpt(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_mooncake(tmp_path: Path) -> None:
-    rows = read(written(tmp_path, MOONCAKE, "mooncake.jsonl"))
+@pytest.mark.parametrize("name", ["mooncake.jsonl", "MOONCAKE.JSONL"])
+def test_mooncake(tmp_path: Path, name: str) -> None:
+    rows = read(written(tmp_path, MOONCAKE, name))
     assert rows == [
         Row(0.0, 6755, 500, blocks=(0, 1, 2, 3)),
         Row(0.0, 7319, 490, blocks=(0, 14, 15)),
@@ -104,7 +105,7 @@ BAD = [
     ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9,10,4\nyesterday,10,4\n",
      "a.csv: line 3, column 'TIMESTAMP': saw 'yesterday', expected a number, or a date and time like"),
     ("a.csv", "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,many,18\n",
-     "a.csv: line 2, column 'Request tokens': saw 'many', expected a whole number of tokens from 0 on"),
+     "a.csv: line 2, column 'Request tokens': saw 'many', expected a whole number of tokens from 0 to"),
     ("a.csv", "time,input,output\n1,2,-3\n", "line 2, column 'output': saw '-3', expected a whole number"),
     ("a.csv", "time,input,output\n1,2,2.5\n", "line 2, column 'output': saw '2.5', expected a whole number"),
     ("a.csv", "time,input,output\nnan,2,2\n", "line 2, column 'time': saw 'nan', expected a number"),
@@ -113,7 +114,13 @@ BAD = [
     ("a.csv", "time,input,output,model\n1,2,3,modèle\n", "column 'model': saw 'modèle', expected a name in printable"),
     ("a.csv", "time,input,output,model\n1,2,3," + "m" * 201 + "\n", "expected a name of 200 characters at most"),
     ("a.csv", "time,input,output\n1,2,\"3\n", "a.csv: line 2: not CSV"),
-    ("a.csv", "when,input,output\n1,2,3\n", "a.csv: line 2: no column for time among when, input, output; expected"),
+    ("a.csv", "when,input,output\n1,2,3\n", "a.csv: line 1: no column for time among when, input, output; expected"),
+    ("a.csv", "\n\nwhen,input,output\n", "a.csv: line 3: no column for time among when, input, output; expected"),
+    ("a.csv", "time,input,output\n1,480000000,10\n",
+     "a.csv: line 2, column 'input': saw '480000000', expected a whole number of tokens from 0 to 10,000,000"),
+    ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 10000001}\n',
+     "a.jsonl: line 1, column 'output_length': saw 10000001, expected a whole number of tokens from 0 to 10,000,000"),
+    ("a.JSONL", "time,input,output\n1,2,3\n", "a.JSONL: line 1: saw 'time,input,output', expected a JSON object"),
     ("a.csv", "time,input,output\n", "a.csv: no request in this trace"),
     ("a.csv", "", "a.csv: no request in this trace"),
     ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 5}\n\n[1]\n',
@@ -141,7 +148,7 @@ def test_what_is_asked_wrongly(tmp_path: Path) -> None:
     path = written(tmp_path, AZURE)
     for columns, unit, told in [
         ({"tine": "TIMESTAMP"}, None, "column meaning 'tine' is unknown; did you mean time"),
-        ({"time": "TIMESTAMPS"}, None, "no column 'TIMESTAMPS'; did you mean TIMESTAMP"),
+        ({"time": "TIMESTAMPS"}, None, "line 1: no column 'TIMESTAMPS'; did you mean TIMESTAMP"),
         ({}, "minutes", "time unit 'minutes' is unknown"),
     ]:
         with pytest.raises(ClaimsError, match=told):
@@ -213,6 +220,11 @@ def test_a_scale_is_above_0(scale: float) -> None:
         scaled([], rate_scale=scale)
 
 
+def test_a_scale_makes_no_more_requests_than_there_are_numbers_for() -> None:
+    with pytest.raises(ClaimsError, match=r"rate scale 1e\+09 of a trace of 100 requests: expected less than 2097152"):
+        scaled(recorded(100), rate_scale=1e9)
+
+
 # --- the load ---------------------------------------------------------------------------------------------
 
 
@@ -240,6 +252,10 @@ def test_shared_blocks_are_shared_prefixes(tmp_path: Path) -> None:
         same = np.array(prompts[0][:1024]) == np.array(other[:1024])
         assert same[:512].all() and not same[512]
     assert {(a.key, a.session) for a in arrivals} == {(-1, -1)}
+
+
+def test_the_longest_prompt_is_below_the_cap_of_a_body() -> None:
+    assert MOST_TOKENS * len("word ") < MOST_PAYLOAD_BYTES
 
 
 def test_nothing_left_is_an_error() -> None:

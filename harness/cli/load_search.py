@@ -1,0 +1,67 @@
+"""`steelyard load --search`: runs at rate after rate, until the highest one that keeps a bound is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.cli.load_file import write_summary
+
+
+def search_of(text: str, from_per_s: float, to_per_s: float, error_rate: float, duration_s: float | None) -> Any:
+    """The harness.load.search.Search for the bound that `text` says. ClaimsError if it says none."""
+    from harness.load.search import Search, goal_of
+    from harness.load.thresholds import threshold_of
+
+    return Search(goal_of(threshold_of(text)), from_per_s, to_per_s, error_rate, least_s=duration_s or 5.0)
+
+
+def flat(profile: str, wait: Callable[[Any], Any]) -> Callable[[float, float], Any]:
+    """`(rate, seconds) -> load` of a profile whose rate does not change over time. ClaimsError for another.
+
+    `wait` gives a load's clients their patience.
+    """
+    from harness.load.profiles import load_of
+    from harness.model import ClaimsError
+    from harness.shapes import Constant, Poisson
+
+    if not all(isinstance(stream.shape, Constant | Poisson) for stream in load_of(profile, 100.0, 10.0).streams):
+        raise ClaimsError(f"--search with --profile {profile}: expected one of a constant rate, as poisson or steady")
+    return lambda rate_per_s, lasts_s: wait(load_of(profile, rate_per_s, lasts_s))
+
+
+def searched(search: Any, make: Callable[[float, float], Any], profile: str, about: dict[str, Any], out: Path) -> int:
+    """Carry out a search, show and write what it found; the exit code."""
+    from dataclasses import asdict
+
+    from harness.cli.load_view import View, found_line, step_line
+    from harness.live.load_run import generator
+    from harness.load.search import WARM_UP_S
+
+    runs, interrupted = 0, 0
+    with generator(about["engine"]) as generating:
+        while (step := search.next_step()) is not None and not interrupted:
+            lasts_s = WARM_UP_S + step.requests / step.rate_per_s
+            with View(f"{step.rate_per_s:.4g}/s for {lasts_s:.3g} s", lasts_s) as view:
+                made, seed = make(step.rate_per_s, lasts_s), about["seed"] + runs  # no two runs are the same sample
+                played = generating.play(made, about["target"], seed, about["protocol"], view.look, 1.0)
+            runs, interrupted = runs + 1, played.interrupted
+            if not interrupted:
+                print(step_line(search.tell(played.rows)), flush=True)
+    if search.seen or not interrupted:
+        print(found_line(search))
+    told = {
+        "profile": profile,
+        "search": search.goal.text,
+        "error_rate": search.error_rate,
+        "holds_per_s": search.holds_per_s,
+        "broken_per_s": search.broken_per_s,
+        "interrupted": bool(interrupted),
+        "rates": [asdict(seen) for seen in search.seen],
+    }
+    write_summary(out, about, told)
+    if interrupted:
+        print("interrupted: the search was not over")
+        return 128 + interrupted
+    return 0 if search.holds_per_s is not None else 1

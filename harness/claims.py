@@ -20,6 +20,17 @@ CARRIER = re.compile(r"^(header:[A-Za-z0-9-]+|json:[A-Za-z0-9_.]+|prompt-prefix:
 MODEL_CARRIERS = ("header:x-model-id", "json:model")
 """Keys that are the model itself."""
 
+SPREAD_POLICIES = (
+    "round_robin",
+    "weighted_round_robin",
+    "random",
+    "weighted_random",
+    "least_connections",
+    "two_choices",
+    "ewma",
+)
+"""Ways to pick a backend for what has no key. `ewma`: the cheaper of two by recent latency times requests in flight."""
+
 
 @dataclass(frozen=True, slots=True)
 class Feature:
@@ -60,8 +71,8 @@ class Affinity(Feature):
 class Spread(Feature):
     """Updates (`POST /v1/updates`, no key) are spread over all backends.
 
-    `policy`: round_robin, random, two_choices or least_connections. `workers`: processes or threads of the balancer
-    that count on their own; with round robin each may be off by one.
+    `policy`: one of `SPREAD_POLICIES`; the weighted ones are judged where all weights are equal. `workers`: processes
+    or threads of the balancer that count on their own; with a policy that takes turns each may be off by one.
     """
 
     table: ClassVar[str] = "spread"
@@ -69,8 +80,23 @@ class Spread(Feature):
     workers: int = 1
 
     def __post_init__(self) -> None:
-        one_of(self.policy, "policy", ("round_robin", "random", "two_choices", "least_connections"))
+        one_of(self.policy, "policy", SPREAD_POLICIES)
         _positive(self, "workers")
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether equal backends get the same to one request, and not by chance."""
+        return self.policy in ("round_robin", "weighted_round_robin")
+
+    @property
+    def weighs(self) -> bool:
+        """Whether weights, and what changes them, change the shares."""
+        return self.policy.startswith("weighted_")
+
+    @property
+    def minds_load(self) -> bool:
+        """Whether a backend with more in flight than the others is picked less."""
+        return self.policy in ("least_connections", "two_choices", "ewma")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +112,24 @@ class Failover(Feature):
 
 @dataclass(frozen=True, slots=True)
 class Ejection(Feature):
-    """Passive ejection: after `failures` failed attempts in a row a backend gets nothing for `open_s`."""
+    """Passive ejection: after `failures` failed attempts in a row a backend gets nothing for `open_s`.
+
+    Of the backends at most `cap_share` (above 0, up to 1) are out at once, but one always may be; None: not claimed.
+    """
 
     table: ClassVar[str] = "ejection"
     failures: int = 3
     open_s: float = 1.0
+    cap_share: float | None = None
 
     def __post_init__(self) -> None:
         _positive(self, "failures", "open_s")
+        if self.cap_share is not None and not 0 < self.cap_share <= 1:
+            raise ValueError(f"cap_share must be above 0 and at most 1, not {self.cap_share}")
+
+    def most_out(self, backends: int) -> int:
+        """Most of so many backends that may be out at once."""
+        return backends if self.cap_share is None else max(1, int(self.cap_share * backends + 1e-9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +229,33 @@ class HealthShare(Feature):
 
 
 @dataclass(frozen=True, slots=True)
+class Limits(Feature):
+    """What is too much is refused with 429 or 503, at once. Off in all other properties, which cannot be judged else.
+
+    In any time t at most `burst` + `rate_per_s` × t requests are let in (None: no rate is claimed). At most
+    `concurrency` are let in and not ended (None: any number), and up to `queue` more wait for that. `by_urgency`: those
+    that wait go by x-urgency (critical, high, normal), and one of a higher takes the place of one of the lowest.
+    """
+
+    table: ClassVar[str] = "limits"
+    rate_per_s: float | None = 100.0
+    burst: int = 10
+    concurrency: int | None = None
+    queue: int = 0
+    by_urgency: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(self, "burst")
+        for name in ("rate_per_s", "concurrency"):
+            if getattr(self, name) is not None:
+                _positive(self, name)
+        if self.queue < 0:
+            raise ValueError(f"queue must be 0 or more, not {self.queue}")
+        if self.rate_per_s is None and self.concurrency is None:
+            raise ValueError("neither rate_per_s nor concurrency: expected one at least")
+
+
+@dataclass(frozen=True, slots=True)
 class Backoff:
     """Growth of a breaker's open time: times `multiplier` up to `max_s`, each within ± `jitter` of itself."""
 
@@ -246,6 +309,7 @@ FEATURES: dict[str, type[Feature]] = {
         HealthChecks,
         HealthShare,
         Hedge,
+        Limits,
         Retry,
         Spread,
     )

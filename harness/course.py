@@ -71,7 +71,7 @@ def _marks(history: History) -> Iterator[tuple[float, str]]:
         if not seen.took_effect:
             yield seen.asked_s, f"{told} (no effect)"
             continue
-        yield seen.effective_s, told
+        yield seen.effective_s, f"{told} (struck nothing)" if seen.hits == 0 else told
         if not math.isnan(seen.healed_s):
             yield seen.healed_s, f"{told} over"
 

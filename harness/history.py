@@ -67,13 +67,17 @@ SEVERAL = -2
 
 @dataclass(frozen=True, slots=True)
 class StepSeen:
-    """A fault or a membership change: what was asked when, when it took effect, and when it was healed (nan: never)."""
+    """A fault or a membership change: what was asked when, when it took effect, and when it was healed (nan: never).
+
+    `hits` is how many requests, or reports, a fault of single requests has struck; None if nobody counted.
+    """
 
     kind: str
     backend: int
     asked_s: float
     effective_s: float
     healed_s: float = float("nan")
+    hits: int | None = None
 
     @property
     def took_effect(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from harness.claims import Feature, Limits
 from harness.course import course_of
 from harness.frozen import stretched
 from harness.history import History
@@ -21,6 +22,7 @@ from harness.sim.baselines import baseline_target
 from harness.sim.world import play as play_in_sim
 from harness.stats import ShareTest
 from harness.target import Target
+from harness.timetable import conflict
 from harness.verdict import Figure, FindingRow, Outcome, Record
 
 Play = Callable[[Target, Scenario, int], History]
@@ -73,6 +75,9 @@ class Judge:
             return replace(blank, reason=str(error))
         except Exception:
             return replace(blank, outcome=Outcome.ERROR, reason=f"the scenario crashed: {_crash()}")
+        told = conflict(scenario.timeline)
+        if told:
+            return replace(blank, outcome=Outcome.ERROR, reason=f"the scenario cannot be played: {told}")
         first, again = self._attempt(item, world, blank, scenario, 1.0)
         longer = self._target.scaled(2.0) if again and world is World.LIVE else None
         if longer is None:
@@ -86,16 +91,15 @@ class Judge:
         missing = [feature.table for feature in item.needs if feature not in claims]
         if missing:
             raise UnsupportedError(f"not claimed: {', '.join(missing)}")
+        without = item.without + _unasked(item)
         masks = [
-            feature.table
-            for feature in item.without
-            if feature in claims and feature.table not in self._target.switches
+            feature.table for feature in without if feature in claims and feature.table not in self._target.switches
         ]
         if masks:
             raise UnsupportedError(f"masked by {', '.join(masks)}, which cannot be switched off")
         off = frozenset(
             feature.table
-            for feature in item.without + item.off
+            for feature in without + item.off
             if feature in claims and feature.table in self._target.switches
         )
         # A scenario is made for what is on: only its numbers and intervals can play a part in the run.
@@ -222,6 +226,11 @@ def decide(findings: Iterable[Finding], history: History) -> Verdict:
         slack_alone = not unfinished and len(decided) + by_slack >= DECIDED_SHARE * len(judged)
         return Verdict(Outcome.INCONCLUSIVE, reason, rows, open_rows[0], alpha, slack_alone)
     return Verdict(Outcome.PASS, decided[-1].note, rows, decided[-1], alpha)
+
+
+def _unasked(item: Property) -> tuple[type[Feature], ...]:
+    """Limits, unless the property is about them: they refuse what they should, which any other takes for a loss."""
+    return () if Limits in item.needs else (Limits,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.model import Scenario, Stream
+from harness.model import Chats, Scenario, Stream
 from harness.timeline import Membership, Step
+from harness.timetable import conflict
 
 MOST_RUNS = 200
 FEWEST_REQUESTS = 4
@@ -48,9 +49,11 @@ class _Shrinker:
         """Whether `candidate` fails; each is played once. _SpentError if that would be one run too many.
 
         One that leaves the balancer without members, as no join comes any more, fails with any of them: it is no answer
-        unless the scenario was of that kind from the beginning.
+        unless the scenario was of that kind from the beginning. One whose steps do not go together cannot be played.
         """
         if self._always_members and not _always_members(candidate):
+            return False
+        if conflict(candidate.timeline):
             return False
         key = candidate.digest()
         if key not in self._known:
@@ -161,7 +164,9 @@ def _shorter(stream: Stream, gone_s: float) -> Stream:
 
 
 def _smaller_loads(scenario: Scenario) -> Iterator[Scenario]:
-    """Without one stream; or with one of them at half the rate, or half as long, or a quarter or a request shorter."""
+    """Without one stream; or with one of them at half the rate, with some requests to spare for that or none; or
+    shorter by half, a quarter or a tenth; or with fewer chats or keys.
+    """
     streams = scenario.load.streams
     if len(streams) > 1:
         for number in range(len(streams)):
@@ -172,22 +177,28 @@ def _smaller_loads(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _smaller(stream: Stream) -> Iterator[Stream]:
-    chats = stream.chats
-    if chats is not None:
-        if chats.count > 1:
-            yield replace(stream, chats=replace(chats, count=chats.count // 2))
-        if chats.duration_s / 2 >= SHORTEST_S:
-            yield replace(stream, chats=replace(chats, duration_s=round(chats.duration_s / 2, 3)))
-        return
-    count = stream.requests
-    if count // 2 >= FEWEST_REQUESTS:
-        yield replace(stream, requests=count // 2)
-        yield replace(stream, requests=count // 2, rate_per_s=stream.rate_per_s / 2)
-    for fewer in (count - count // 4, count - count // 10):
-        if FEWEST_REQUESTS <= fewer < count:
-            yield replace(stream, requests=fewer)
+    yield from _fewer_requests(stream) if stream.chats is None else _fewer_chats(stream, stream.chats)
     if stream.keys is not None and stream.keys.count > 1:
         yield replace(stream, keys=replace(stream.keys, count=max(1, stream.keys.count // 4)))
+
+
+def _fewer_requests(stream: Stream) -> Iterator[Stream]:
+    count = stream.requests
+    for fewer in (count // 2, count // 2 + count // 8):  # the rate first: afterwards every request may be needed
+        if FEWEST_REQUESTS <= fewer < count:
+            yield replace(stream, requests=fewer, rate_per_s=stream.rate_per_s / 2)
+    for fewer in (count // 2, count - count // 4, count - count // 10):
+        if FEWEST_REQUESTS <= fewer < count:
+            yield replace(stream, requests=fewer)
+
+
+def _fewer_chats(stream: Stream, chats: Chats) -> Iterator[Stream]:
+    for fewer in (chats.count // 2, chats.count - chats.count // 4):
+        if 1 <= fewer < chats.count:
+            yield replace(stream, chats=replace(chats, count=fewer))
+    for shorter_s in (round(chats.duration_s / 2, 3), round(chats.duration_s * 3 / 4, 3)):
+        if SHORTEST_S <= shorter_s < chats.duration_s:
+            yield replace(stream, chats=replace(chats, duration_s=shorter_s))
 
 
 def _with_streams(scenario: Scenario, streams: tuple[Stream, ...]) -> Scenario:

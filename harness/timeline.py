@@ -1,7 +1,7 @@
 """What happens in a scenario beside its load: faults, which can heal, and changes of membership. Standard library only.
 
 `at_s` and `for_s` are seconds of the run; a fault without `for_s` stays until the run ends. Those of single requests
-are in `harness.request_faults`.
+are in `harness.request_faults`; what comes in which order and what does not go together is in `harness.timetable`.
 """
 
 from __future__ import annotations

@@ -82,6 +82,11 @@ class Batch:
             return self._steps
         return self._steps + (at_s - self._since_s) / self._step_s
 
+    @property
+    def step_s(self) -> float:
+        """How long a step takes now, in seconds."""
+        return self._step_s
+
     def tokens_out(self, at_s: float, task: SteppedTask) -> int:
         """How many tokens of a decoding task are out now."""
         passed = self.steps(at_s) - task.base_steps

@@ -25,6 +25,7 @@ class Reply:
     body: bytes = b""
     status: int = 200
     content_type: str = wire.JSON
+    headers: Mapping[str, str] | None = None
 
 
 def text_of(data: Mapping[str, object], name: str) -> str:

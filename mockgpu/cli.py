@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from mockgpu.catalogue import GPUS, MODELS, Setup, SetupError, setup_of
+from mockgpu.log import LOG_ROWS
 
 app = typer.Typer(
     help="Mock GPU model servers for testing load balancers.",
@@ -28,6 +29,7 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 LONG_LOAD_S = 1.0
 MOST_NAMED = 4
+MOST_LOG_ROWS = 100_000_000
 
 
 def _fail(message: str) -> NoReturn:
@@ -40,7 +42,9 @@ def serve(
     backends: Annotated[int, typer.Option(min=1, help="How many, on ports from --port on.")] = 1,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first backend.")] = 9001,
     ports: Annotated[str, typer.Option(help="All ports, as 9001,9002,...; instead of the two above.")] = "",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; control stays on this machine without --token.")
+    ] = "127.0.0.1",
     gpu: Annotated[str, typer.Option(help="A GPU of the catalogue.")] = "h100-80gb",
     model: Annotated[str, typer.Option(help="The model that every name stands for.")] = "llama-8b",
     setup: Annotated[Path | None, typer.Option(help="JSON of a setup, instead of --gpu and --model.")] = None,
@@ -50,6 +54,7 @@ def serve(
     processes: Annotated[bool, typer.Option("--processes", help="One process per backend.")] = False,
     nonce: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="The run that tags must name.")] = 0,
     strict_models: Annotated[bool, typer.Option("--strict-models", help="404 for models not in the setup.")] = False,
+    log_rows: Annotated[int, typer.Option(min=1, max=MOST_LOG_ROWS, help="Room in the log of each.")] = LOG_ROWS,
     with_parent: Annotated[bool, typer.Option("--with-parent", help="Stop when the parent ends.")] = False,
 ) -> None:
     """Serve backends gpu-0, gpu-1, ... until SIGTERM or SIGINT.
@@ -68,7 +73,8 @@ def serve(
         _fail(str(error))
     if len(set(numbers)) < len(numbers) or not all(0 < number < 65536 for number in numbers):
         given = "--ports" if ports else "--port and --backends"
-        _fail(f"ports {', '.join(map(str, numbers))}: expected different ones from 1 to 65535; check {given}")
+        named = ", ".join(map(str, numbers)) if len(numbers) <= MOST_NAMED else f"{numbers[0]} to {numbers[-1]}"
+        _fail(f"ports {named}: expected different ones from 1 to 65535; check {given}")
     # Imported late: a web server is no use to those who only asked for help.
     from mockgpu.core import Options
     from mockgpu.fleet import FleetSettings, serve_until_signal
@@ -76,7 +82,7 @@ def serve(
     from mockgpu.members import MemberError
 
     options = Options(strict_models=strict_models)
-    settings = FleetSettings(made, numbers, host, control_port, token, processes, nonce, options=options)
+    settings = FleetSettings(made, numbers, host, control_port, token, processes, nonce, log_rows, options)
     try:
         serve_until_signal(settings, _hint(made))
     except (PortError, MemberError) as error:

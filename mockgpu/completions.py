@@ -6,10 +6,10 @@ answer, and every answer ``backend``: so a lost, doubled or foreign part betrays
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mockgpu import wire
+from mockgpu import fields, wire
 from mockgpu.wire import Ask, BadRequestError, Events, Problem, Served, Whole, quoted
 
 
@@ -19,6 +19,10 @@ class OpenAi:
     def load(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
         """The body as a JSON object."""
         return wire.read_json(body)
+
+    def build(self, ask: Ask) -> Iterable[None]:
+        """Nothing: words are made fast enough."""
+        return ()
 
     def problem(self, problem: Problem) -> bytes:
         """An error object as OpenAI has it."""
@@ -30,12 +34,17 @@ class OpenAi:
 
 
 def stream_options(data: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether a stream is asked for, and whether with usage."""
+    """Whether a stream is asked for, and whether with usage; ``fields.check`` has seen the options."""
     stream = data.get("stream")
     if not (stream is None or isinstance(stream, bool)):
         raise BadRequestError(f"stream is {wire.shown(stream)}, expected true or false", "stream")
     options = data.get("stream_options")
-    return stream is True, isinstance(options, dict) and options.get("include_usage") is True
+    if options is None:
+        return stream is True, False
+    usage = options.get("include_usage")
+    if not (usage is None or isinstance(usage, bool)):
+        raise BadRequestError(f"include_usage is {wire.shown(usage)}, expected true or false", "stream_options")
+    return stream is True, usage is True
 
 
 def _head(ask: Ask, served: Served, kind: str) -> str:
@@ -73,36 +82,45 @@ def _end(ask: Ask, served: Served, head: str) -> bytes:
 
 
 class Completions(OpenAi):
-    """``POST /v1/completions``."""
+    """``POST /v1/completions``. A body without a prompt has an empty one, but there must be a body."""
+
+    def load(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+        """The body as a JSON object."""
+        if not body:
+            raise BadRequestError("the body is empty, expected a JSON object with a prompt", "prompt")
+        return wire.read_json(body)
 
     def carriers(self, data: Mapping[str, Any]) -> tuple[object, object]:
-        """Its seed and its prompt."""
-        return data.get("seed"), data.get("prompt")
+        """Its seed and its last prompt."""
+        return data.get("seed"), fields.last_of(data.get("prompt"))
 
     def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
-        """Headers win over the body; without ``max_tokens`` it is OpenAI's 16. ``best_of`` must be ``n``."""
+        """Headers win over the body; without ``max_tokens`` it is OpenAI's 16. ``best_of`` must be ``n``.
+
+        Several prompts are one job, and each has ``n`` choices; the prefix cache is for those that come alone.
+        """
+        fields.check(data, fields.COMPLETION)
         prompt = data.get("prompt")
-        if prompt is None:
-            prompt = ""
-        # Always counted: what is no prompt must not pass because a header says how long it is.
-        words = wire.words_in(prompt)
+        # Always read: what is no prompt must not pass because a header says how long it is.
+        prompts = ("",) if prompt is None else fields.prompts_of(prompt)
         output_tokens = wire.limit_of(data, "max_tokens")
         if output_tokens is None:
             output_tokens = wire.DEFAULT_OUTPUT_TOKENS
         stream, include_usage = stream_options(data)
-        choices = wire.choices_of(data, output_tokens)
-        if data.get("best_of") not in (None, choices):
+        choices = wire.choices_of(data, output_tokens, len(prompts))
+        each = choices // len(prompts)
+        if data.get("best_of") not in (None, each):
             seen = wire.shown(data["best_of"])
-            raise BadRequestError(
-                f"best_of is {seen}, expected n, here {choices}: all that is made is given", "best_of"
-            )
+            raise BadRequestError(f"best_of is {seen}, expected n, here {each}: all that is made is given", "best_of")
+        stopped = fields.stops_at_once(data.get("stop"), output_tokens)
         return Ask(
             wire.model_of(headers, data.get("model", "")),
-            wire.count_of(headers, "x-prompt-tokens", lambda: words),
-            output_tokens,
+            wire.count_of(headers, "x-prompt-tokens", lambda: fields.words_in(prompts)),
+            0 if stopped else output_tokens,
             stream,
             include_usage,
-            wire.text_in(prompt),
+            prompts[0] if len(prompts) == 1 else "",
+            "stop" if stopped else "length",
             choices=choices,
         )
 
@@ -163,19 +181,22 @@ class Chat(OpenAi):
 
     def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
         """``max_completion_tokens`` wins over ``max_tokens``; without either the mock stops by itself after 16."""
+        fields.check(data, fields.CHAT)
         prompt = conversation(data.get("messages"), "messages")
         words = len(prompt.split())
-        output_tokens = wire.limit_of(data, "max_completion_tokens", "max_tokens")
+        limit = wire.limit_of(data, "max_completion_tokens", "max_tokens")
+        output_tokens = wire.DEFAULT_OUTPUT_TOKENS if limit is None else limit
         stream, include_usage = stream_options(data)
+        stopped = fields.stops_at_once(data.get("stop"), output_tokens)
         return Ask(
             wire.model_of(headers, data.get("model", "")),
             wire.count_of(headers, "x-prompt-tokens", lambda: words),
-            wire.DEFAULT_OUTPUT_TOKENS if output_tokens is None else output_tokens,
+            0 if stopped else output_tokens,
             stream,
             include_usage,
             prompt,
-            "stop" if output_tokens is None else "length",
-            choices=wire.choices_of(data, output_tokens or wire.DEFAULT_OUTPUT_TOKENS),
+            "stop" if stopped or limit is None else "length",
+            choices=wire.choices_of(data, output_tokens),
         )
 
     def whole(self, ask: Ask, served: Served) -> Whole:

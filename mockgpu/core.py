@@ -42,9 +42,9 @@ class Core:
         self.options = options
         self.clock = clock
         self.created = created
-        self.engine = Engine(setup, clock, on_residency)
-        self.faults = RequestFaults(name)
         self.tally = Tally(setup)
+        self.engine = Engine(setup, clock, on_residency, self.tally.begun)
+        self.faults = RequestFaults(name)
         self.words: dict[int, str] = {}  # by number, for those who ask to have their tokens back
         self.naps = 0  # how often it was told to sleep or to wake
         self._adapters: dict[str, str] = {}  # base by name; an empty base: it was there and is no longer
@@ -102,7 +102,8 @@ class Core:
         """Hashes of the blocks of the prompt, where a prefix cache wants them."""
         if not self.caches(base):
             return ()
-        return blocks_of(ask.prompt, ask.prompt_tokens, self.setup.gpu.block_tokens)
+        adapter = "" if base == ask.model else ask.model
+        return blocks_of(ask.prompt, ask.prompt_tokens, self.setup.gpu.block_tokens, adapter)
 
     def caches(self, base: str) -> bool:
         """Whether this model has a prefix cache."""
@@ -122,9 +123,9 @@ class Core:
         """What the backend reports of itself, its faults included."""
         return self.faults.seen_in(self.engine.state())
 
-    def figures(self) -> State:
-        """The load figures that it reports, its faults included."""
-        return self.faults.figures_in(self.engine.state())
+    def figures(self, *, progress: bool = False) -> State:
+        """The load figures that it reports, its faults included; with what those inside have made where asked for."""
+        return self.faults.figures_in(self.engine.figures() if progress else self.engine.state())
 
     def adapters_in_use(self) -> Adapters:
         """Which adapters the requests inside use."""

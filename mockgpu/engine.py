@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import IntEnum
 from functools import partial
 from typing import Literal
@@ -130,14 +131,25 @@ class Stay:
 
 
 class Engine:
-    """One ``GpuServer`` on a clock. ``on_residency`` is told of every load and eviction."""
+    """One ``GpuServer`` on a clock.
 
-    def __init__(self, setup: Setup, clock: Clock, on_residency: Callable[[Loading | Loaded | Evicted], None]) -> None:
+    ``on_residency`` is told of every load and eviction, ``on_first_token`` of every first token: whose model it is,
+    and how many seconds after the submission it came.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        clock: Clock,
+        on_residency: Callable[[Loading | Loaded | Evicted], None],
+        on_first_token: Callable[[str, float], None] | None = None,
+    ) -> None:
         self._setup = setup
         self._specs = {model.name: model for model in setup.models}
         self._gpu = GpuServer(setup)
         self._clock = clock
         self._on_residency: Callable[[Loading | Loaded | Evicted], None] | None = on_residency
+        self._on_first_token = on_first_token
         self._stays: dict[int, Stay] = {}
         self._next_id = 0
         self._timer: Timer | None = None
@@ -248,6 +260,12 @@ class Engine:
         self._pump(time.monotonic())
         return self._gpu.state()
 
+    def figures(self) -> State:
+        """The state with what those inside have made and make now; costs O(n) in the jobs inside."""
+        state = self.state()
+        made, per_s = self._gpu.progress()
+        return replace(state, output_tokens_done=state.output_tokens_done + made, output_tokens_per_s=per_s)
+
     def model_states(self) -> dict[str, ModelState]:
         """What is to be said of every known model as of now."""
         self._pump(time.monotonic())
@@ -318,6 +336,8 @@ class Engine:
                 stay.reach(Stage.STARTED)
             case FirstToken():
                 stay.first_token_s = event.at_s
+                if self._on_first_token is not None:
+                    self._on_first_token(stay.job.model, event.at_s - stay.started_s + stay.queue_wait_s)
                 stay.reach(Stage.FIRST_TOKEN)
             case Finished():
                 del self._stays[event.job_id]

@@ -196,7 +196,9 @@ class State:
     ``kv_blocks_total`` is in blocks of the default model; ``kv_blocks_used`` are held by jobs,
     ``kv_blocks_cached`` kept for prompts that begin alike. ``asleep_level`` is 0 while awake; asleep, models take
     no memory. The rest are counters since the start: prompt tokens looked up in the prefix cache and found there,
-    preemptions, and prompt and output tokens of the inferences that have finished.
+    preemptions, prompt tokens of the inferences that have come to their first token (or, without any, to their end),
+    and output tokens of those that have ended, in full or not. ``Engine.figures`` adds the output tokens of those
+    inside, and ``output_tokens_per_s``, which they make now.
     """
 
     ready: bool
@@ -218,3 +220,4 @@ class State:
     asleep_level: int = 0
     adapters: tuple[tuple[str, str], ...] = ()
     waiting_for_load: int = 0
+    output_tokens_per_s: float = 0.0

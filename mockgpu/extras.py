@@ -47,7 +47,7 @@ async def alive(core: Core, call: Call) -> Reply:
 
 async def metrics_page(core: Core, call: Call) -> Reply:
     """All metrics."""
-    page = metrics.page(core.figures(), core.tally, core.setup, core.adapters_in_use(), time.time())
+    page = metrics.page(core.figures(progress=True), core.tally, core.setup, core.adapters_in_use(), time.time())
     return Reply(page, content_type="text/plain")
 
 
@@ -159,8 +159,10 @@ async def tokenize(core: Core, call: Call) -> Reply:
 async def detokenize(core: Core, call: Call) -> Reply:
     """The words of token numbers; a number that ``tokenize`` has not given out is the mock's own word."""
     numbers = wire.read_json(call.body).get("tokens")
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        raise wire.BadRequestError(f"tokens is {wire.shown(numbers)}, expected a list of numbers", "tokens")
+    if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise wire.BadRequestError(
+            f"tokens is {wire.shown(numbers)}, expected a list of whole numbers from 0", "tokens"
+        )
     return _json({"prompt": " ".join(core.words.get(number, wire.WORD.strip()) for number in numbers)})
 
 

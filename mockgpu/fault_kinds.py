@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import ClassVar, Literal, TypeAlias
 
+from mockgpu.wire import shown
+
 MOST_SLOW = 1_000_000
 LONGEST_GAP_S = 3_600
 MOST_OFF_BYTES = 1_000_000_000
@@ -23,7 +25,7 @@ class FaultError(ValueError):
 
 def _check(kind: str, field: str, value: object, expected: str, fine: bool) -> None:
     if not fine:
-        raise FaultError(f"fault {kind}: {field} is {value!r}, expected {expected}")
+        raise FaultError(f"fault {kind}: {field} is {shown(value)}, expected {expected}")
 
 
 def _whole(value: object) -> bool:
@@ -325,7 +327,7 @@ def to_json(fault: Fault) -> dict[str, object]:
 def from_json(data: object) -> Fault:
     """Undo ``to_json``; raises FaultError."""
     if not isinstance(data, Mapping):
-        raise FaultError(f"a fault is {data!r}, expected an object with a kind: {', '.join(KINDS)}")
+        raise FaultError(f"a fault is {shown(data)}, expected an object with a kind: {', '.join(KINDS)}")
     given = dict(data)
     kind = known(given.pop("kind", None))
     its = fields(KINDS[kind])
@@ -341,5 +343,5 @@ def from_json(data: object) -> Fault:
 def known(kind: object) -> str:
     """The kind, if there is such a one; raises FaultError."""
     if not isinstance(kind, str) or kind not in KINDS:
-        raise FaultError(f"no fault {kind!r}; there are: {', '.join(KINDS)}")
+        raise FaultError(f"no fault {shown(kind)}; there are: {', '.join(KINDS)}")
     return kind

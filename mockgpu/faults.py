@@ -62,6 +62,7 @@ from mockgpu.fault_kinds import (
     known,
     to_json,
 )
+from mockgpu.wire import shown
 
 __all__ = [
     "KINDS",
@@ -115,14 +116,14 @@ class Change:
         """Read ``{"set": [faults], "clear": [kinds]}``, where ``"clear": "all"`` is all kinds; raises FaultError."""
         unknown = sorted(set(data) - {"set", "clear"})
         if unknown:
-            raise FaultError(f"a change of faults has no {unknown[0]!r}, expected set or clear")
+            raise FaultError(f"a change of faults has no {shown(unknown[0])}, expected set or clear")
         faults, kinds = data.get("set", []), data.get("clear", [])
         if not isinstance(faults, list):
-            raise FaultError(f"set is {faults!r}, expected a list of faults; kinds: {', '.join(KINDS)}")
+            raise FaultError(f"set is {shown(faults)}, expected a list of faults; kinds: {', '.join(KINDS)}")
         if kinds == "all":
             kinds = list(KINDS)
         if not isinstance(kinds, list):
-            raise FaultError(f'clear is {kinds!r}, expected "all" or a list of: {", ".join(KINDS)}')
+            raise FaultError(f'clear is {shown(kinds)}, expected "all" or a list of: {", ".join(KINDS)}')
         return cls(tuple(from_json(fault) for fault in faults), frozenset(known(kind) for kind in kinds))
 
     def to_json(self) -> dict[str, object]:
@@ -360,5 +361,7 @@ class RequestFaults:
         )
         if Zombie.kind in self._active:
             stuck = state.queue_depth + state.running
-            return replace(state, queue_depth=stuck, running=0, kv_blocks_used=0, kv_blocks_cached=0)
+            return replace(
+                state, queue_depth=stuck, running=0, kv_blocks_used=0, kv_blocks_cached=0, output_tokens_per_s=0.0
+            )
         return state

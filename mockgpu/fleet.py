@@ -40,8 +40,8 @@ from mockgpu.catalogue import Setup
 from mockgpu.clock import Clock
 from mockgpu.core import PLAIN, Options
 from mockgpu.faults import Change, FaultError
-from mockgpu.listening import authorised, http_server, json_response, listen, read_nonce
-from mockgpu.log import read_files
+from mockgpu.listening import http_server, is_loopback, json_response, listen, must_be_plain, objection, read_nonce
+from mockgpu.log import LOG_ROWS, read_files
 from mockgpu.members import ChildMember, ConflictError, LocalMember, Member, MemberError
 
 _STEPS: Mapping[str, Callable[[Member], Awaitable[None]]] = MappingProxyType(
@@ -60,7 +60,8 @@ _STEPS: Mapping[str, Callable[[Member], Awaitable[None]]] = MappingProxyType(
 class FleetSettings:
     """What a fleet is made of: one backend ``gpu-N`` per port, all alike.
 
-    ``control_port`` 0 leaves the choice to the system. ``log_rows`` bounds the rows of each backend per run.
+    ``control_port`` 0 leaves the choice to the system; without a ``token`` it is on loopback, whatever the host, and
+    control calls from other machines are refused. ``log_rows`` bounds the rows of each backend per run.
     """
 
     setup: Setup
@@ -70,7 +71,7 @@ class FleetSettings:
     token: str = ""
     processes: bool = False
     nonce: int = 0
-    log_rows: int = 500_000
+    log_rows: int = LOG_ROWS
     options: Options = PLAIN
 
 
@@ -101,7 +102,9 @@ class Fleet:
         settings = self._settings
         await self._runner.setup()
         # Listening before any child is started: what takes this port fails early.
-        self.control_port = await listen(self._runner, settings.host, settings.control_port)
+        # Without a token nobody elsewhere is obeyed, so nobody elsewhere need reach it.
+        host = settings.host if settings.token or is_loopback(settings.host) else "127.0.0.1"
+        self.control_port = await listen(self._runner, host, settings.control_port)
         make = self._child if settings.processes else self._local
         for number, port in enumerate(settings.ports):
             member = make(f"gpu-{number}", port, folder)
@@ -178,12 +181,13 @@ class Fleet:
     # -- the control port ------------------------------------------------------------------------------------
 
     async def _control(self, request: BaseRequest) -> web.Response:
-        if not authorised(request, self._settings.token):
-            return _problem(403, "x-mock-token is missing or wrong")
+        if refused := objection(request, self._settings.token):
+            return _problem(403, refused)
         try:
+            must_be_plain(request.headers)
             return await self._answer(request)
         except (wire.BadRequestError, FaultError) as bad:
-            return _problem(400, str(bad))
+            return _problem(bad.status if isinstance(bad, wire.BadRequestError) else 400, str(bad))
         except ConflictError as conflict:
             return _problem(409, str(conflict))
         except MemberError as error:

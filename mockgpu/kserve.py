@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ class Place:
 
 def place_of(path: str) -> Place:
     """Read ``{model}[/versions/{version}][/{action}]``; a model's name may itself contain slashes."""
-    rest, _, action = path.rpartition("/")
-    if not rest or action not in ("ready", "infer", "config", "stats"):
+    rest, slash, action = path.rpartition("/")
+    if not slash or action not in ("ready", "infer", "config", "stats"):
         rest, action = path, ""
     model, versions, version = rest.rpartition("/versions/")
     return Place(model, version, action) if versions else Place(rest, "", action)
@@ -66,6 +66,8 @@ class Infer:
     def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
         """``named`` is the path below ``/v2/models/``."""
         place = place_of(named)
+        if not place.model or place.action != "infer":
+            raise BadRequestError("Request for unknown model: the path names none", status=404, code="model_not_found")
         if place.version not in ("", VERSION):
             problem = f"Request for unknown model: '{place.model}' version {place.version} is not found"
             raise BadRequestError(problem, status=404, code="model_not_found")
@@ -75,6 +77,8 @@ class Infer:
         words = sum(len(text.split()) for text in texts)
         others = sum(tensor.elements for tensor in inputs if tensor.name != LIMIT)
         limit = next((tensor for tensor in inputs if tensor.name == LIMIT), None)
+        if limit is not None and limit.number is None:
+            raise BadRequestError(f"input {LIMIT} is no single whole number, expected an INT32 of shape [1]", LIMIT)
         output_tokens = wire.limit_of({LIMIT: limit.number} if limit else parameters, LIMIT)
         given_id = data.get("id")
         return Ask(
@@ -84,6 +88,10 @@ class Infer:
             prompt="\n".join(texts),
             details=_Wanted(VERSION, wire.clean(given_id) if isinstance(given_id, str) else "", _binary(data)),
         )
+
+    def build(self, ask: Ask) -> Iterable[None]:
+        """Nothing: words are made fast enough."""
+        return ()
 
     def whole(self, ask: Ask, served: Served) -> Whole:
         """The answer, binary where that was asked for."""

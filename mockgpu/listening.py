@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import hmac
+import ipaddress
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -63,6 +64,7 @@ def http_server(handler: Callable[[BaseRequest], Awaitable[web.StreamResponse]])
         handler_cancellation=True,
         keepalive_timeout=3600.0,
         access_log=None,
+        auto_decompress=False,  # see must_be_plain
     )
     # Those still inside are cancelled, not waited for.
     return web.ServerRunner(server, shutdown_timeout=0.01)
@@ -87,10 +89,38 @@ async def listen(runner: web.ServerRunner, host: str, port: int) -> int:
     return int(runner.addresses[0][1])
 
 
-def authorised(request: BaseRequest, token: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address, or localhost, is reached from this machine alone."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def objection(request: BaseRequest, token: str) -> str:
+    """Why a control call is not to be obeyed, "" if it is: it must bear the token or, without one, be of this machine.
+
+    A server may listen for other machines, but who can reach it must not thereby be able to reset it or set faults.
+    """
+    if not token and not is_loopback(request.remote or ""):
+        return f"control calls from {request.remote} need a token, which the server was not given: see --token"
+    return "" if _bears(request, token) else "x-mock-token is missing or wrong"
+
+
+def _bears(request: BaseRequest, token: str) -> bool:
     """Whether a control request bears the token, where there is one."""
     given = request.headers.get("x-mock-token", "")
     return not token or hmac.compare_digest(given.encode(errors="replace"), token.encode())
+
+
+def must_be_plain(headers: Mapping[str, str]) -> None:
+    """Refuse a body with any ``Content-Encoding`` but identity, as servers of models do: BadRequestError with 415."""
+    encoding = headers.get("content-encoding")
+    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+        seen = f"Content-Encoding is {wire.shown(encoding)}"
+        raise wire.BadRequestError(f"{seen}, expected identity: send the body as it is", "Content-Encoding", status=415)
 
 
 def json_response(status: int, body: bytes) -> web.Response:
@@ -102,5 +132,5 @@ def read_nonce(body: bytes) -> int:
     """The nonce of a reset; raises BadRequestError."""
     nonce = wire.read_json(body).get("nonce")
     if type(nonce) is not int or not 0 <= nonce < NONCE_LIMIT:
-        raise wire.BadRequestError(f"nonce is {nonce!r}, expected a whole number from 0 below 2^31", "nonce")
+        raise wire.BadRequestError(f"nonce is {wire.shown(nonce)}, expected a whole number from 0 below 2^31", "nonce")
     return nonce

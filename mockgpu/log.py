@@ -22,12 +22,15 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
 from math import nan
 from pathlib import Path
 
+LOG_ROWS = 500_000
+"""How many rows a log has room for unless told otherwise: 88 MB of it, as far as they are used."""
 MAGIC = b"MOCKGPU\0"
 FORMAT_VERSION = 2
 HEADER_FORMAT = "<8sIIQQQ24x"
@@ -176,10 +179,12 @@ def _pack(buffer: mmap.mmap, offset: int, row: Row) -> None:
 class AttemptLog:
     """Writer of one log file, which it creates (or empties) and maps.
 
-    The file is sparse: capacity costs address space, not memory. A full log counts what it lost and goes on.
+    The file is sparse: capacity costs address space, not memory. A full log says so once, on standard error, counts
+    what it lost and goes on.
     """
 
     def __init__(self, path: Path, capacity_rows: int) -> None:
+        self._name = path.stem
         self._capacity = capacity_rows
         self._count = 0
         self._lost = 0
@@ -193,6 +198,8 @@ class AttemptLog:
         """Write a new row; returns a ticket for ``update``, or -1 if the log is full."""
         count = self._count
         if count >= self._capacity:
+            if not self._lost:
+                self._say_full()
             self._lost += 1
             _COUNT.pack_into(self._map, _LOST_AT, self._lost)
             return -1
@@ -200,6 +207,10 @@ class AttemptLog:
         self._count = count + 1
         _COUNT.pack_into(self._map, _COUNT_AT, self._count)
         return self._cleared + count
+
+    def _say_full(self) -> None:
+        seen = f"mockgpu: the log {self._name} is full with {self._capacity} rows, further ones are lost"
+        print(f"{seen}; give it more with --log-rows, or begin anew with /mock/reset", file=sys.stderr, flush=True)
 
     def update(self, ticket: int, row: Row) -> None:
         """Write a row anew in its place; does nothing if it was lost or cleared in the meantime."""

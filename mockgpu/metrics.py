@@ -4,7 +4,10 @@ The same facts stand there under the names of vLLM, SGLang and Triton (with Tens
 those it reads. Labels name the models of the setup; whatever has another name counts under the default model. All times
 are the model's own, so they hold no lateness of this process, but for those of failed requests.
 
-Bounds of the histograms are vLLM's. The gaps between the tokens of one answer are all counted at their mean.
+Counters of tokens and the time to the first token move while requests are inside, and keep what a request had made
+when its client left it; other histograms are of requests that were answered in full, when they were. Bounds of the
+histograms are vLLM's. The gaps between the tokens of one answer are all counted at their mean. There is no
+``vllm:iteration_tokens_total``: a server of several models, or of plain ones, has no iterations that it could count.
 """
 
 from __future__ import annotations
@@ -85,6 +88,7 @@ class _Counts:
 
     def __init__(self) -> None:
         self.pending: list[Seen] = []
+        self.begun: list[float] = []  # times to the first token that are not in the histogram yet, in seconds
         self.sums = Sums()
         self.first_token = Histogram(_FIRST_TOKEN)
         self.gap = Histogram(_GAP)
@@ -95,6 +99,9 @@ class _Counts:
 
     def fold(self) -> None:
         """Count what has come since the last time."""
+        if self.begun:
+            begun, self.begun = self.begun, []
+            self.first_token.add(begun)
         seen, self.pending = self.pending, []
         if not seen:
             return
@@ -108,7 +115,6 @@ class _Counts:
         talked = [each for each in seen if each.output_tokens]
         self.queue.add(each.queue_s for each in seen)
         self.whole.add(each.whole_s for each in seen)
-        self.first_token.add(each.first_token_s for each in talked)
         self.prefill.add(each.first_token_s - each.queue_s for each in talked)
         self.decode.add(each.whole_s - each.first_token_s for each in talked)
         self.gap.add_weighted(
@@ -128,6 +134,13 @@ class Tally:
 
     def _of(self, model: str) -> _Counts:
         return self._counts.get(model) or self._counts[self._default]
+
+    def begun(self, model: str, first_token_s: float) -> None:
+        """Count a request that has its first token, so many seconds after its submission. Cheap, as the next one."""
+        counts = self._of(model)
+        counts.begun.append(first_token_s)
+        if len(counts.begun) >= _FOLD_AT:
+            counts.fold()
 
     def answered(self, model: str, seen: Seen) -> None:
         """Count a request that was answered in full. Cheap: the work is done for many at once."""
@@ -237,7 +250,7 @@ def _vllm(made: _Page, state: State, tally: Tally, setup: Setup) -> None:
     )  # fmt: skip
     for name, part, text in (
         ("time_to_first_token_seconds", "first_token", "From submission to the first token."),
-        ("inter_token_latency_seconds", "gap", "Between tokens."),
+        ("inter_token_latency_seconds", "gap", "Between tokens, each at the mean of its answer."),
         ("time_per_output_token_seconds", "gap", "The same under its name before vLLM 0.11."),
         ("e2e_request_latency_seconds", "whole", "From submission to the last token."),
         ("request_queue_time_seconds", "queue", "From submission to the start of service."),
@@ -268,6 +281,7 @@ def _sglang(made: _Page, state: State, tally: Tally, setup: Setup) -> None:
         ("num_used_tokens", used_tokens, "Tokens in the KV blocks that requests hold."),
         ("token_usage", kv_use(state), "Share of KV blocks that requests hold, 0 to 1."),
         ("cache_hit_rate", hits, "Share of prompt tokens that the prefix cache had."),
+        ("gen_throughput", state.output_tokens_per_s, "Tokens made in a second at the present speed."),
     ):
         made.family(f"sglang:{name}", "gauge", text, [(label, value)])
     counts = {f'model_name="{escaped(name)}"': each for name, each in tally.counts().items()}
@@ -281,6 +295,7 @@ def _sglang(made: _Page, state: State, tally: Tally, setup: Setup) -> None:
     made.family("sglang:num_requests_total", "counter", "Requests answered.", answered)
     for name, part, text in (
         ("time_to_first_token_seconds", "first_token", "From submission to the first token."),
+        ("inter_token_latency_seconds", "gap", "Between tokens, each at the mean of its answer."),
         ("e2e_request_latency_seconds", "whole", "From submission to the last token."),
     ):
         made.histograms(f"sglang:{name}", text, [(key, getattr(each, part)) for key, each in counts.items()])

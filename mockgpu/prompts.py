@@ -11,14 +11,15 @@ from xxhash import xxh3_64_intdigest
 BLOCK_WORDS = 16
 
 
-def blocks_of(prompt: str, tokens: int, block_tokens: int = BLOCK_WORDS) -> tuple[int, ...]:
+def blocks_of(prompt: str, tokens: int, block_tokens: int = BLOCK_WORDS, adapter: str = "") -> tuple[int, ...]:
     """Hashes of the full blocks of ``prompt``, a word being a token; at most as many as ``tokens`` fill.
 
-    A request may say that its prompt is longer than its text: what is not there can't be found again.
+    A request may say that its prompt is longer than its text: what is not there can't be found again. Computed with an
+    ``adapter`` the same words make other blocks than with its base model, as in vLLM.
     """
     words = prompt.split()
     hashes: list[int] = []
-    before = 0
+    before = xxh3_64_intdigest(adapter.encode(errors="replace")) if adapter else 0
     for end in range(block_tokens, min(len(words), tokens) + 1, block_tokens):
         text = " ".join(words[end - block_tokens : end])
         before = xxh3_64_intdigest(text.encode(errors="replace"), before)

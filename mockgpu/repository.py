@@ -26,10 +26,10 @@ async def index(core: Core, call: Call) -> Reply:
 
 
 async def model(core: Core, call: Call) -> Reply:
-    """``GET /v2/models/{model}[/versions/{version}][/ready|/config|/stats]``."""
+    """``GET /v2/models/{model}[/versions/{version}][/ready|/config|/stats]``; 404 for one without a name."""
     place = kserve.place_of(call.path.removeprefix("/v2/models/"))
     name = place.model
-    if not core.knows(name) or place.version not in ("", kserve.VERSION):
+    if not name or not core.knows(name) or place.version not in ("", kserve.VERSION):
         which = f"'{name}'" + (f" version {place.version}" if place.version else "")
         raise wire.BadRequestError(f"Request for unknown model: {which} is not found", status=404)
     match place.action:
@@ -39,8 +39,6 @@ async def model(core: Core, call: Call) -> Reply:
             return Reply(kserve.model_config(name, core.setup.gpu.max_running))
         case "stats":
             return Reply(kserve.model_stats(name, core.tally.sums(name)))
-        case "infer":
-            raise wire.BadRequestError("infer: expected POST", status=405)
     return Reply(kserve.model_metadata(name))
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mockgpu import wire
+from mockgpu import fields, wire
 from mockgpu.completions import OpenAi, conversation, stream_options
 from mockgpu.wire import Ask, Events, Problem, Served, Whole
 
@@ -25,6 +25,7 @@ class Responses(OpenAi):
 
     def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
         """``input`` is a text or a list of messages; without ``max_output_tokens`` the mock stops after 16."""
+        fields.check(data, fields.RESPONSE)
         given = data.get("input")
         prompt = given if isinstance(given, str) else conversation(given, "input")
         instructions = data.get("instructions")
@@ -47,8 +48,8 @@ class Responses(OpenAi):
         return _event(number, "error", {"code": str(problem.code), "message": problem.message, "param": problem.param})
 
     def whole(self, ask: Ask, served: Served) -> Whole:
-        """A completed response."""
-        return Whole(json.dumps(_response(ask, served, "completed")).encode())
+        """A completed response, or an incomplete one where ``max_output_tokens`` ended it."""
+        return Whole(json.dumps(_response(ask, served, _end_of(ask))).encode())
 
     def events(self, ask: Ask, served: Served) -> Events:
         """The usual run of events, numbered without a gap: four before the text, one per token, four after it."""
@@ -61,15 +62,13 @@ class Responses(OpenAi):
             + _event(2, "response.output_item.added", {"output_index": 0, "item": item})
             + _event(3, "response.content_part.added", {**place, "part": _part("")})
         )
-        after = 4 + ask.output_tokens
+        after, end = 4 + ask.output_tokens, _end_of(ask)
         text = wire.WORD * ask.output_tokens
         closing = (
             _event(after, "response.output_text.done", {**place, "text": text, "logprobs": []})
             + _event(after + 1, "response.content_part.done", {**place, "part": _part(text)})
-            + _event(
-                after + 2, "response.output_item.done", {"output_index": 0, "item": _item(ask, served, "completed")}
-            )
-            + _event(after + 3, "response.completed", {"response": _response(ask, served, "completed")})
+            + _event(after + 2, "response.output_item.done", {"output_index": 0, "item": _item(ask, served, end)})
+            + _event(after + 3, f"response.{end}", {"response": _response(ask, served, end)})
         )
         delta = json.dumps({**place, "delta": wire.WORD, "logprobs": [], "backend": served.backend})[1:]
         kind = "response.output_text.delta"
@@ -84,6 +83,11 @@ class Responses(OpenAi):
         )
 
 
+def _end_of(ask: Ask) -> str:
+    """The status at the end: the mock makes as many tokens as it may, so a limit is always what ends it."""
+    return "completed" if ask.details is None else "incomplete"
+
+
 def _event(number: int, kind: str, fields: Mapping[str, Any]) -> bytes:
     data = json.dumps({"type": kind, "sequence_number": number, **fields})
     return f"event: {kind}\ndata: {data}\n\n".encode()
@@ -94,13 +98,13 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _item(ask: Ask, served: Served, status: str) -> dict[str, Any]:
-    content = [_part(wire.WORD * ask.output_tokens)] if status == "completed" else []
+    content = [_part(wire.WORD * ask.output_tokens)] if status != "in_progress" else []
     message = {"id": f"msg-{wire.id_of(served.tag)}", "type": "message", "role": "assistant"}
     return {**message, "status": status, "content": content}
 
 
 def _response(ask: Ask, served: Served, status: str) -> dict[str, Any]:
-    done = status == "completed"
+    done = status != "in_progress"
     usage = {
         "input_tokens": ask.prompt_tokens,
         "input_tokens_details": {"cached_tokens": max(0, served.cached_tokens)},
@@ -116,7 +120,7 @@ def _response(ask: Ask, served: Served, status: str) -> dict[str, Any]:
         "model": ask.model,
         "backend": served.backend,
         "error": None,
-        "incomplete_details": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "instructions": None,
         "max_output_tokens": ask.details,
         "metadata": {},

@@ -9,12 +9,13 @@
 ``/version``, ``/server_info``, ...            see ``mockgpu.extras``
 =============================================  ===========================================================
 
-A path that is not there is answered 404, another method than its own 405, in JSON.
+A path that is not there is answered 404, another method than its own 405 with the header ``Allow``, in JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -56,21 +57,30 @@ _EXACT: Mapping[str, Mapping[str, Handler]] = MappingProxyType(
     }
 )
 
+ELSEWHERE = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/v1/updates")
+"""Paths of which ``mockgpu.server`` takes every POST, so that none comes here."""
+
 
 async def answer(core: Core, call: Call) -> Reply:
     """Answer anything that is no inference, update or control."""
     methods = _find(call.path)
+    if methods is None and call.path in ELSEWHERE:
+        return _not_allowed(call, ["POST"])
     if methods is None:
-        return _problem(call, 404, f"no such path: {call.method} {call.path}", "not_found")
+        return _problem(call.path, 404, f"no such path: {call.method} {call.path}", "not_found")
     # HEAD is a GET without the body, which the caller leaves out.
     handler = methods.get("GET" if call.method == "HEAD" else call.method)
     if handler is None:
-        expected = " or ".join(methods)
-        return _problem(call, 405, f"{call.method} {call.path}: expected {expected}", "method_not_allowed")
+        return _not_allowed(call, list(methods))
     try:
         return await handler(core, call)
     except wire.BadRequestError as bad:
-        return _problem(call, bad.status, str(bad), bad.code, bad.param)
+        return problem(call.path, bad)
+
+
+def problem(path: str, bad: wire.BadRequestError) -> Reply:
+    """What is wrong with a call, in the form that its path has."""
+    return _problem(path, bad.status, str(bad), bad.code, bad.param)
 
 
 def _find(path: str) -> Mapping[str, Handler] | None:
@@ -83,6 +93,8 @@ def _find(path: str) -> Mapping[str, Handler] | None:
     if path.startswith("/v1/models/"):
         return {"GET": extras.model}
     if path.startswith("/v2/models/") and path != "/v2/models/":
+        if path.endswith("/infer"):
+            return {"POST": repository.model}  # never called: each POST is an inference
         return {"GET": repository.model}
     if path.startswith("/v2/repository/models/"):
         if path.endswith("/load"):
@@ -92,8 +104,17 @@ def _find(path: str) -> Mapping[str, Handler] | None:
     return None
 
 
-def _problem(call: Call, status: int, message: str, code: str, param: str | None = None) -> Reply:
+def _not_allowed(call: Call, methods: list[str]) -> Reply:
+    reply = _problem(
+        call.path, 405, f"{call.method} {call.path}: expected {' or '.join(methods)}", "method_not_allowed"
+    )
+    allowed = [*methods, "HEAD"] if "GET" in methods else methods
+    return replace(reply, headers={"Allow": ", ".join(allowed)})
+
+
+def _problem(path: str, status: int, message: str, code: str, param: str | None = None) -> Reply:
     message = wire.clean(message)
-    if call.path.startswith("/v2"):
+    if path.startswith("/v2"):
         return Reply(kserve.error(message), status)
-    return Reply(wire.error(message, "invalid_request_error" if status == 400 else code, code, param), status)
+    kind = "invalid_request_error" if status in (400, 415) else code
+    return Reply(wire.error(message, kind, code, param), status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
 from typing import Any
@@ -166,6 +167,7 @@ class Scheduler:
                     subject.action(at_s, subject.subject)
             elif subject.stage == PREFILL:
                 self._events.append(FirstToken(at_s, subject.job.id))
+                self._prompt_tokens_done += subject.job.prompt_tokens
                 subject.stage = DECODE
                 self._order = order = self._order + 1
                 heapreplace(timers, (subject.finish_s, order, subject))
@@ -213,17 +215,33 @@ class Scheduler:
         if task.spec is None:
             if job.update == "weights":
                 self._stepper.kv.invalidate(job.model)
+        elif job.output_tokens:
+            self._output_tokens_done += job.output_tokens * job.sequences
         else:
             self._prompt_tokens_done += job.prompt_tokens
-            self._output_tokens_done += job.output_tokens * job.sequences
         self._remove(task)
         self._settle(at_s, task, True)
 
     def _dismiss(self, at_s: float, task: Task, was_running: bool) -> None:
-        """Take out a task that is not done."""
+        """Take out a task that is not done; what it has made counts."""
+        self._output_tokens_done += self._made(at_s, task)
         self._remove(task)
         self._models.unpark(at_s, task.job.model, task)
         self._settle(at_s, task, was_running)
+
+    def _made(self, at_s: float, task: Task) -> int:
+        """How many output tokens of all its sequences are out."""
+        job, spec = task.job, task.spec
+        if spec is None:
+            return 0
+        if isinstance(task, SteppedTask):
+            return self._stepper.tokens_out(at_s, task) * job.sequences
+        step_s = spec.decode_step_s * job.slowness
+        if task.stage != DECODE or not job.output_tokens:
+            return 0
+        # A billionth of a step, as in ``Batch.tokens_out``. The first one is out, whatever rounding says.
+        left = math.ceil((task.finish_s - at_s) / step_s - 1e-9) if step_s > 0 else 0
+        return min(max(job.output_tokens - left, 1), job.output_tokens) * job.sequences
 
     def _remove(self, task: Task) -> None:
         """Forget a task, wherever it stands."""
@@ -294,6 +312,8 @@ class Scheduler:
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)
+        if isinstance(event, FirstToken):
+            self._prompt_tokens_done += self._tasks[event.job_id].job.prompt_tokens
 
     def _requeue(self, at_s: float, task: SteppedTask) -> None:
         """A task, which its KV blocks were taken from, waits again, before all others."""

@@ -3,7 +3,7 @@
 - Inference: ``POST /v1/completions``, ``/v1/chat/completions``, ``/v1/responses``, ``/v1/embeddings``,
   ``/v2/models/{model}[/versions/{version}]/infer``, and ``GET /v1/models/{model}/answer``. Whole, or as server-sent
   events, one per token; the head of a stream is sent with its first token.
-- ``POST /v1/updates`` changes state; ``x-update: weights`` says that it brings new weights for ``x-model-id``.
+- ``POST /v1/updates`` changes state; ``x-update: weights`` says that it brings new weights for its model.
 - Check-ups: all that ``mockgpu.routes`` lists, and every unknown path.
 - Control, never logged: ``/mock/ping`` (``?bytes=N``: an answer of so many), ``/mock/reset``, ``/mock/log``;
   ``/mock/evict`` empties the memory of what is idle, ``/mock/pin`` with ``{"model": ..., "pinned": true}`` keeps a
@@ -18,7 +18,6 @@ as much as the mock itself.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable
 from typing import Literal
@@ -36,12 +35,13 @@ from mockgpu.events import Evicted, Loaded, Loading
 from mockgpu.faults import KINDS, Answer, Change, FaultError, Hold, Serve
 from mockgpu.inband import brought
 from mockgpu.kserve import Infer
-from mockgpu.listening import PortError, authorised, http_server, json_response, listen, read_nonce
+from mockgpu.listening import PortError, http_server, json_response, listen, must_be_plain, objection, read_nonce
 from mockgpu.log import AttemptLog, Kind, Outcome, Row
 from mockgpu.responses import Responses
 from mockgpu.setup import Setup
 from mockgpu.spoiling import SpoiledVisit, frozen_page, misreported
 from mockgpu.tags import Tags, nonce_of
+from mockgpu.updates import Updates
 from mockgpu.visit import Visit, read_body, send
 from mockgpu.wire import Api, Problem
 
@@ -51,9 +51,9 @@ _RESIDENCY_KINDS = {
     Evicted: Kind.RESIDENCY_EVICTED,
 }
 MOST_PING_BYTES = 16_000_000
-_COMPLETIONS, _BY_GET, _INFER = Completions(), AnswerByGet(), Infer()
+_UPDATES, _BY_GET, _INFER = Updates(), AnswerByGet(), Infer()
 _POSTS: dict[str, Api] = {
-    "/v1/completions": _COMPLETIONS,
+    "/v1/completions": Completions(),
     "/v1/chat/completions": Chat(),
     "/v1/responses": Responses(),
     "/v1/embeddings": Embeddings(),
@@ -139,7 +139,7 @@ class Backend:
             if api is not None:
                 return self._serve(request, Kind.INFERENCE, api)
             if path == "/v1/updates":
-                return self._serve(request, Kind.UPDATE, _COMPLETIONS)
+                return self._serve(request, Kind.UPDATE, _UPDATES)
             if path.startswith("/v2/models/") and path.endswith("/infer"):
                 return self._serve(request, Kind.INFERENCE, _INFER, path.removeprefix("/v2/models/"))
         elif method == "GET" and path.startswith("/v1/models/") and path.endswith("/answer"):
@@ -166,8 +166,8 @@ class Backend:
             self._note_tags(row, kind, tags)
             visit.tag = tags.echo
             row.retry = _retry_of(headers.get("x-stainless-retry-count"))
-            ask = self._ask_update(headers) if kind is Kind.UPDATE else api.ask(headers, named, data)
-            base = core.settle(ask) if kind is not Kind.UPDATE else ask.model
+            ask = api.ask(headers, named, data)
+            base = core.settle(ask)
             row.model, row.prompt_tokens = ask.model, ask.prompt_tokens
             own = brought(headers, data)
             self._arrived = number = self._arrived + 1
@@ -190,7 +190,7 @@ class Backend:
             # Should we be killed now, the row says whose request it was even if only the body does.
             self._log.update(ticket, row)
             if kind is Kind.UPDATE:
-                return await visit.update()
+                return await visit.update(ask)
             return await (visit.stream(ask) if ask.stream else visit.whole(ask))
         except wire.BadRequestError as bad:
             visit.tag = tags.echo
@@ -252,13 +252,6 @@ class Backend:
             del self._held[number]
             core.faults.leave(number)
 
-    @staticmethod
-    def _ask_update(headers: wire.Headers) -> wire.Ask:
-        what = headers.get("x-update", "embedding")
-        if what not in ("embedding", "weights"):
-            raise wire.BadRequestError(f"x-update is {wire.shown(what)}, expected embedding or weights", "x-update")
-        return wire.Ask(headers.get("x-model-id", ""), prompt_tokens=0, output_tokens=0, details=what)
-
     def _note_tags(self, row: Row, kind: Kind, tags: Tags) -> None:
         row.tag = tags.tag
         row.carriers = tags.carriers
@@ -270,17 +263,20 @@ class Backend:
         row = Row(Kind.CHECK_UP, time.monotonic(), request.method)
         ticket = self._log.add(row)
         try:
-            body = b""
-            with contextlib.suppress(wire.BadRequestError):
-                body = await read_body(request, row)
-            call = routes.Call(request.method, request.path, request.query, body)
             core = self._core
-            reply = await routes.answer(core, call)
-            if core.faults.active:
-                reply = misreported(core, call, reply, self._frozen_page)
+            try:
+                call = routes.Call(request.method, request.path, request.query, await read_body(request, row))
+            except wire.BadRequestError as bad:
+                reply = routes.problem(request.path, bad)
+            else:
+                reply = await routes.answer(core, call)
+                if core.faults.active:
+                    reply = misreported(core, call, reply, self._frozen_page)
             row.status = reply.status
             row.bytes_out = 0 if request.method == "HEAD" else len(reply.body)
-            response = web.Response(status=reply.status, body=reply.body, content_type=reply.content_type)
+            response = web.Response(
+                status=reply.status, body=reply.body, content_type=reply.content_type, headers=reply.headers
+            )
             await send(request, response, row)
             return response
         except asyncio.CancelledError:
@@ -293,9 +289,10 @@ class Backend:
     # -- control ---------------------------------------------------------------------------------------------
 
     async def _control(self, request: BaseRequest) -> web.Response:
-        if not authorised(request, self._token):
-            return json_response(403, wire.error("x-mock-token is missing or wrong", "forbidden", "forbidden"))
+        if refused := objection(request, self._token):
+            return json_response(403, wire.error(refused, "forbidden", "forbidden"))
         try:
+            must_be_plain(request.headers)
             match request.method, request.path:
                 case "GET", "/mock/ping":
                     return json_response(200, b"{}".ljust(_bytes_of(request.query.get("bytes", "0"))))
@@ -318,7 +315,8 @@ class Backend:
                     return json_response(200, wire.faults(self.change_faults(change)))
         except (wire.BadRequestError, FaultError) as bad:
             param = bad.param if isinstance(bad, wire.BadRequestError) else None
-            return json_response(400, wire.error(str(bad), "invalid_request_error", "bad_request", param))
+            status = bad.status if isinstance(bad, wire.BadRequestError) else 400
+            return json_response(status, wire.error(str(bad), "invalid_request_error", "bad_request", param))
         return json_response(
             404, wire.error(f"no such path: {request.method} {request.path}", "not_found", "not_found")
         )

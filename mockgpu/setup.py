@@ -15,12 +15,20 @@ class SetupError(ValueError):
     """A setup, model or GPU that can't be used; the text is one line that says what was seen and expected."""
 
 
-def _check(owner: str, field: str, value: float, least: float, *, above: bool = False) -> None:
-    """Refuse a number that is not finite, below ``least``, or (with ``above``) equal to it."""
-    if math.isfinite(value) and (value > least if above else value >= least):
+# What no duration, size or number of a setup exceeds; times as long can still be added up and multiplied.
+MOST = 1e12
+_LEAST_RATE, _MOST_RATE = 1e-9, 1e300  # the second one: durations may be scaled down to next to nothing
+
+
+def _check(owner: str, field: str, value: float, least: float, *, above: bool = False, most: float = MOST) -> None:
+    """Refuse a number below ``least``, or (with ``above``) equal to it, or above ``most``; nan and infinity too."""
+    if (value > least if above else value >= least) and value <= most:
         return
     expected = f"more than {least}" if above else f"{least} or more"
-    raise SetupError(f"{owner}: {field} is {value}, expected {expected}")
+    if value > most:
+        expected = f"{most:g} or less"
+    seen = str(value)
+    raise SetupError(f"{owner}: {field} is {seen if len(seen) <= 40 else seen[:37] + '...'}, expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class Model:
         owner = f"model {self.name!r}"
         _check(owner, "weights_mb", self.weights_mb, 0)
         _check(owner, "load_s", self.load_s, 0)
-        _check(owner, "prefill_tokens_per_s", self.prefill_tokens_per_s, 0, above=True)
+        _check(owner, "prefill_tokens_per_s", self.prefill_tokens_per_s, _LEAST_RATE, most=_MOST_RATE)
         _check(owner, "decode_step_s", self.decode_step_s, 0)
         _check(owner, "decode_slope_s", self.decode_slope_s, 0)
         _check(owner, "kv_bytes_per_token", self.kv_bytes_per_token, 0)

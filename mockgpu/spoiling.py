@@ -173,7 +173,7 @@ class SpoiledVisit(Visit):
 
 def frozen_page(core: Core) -> bytes:
     """Freeze the load figures of ``core`` under its fault ``metrics``; returns the page of metrics as of now."""
-    state = core.faults.freeze(core.engine.state())
+    state = core.faults.freeze(core.engine.figures())
     return metrics.page(state, core.tally, core.setup, core.adapters_in_use(), time.time())
 
 

@@ -140,6 +140,17 @@ class Stepper:
         due_s = ready_s + (token - task.done) * spec.decode_step_s * task.job.slowness
         return max(due_s, math.nextafter(now_s, math.inf))
 
+    def tokens_out(self, now_s: float, task: SteppedTask) -> int:
+        """How many output tokens of each of its sequences are out; ``now_s`` is not past."""
+        return self._batches[task.job.model].tokens_out(now_s, task) if task.stage == DECODE else task.done
+
+    def tokens_per_s(self, task: SteppedTask) -> float:
+        """How many it makes now, of all its sequences; 0 while it does not decode, and where a step takes no time."""
+        if task.stage != DECODE:
+            return 0.0
+        step_s = self._batches[task.job.model].step_s * task.job.slowness
+        return task.job.sequences / step_s if step_s > 0 else 0.0
+
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _has_kv(self, model: Model) -> bool:

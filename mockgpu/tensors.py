@@ -76,6 +76,10 @@ def read_inputs(data: Mapping[str, Any], raw: bytes) -> list[Tensor]:
             raise BadRequestError(f"inputs holds {shown(given)}, expected an object with a name", "inputs")
         tensor, raw = _read_input(given, raw)
         tensors.append(tensor)
+    names = [tensor.name for tensor in tensors]
+    twice = next((name for name in names if names.count(name) > 1), None) if len(names) > 1 else None
+    if twice is not None:
+        raise BadRequestError(f"two inputs are named {shown(twice)}, expected different names", "inputs")
     if raw:
         raise BadRequestError(f"{len(raw)} bytes follow the tensors, expected none", "inputs")
     return tensors
@@ -117,11 +121,26 @@ def _from_json(name: str, datatype: str, elements: int, data: object) -> Tensor:
             flat.append(item)
     _must_fit(name, len(flat), elements, "elements")
     if datatype == "BYTES":
+        if not all(isinstance(item, str) for item in flat):
+            raise BadRequestError(f"input {shown(name)}: its data are not all texts, expected text for BYTES", name)
         return Tensor(name, datatype, elements, tuple(str(item) for item in flat))
-    if not all(isinstance(item, int | float) for item in flat):
-        raise BadRequestError(f"input {shown(name)}: its data are not all numbers", name)
-    alone = flat[0] if elements == 1 and datatype in _WHOLE else None
+    whole = datatype in _WHOLE
+    if whole:
+        least, most = _range_of(datatype)
+        fine = all(type(item) is int and least <= item <= most for item in flat)
+    elif datatype == "BOOL":
+        fine = all(isinstance(item, bool) or (type(item) is int and item in (0, 1)) for item in flat)
+    else:
+        fine = all(isinstance(item, int | float) and not isinstance(item, bool) for item in flat)
+    if not fine:
+        raise BadRequestError(f"input {shown(name)}: its data are not all numbers of {datatype}", name)
+    alone = flat[0] if elements == 1 and whole else None
     return Tensor(name, datatype, elements, number=alone if type(alone) is int else None)
+
+
+def _range_of(datatype: str) -> tuple[int, int]:
+    bits = 8 * SIZES[datatype]
+    return (0, 2**bits - 1) if datatype.startswith("U") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def _from_bytes(name: str, datatype: str, elements: int, raw: bytes) -> Tensor:

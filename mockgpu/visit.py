@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import socket
 import struct
@@ -17,6 +18,7 @@ from mockgpu import faults, kserve, wire
 from mockgpu.core import Core
 from mockgpu.engine import Stage, Stay
 from mockgpu.feeding import Feeder
+from mockgpu.listening import must_be_plain
 from mockgpu.log import Outcome, Row, body_hash_of
 from mockgpu.metrics import Seen
 from mockgpu.sending import GONE, EventStream, send_part, send_whole
@@ -60,15 +62,16 @@ class Visit:
         self.stay: Stay | None = None
         self.cut_after_tokens: int | None = None
 
-    async def update(self) -> web.StreamResponse:
+    async def update(self, ask: wire.Ask) -> web.StreamResponse:
         """Answer when the update is done."""
         if not await self._come_to(Stage.ENDED):
             return await self._refuse()
-        body = wire.update_done(tag=self.tag, backend=self._core.name)
-        return await self._complete(wire.Whole(body), tokens=0)
+        return await self._complete(self._api.whole(ask, self._served()), tokens=0)
 
     async def whole(self, ask: wire.Ask) -> web.StreamResponse:
         """Answer when all tokens are there."""
+        for _ in self._api.build(ask):
+            await asyncio.sleep(0)
         if not await self._come_to(Stage.ENDED):
             return await self._refuse()
         response = await self._complete(self._api.whole(ask, self._served()), ask.output_tokens, ask.choices)
@@ -314,7 +317,7 @@ class Visit:
 
 
 async def read_body(request: BaseRequest, row: Row) -> bytes:
-    """The whole body, however large."""
+    """The whole body, however large; raises BadRequestError where it breaks off or is encoded."""
     if "expect" in request.headers and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     content = request.content
@@ -325,6 +328,7 @@ async def read_body(request: BaseRequest, row: Row) -> bytes:
         raise wire.BadRequestError(f"the body broke off: {error}") from None
     row.bytes_in = len(body)
     row.body_hash = body_hash_of(body)
+    must_be_plain(request.headers)
     return body
 
 

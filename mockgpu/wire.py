@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from reprlib import Repr
 from typing import Any, Protocol, TypeAlias
 
 from mockgpu.events import State
@@ -19,11 +20,16 @@ EVENTS = "text/event-stream"
 Headers: TypeAlias = Mapping[str, str]
 # Beyond the context of every model; so that no request can make the mock build gigabytes.
 _MOST_TOKENS = 1_000_000
+_MOST_TOKENS_OF_ALL = 1_000_000  # where there are several answers
 MOST_CHOICES = 128
 
 
 # Half of what json.loads costs on a body of this size is what it does besides.
 _scan = json.JSONDecoder().raw_decode
+# Goes no deeper than it is told to, where repr() recurses until the stack is full; ``shown`` cuts the text.
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 4, 200, 200, 200
+_SHORT.maxlist = _SHORT.maxdict = 20
 
 
 class BadRequestError(ValueError):
@@ -124,6 +130,9 @@ class Api(Protocol):
     def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
         """What is asked for; ``named`` is the model that the path names. Raises BadRequestError."""
 
+    def build(self, ask: Ask) -> Iterable[None]:
+        """Make beforehand what takes long in ``whole``, a little at each step, so that others are served in between."""
+
     def whole(self, ask: Ask, served: Served) -> Whole:
         """The answer in one piece."""
 
@@ -190,38 +199,29 @@ def limit_of(data: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def choices_of(data: Mapping[str, Any], output_tokens: int) -> int:
-    """How many answers of ``output_tokens`` each are wanted, as ``n`` says."""
+def choices_of(data: Mapping[str, Any], output_tokens: int, prompts: int = 1) -> int:
+    """How many answers of ``output_tokens`` each are wanted: as many as ``n`` says to each of the prompts."""
     number = data.get("n")
     if number is None:
-        return 1
-    if type(number) is not int or not 1 <= number <= MOST_CHOICES:
+        number = 1
+    elif type(number) is not int or not 1 <= number <= MOST_CHOICES:
         raise BadRequestError(f"n is {shown(number)}, expected a whole number from 1 to {MOST_CHOICES}", "n")
-    if number * output_tokens > _MOST_TOKENS:
-        seen = f"{number} answers of {output_tokens} tokens"
-        raise BadRequestError(f"n: {seen} are asked for, expected at most {_MOST_TOKENS} tokens in all", "n")
-    return number
-
-
-def words_in(prompt: object, name: str = "prompt") -> int:
-    """Tokens of a prompt: words of a text, or the length of a list of token numbers; lists of prompts add up."""
-    if isinstance(prompt, str):
-        return len(prompt.split())
-    if isinstance(prompt, list):
-        return sum(1 if isinstance(part, int) else words_in(part, name) for part in prompt)
-    raise BadRequestError(f"{name} is {shown(prompt)}, expected text", name)
-
-
-def text_in(prompt: object) -> str:
-    """The text of a prompt that ``words_in`` has accepted; token numbers become words."""
-    if isinstance(prompt, list):
-        return " ".join(str(part) if isinstance(part, int) else text_in(part) for part in prompt)
-    return str(prompt)
+    choices: int = number * prompts
+    if choices == 1:
+        return 1
+    name = "n" if prompts == 1 else "prompt"
+    if choices > MOST_CHOICES:
+        seen = f"{number} answers to each of {prompts} prompts"
+        raise BadRequestError(f"{name}: {seen} are asked for, expected at most {MOST_CHOICES} in all", name)
+    if choices * output_tokens > _MOST_TOKENS_OF_ALL:
+        seen = f"{choices} answers of {output_tokens} tokens"
+        raise BadRequestError(f"{name}: {seen} are asked for, expected at most {_MOST_TOKENS_OF_ALL} in all", name)
+    return choices
 
 
 def shown(value: object) -> str:
-    """A value for a message, not too long and without half surrogates."""
-    text = repr(value)
+    """A value for a message, not too long, however deeply nested, and without half surrogates."""
+    text = _SHORT.repr(value)
     return clean(text if len(text) <= 80 else text[:77] + "...")
 
 

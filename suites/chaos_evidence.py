@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.claims import Affinity, Breaker, Claims, Ejection, Failover, HealthChecks
+from harness.claims import FEATURES, Affinity, Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.history import History, Mask
 from harness.model import Keys, Kind, Load, Method, Scenario, Stream
 from harness.programmes import PROGRAMMES
@@ -274,13 +274,17 @@ def keeps_pace(history: History, claims: Claims, crowd: str) -> Findings:
 
 
 def under_any(scenario: Scenario) -> tuple[Property, ...]:
-    """What must hold under any programme, as properties of this one scenario: a share of one run for both."""
+    """What must hold under any programme, as properties of this one scenario: a share of one run for both.
+
+    What it names as `off` is left out where the target can.
+    """
+    off = tuple(FEATURES[name] for name in sorted(scenario.off))
 
     def played(claims: Claims) -> Scenario:
         return scenario
 
     name = scenario.name
     return (
-        declare(f"chaos.{name}.recovers", scenario=played)(recovers),
-        declare(f"chaos.{name}.answers-belong", scenario=played)(answers_belong),
+        declare(f"chaos.{name}.recovers", scenario=played, off=off)(recovers),
+        declare(f"chaos.{name}.answers-belong", scenario=played, off=off)(answers_belong),
     )

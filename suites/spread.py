@@ -1,37 +1,59 @@
-"""Spread: requests without a key are shared out over the fleet, also when they come over one connection."""
+"""Spread: requests without a key are shared out over the fleet, also when they come over one connection.
+
+And where load is claimed to count, a backend that has much more in flight than the others gets less.
+"""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from harness.claims import Claims, Spread
-from harness.history import History
-from harness.model import Connections, Kind, Load, ModelServer, Scenario, Stream, UnsupportedError
+from harness.claims import Claims, HealthShare, Spread
+from harness.history import UNSEEN, History
+from harness.model import Connections, Kind, Load, ModelServer, Scenario, Stream, UnsupportedError, World
 from harness.property import Findings, declare, held, sampled, undecided
 from harness.stats import ALPHA, ShareTest
+from harness.timeline import Slow
+from suites.health_share_crowd import inside
 from suites.scenarios import CALM, disturbing_intervals_s, sliver, undisturbed
+
+Zone = tuple[float, float]
+"""A share lies within it, both ends included."""
+
+Violating = tuple[float | None, float | None]
+"""A share is at most the one or at least the other."""
 
 RATE_PER_S = 400.0
 TURNS = 100
 """Requests per backend where round robin is claimed: each full turn must be exact, so few would do."""
 
 
-def _zone(backends: int) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Conforming share 1/n; violating from 40 % less or more on."""
+def _zone(backends: int, policy: str) -> tuple[Zone, Violating]:
+    """Conforming share 1/n; violating from 40 % less or more on.
+
+    By latency a backend may be favoured, or passed over, as far as the better of two goes: to 2/n. Violating is then
+    from half way to everything on, which nothing is where there are only two.
+    """
     fair = 1.0 / backends
-    return (fair, fair), (0.6 * fair, 1.4 * fair)
+    if policy != "ewma":
+        return (fair, fair), (0.6 * fair, 1.4 * fair)
+    if backends < 3:
+        raise UnsupportedError("ewma may send all to one of two backends")
+    return (0.0, 2 * fair), (None, fair + 0.5)
 
 
 def one_connection(claims: Claims) -> Scenario:
     """Updates, one after the other, over a single kept connection; as many as the sequential test may need."""
     if claims.protocol != "http":
         raise UnsupportedError(f"protocol {claims.protocol} has no updates")
-    backends = claims.fleet(4)
-    if claims[Spread].policy == "round_robin":
+    backends, spread = claims.fleet(4), claims[Spread]
+    if spread.weighs and HealthShare in claims:
+        raise UnsupportedError("weights that follow health need not be equal")
+    if spread.takes_turns:
         requests = TURNS * backends
     else:
-        conform, violate = _zone(backends)
-        requests = ShareTest(conform, violate, ALPHA / backends).cap
+        requests = ShareTest(*_zone(backends, spread.policy), ALPHA / backends).cap
     updates = Stream(
         name="updates",
         start_s=0.1,
@@ -59,9 +81,10 @@ def one_connection(claims: Claims) -> Scenario:
 def one_connection_even(history: History, claims: Claims) -> Findings:
     """Updates over one kept connection are spread evenly: the balancer balances requests, not connections.
 
-    Round robin is exact to one request for each worker that counts on its own. Other policies are judged by a
-    sequential test per backend: share 1/n against 40 % less or more, false alarms 1e-4 in all, power .999. Seen broken:
-    layer-4 balancing, which sends everything that comes over one connection to one backend.
+    Round robin, weighted or not, is exact to one request for each worker that counts on its own; all weights are equal
+    here. Other policies are judged by a sequential test per backend: share 1/n against 40 % less or more, false alarms
+    1e-4 in all, power .999. With `ewma` latencies decide, so a share is at most 2/n, and violates half way from there
+    to everything. Seen broken: layer-4 balancing, which sends everything that comes over one connection to one backend.
     """
     first = history.first_backends()
     first = first[first >= 0]
@@ -72,7 +95,7 @@ def one_connection_even(history: History, claims: Claims) -> Findings:
         yield undecided(poor)
         return
     end_s = history.scenario.end_s
-    if claims[Spread].policy == "round_robin":
+    if claims[Spread].takes_turns:
         counts = np.bincount(first, minlength=backends)
         off_by = float(np.abs(counts - len(first) / backends).max())
         note = f"requests by backend: {', '.join(str(count) for count in counts)}"
@@ -80,10 +103,92 @@ def one_connection_even(history: History, claims: Claims) -> Findings:
         exact = undisturbed(history, claims)
         yield held(off_by <= allowed, 0.0, off_by, allowed, exact, end_s, len(first), note=note)
         return
-    conform, violate = _zone(backends)
+    conform, violate = _zone(backends, claims[Spread].policy)
     for number in range(backends):
         hits = (first == number).tolist()
         share = f"gpu-{number} got {sum(hits)} of {len(hits)}"
         yield sampled(
             hits, conform=conform, violate=violate, at_s=0.0, until_s=end_s, alpha=ALPHA / backends, note=share
         )
+
+
+# --- load -------------------------------------------------------------------------------------------------
+
+SLOW = "gpu-0"
+UPDATE_S, SLOWNESS = 0.02, 20.0
+"""A quick backend's update, and how many times as long one takes at the slow backend: 0.4 s."""
+
+STEADY_PER_S = 300.0
+"""Two in flight at each of three quick backends: few against the ten that a salvo leaves at the slow one."""
+
+SALVO, SALVO_PER_S, SALVO_EVERY_S = 40, 4000.0, 0.5
+"""So many updates at once, within half the time of one, so that each backend gets its share before any has ended."""
+
+CLEARLY_MORE = 3
+"""So many more in flight leave no doubt, though a balancer's count and a backend's differ by what is on its way."""
+
+
+def loaded_zone(backends: int) -> tuple[Zone, Violating]:
+    """Conforming up to 40 % less than 1/n, which is what picks at random give; violating from 10 % less on."""
+    fair = 1.0 / backends
+    return (0.0, 0.6 * fair), (None, 0.9 * fair)
+
+
+def one_slow(claims: Claims) -> Scenario:
+    """A steady stream of updates to a fleet of which one takes twenty times as long, and salvos that fill all of it.
+
+    The quick ones are through with a salvo at once, so for most of the time until the next one only the slow backend
+    has many in flight. There are as many salvos as it takes for the sequential test if a balancer minds no load.
+    """
+    if claims.protocol != "http":
+        raise UnsupportedError(f"protocol {claims.protocol} has no updates")
+    if not claims[Spread].minds_load:
+        raise UnsupportedError(f"{claims[Spread].policy} minds no load")
+    backends = claims.fleet(4)
+    salvos = math.ceil(2 * ShareTest(*loaded_zone(backends)).cap / (STEADY_PER_S * SALVO_EVERY_S))
+    streams = [
+        Stream("steady", 0.1, STEADY_PER_S, int(salvos * SALVO_EVERY_S * STEADY_PER_S), kind=Kind.UPDATE),
+        *(
+            Stream(f"salvo-{turn}", 0.2 + turn * SALVO_EVERY_S, SALVO_PER_S, SALVO, kind=Kind.UPDATE)
+            for turn in range(salvos)
+        ),
+    ]
+    return Scenario(
+        name="one-slow",
+        backends=backends,
+        load=Load(tuple(streams)),
+        server=ModelServer(update_s=UPDATE_S),
+        timeline=(Slow(SLOW, 0.05, SLOWNESS),),
+    )
+
+
+@declare(
+    "spread.loaded.avoided",
+    needs=(Spread,),
+    off=CALM,
+    scenario=one_slow,
+    # Salvos at 4,000/s, which over sockets would be told apart from slack by nobody.
+    worlds=(World.SIM,),
+)
+def loaded_avoided(history: History, claims: Claims) -> Findings:
+    """Where load is claimed to count, a backend that has clearly more in flight than all others gets less.
+
+    Judged are the updates sent while one that is twenty times slower has at least three more inside than any other. By
+    two choices or fewest connections it gets none of them. A sequential test: up to 0.6/n against 0.9/n or more, as 1/n
+    is what picks at random give, false alarms 1e-4, power .999. Seen broken: vllm-project/router#215 (a count of
+    requests in flight that went astray), sgl-project/sglang#15473 (loads that were not read counted as 0).
+    """
+    slow = history.step("Slow", SLOW)
+    if slow is None:
+        return
+    requests, first, backends = history.requests, history.first_backends(), history.scenario.backends
+    rows = np.flatnonzero((requests["sent_s"] >= slow.effective_s) & (first != UNSEEN))
+    inside_then = [inside(history, number, requests["sent_s"][rows]) for number in range(backends)]
+    others = np.max([inside_then[number] for number in range(backends) if number != slow.backend], axis=0)
+    rows = rows[inside_then[slow.backend] >= others + CLEARLY_MORE]
+    if not len(rows):
+        return
+    conform, violate = loaded_zone(backends)
+    hits = (first[rows] == slow.backend).tolist()
+    note = f"{SLOW} got {sum(hits)} of {len(hits)} sent while it had {CLEARLY_MORE} more in flight than any other"
+    yield sampled(hits, conform=conform, violate=violate, at_s=slow.effective_s, note=note)

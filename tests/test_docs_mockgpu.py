@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pytest
 from aiohttp import ClientSession
 
+from mockgpu import fields as requests
 from mockgpu import routes, server
 from mockgpu.catalogue import setup_of
 from mockgpu.fault_kinds import AIM, KINDS, Aimed, Single
@@ -48,6 +49,13 @@ def test_every_route_of_a_server_is_there() -> None:
     exact = {(method, path) for path, methods in routes._EXACT.items() for method in methods}
     exact |= {("POST", path) for path in server._POSTS}
     assert exact - told == set()
+
+
+def test_every_field_that_is_checked_is_there() -> None:
+    text = SECTIONS["What a server answers"]
+    checked = {*requests.COMPLETION, *requests.CHAT, *requests.RESPONSE, *requests.EMBEDDING} - {"stream_options"}
+    assert "`stream_options.include_usage`" in text
+    assert {name for name in checked if f"`{name}`" not in text} == set()
 
 
 def test_every_control_call_in_the_code_is_there() -> None:

@@ -33,6 +33,7 @@ INDEPENDENT = "health.check-ups.independent"
 FAILOVER = "health.failover.within-bound"
 OWN_ANSWER = "integrity.answer-belongs-to-request"
 EVEN = "spread.one-connection.even"
+AVOIDED = "spread.loaded.avoided"
 
 BALANCE = "affinity.balance.within-band"
 EACH_LEAVES = "affinity.each-leaves.moves-each-key-once"
@@ -67,6 +68,15 @@ NOT_READY_NOTHING = "health-share.not-ready.nothing"
 NOT_READY_RETURNS = "health-share.not-ready.returns"
 HEALTH_RECOVERS = "health-share.recovery.even"
 WARM_EVEN = "health-share.warm.even"
+
+EVERY_WINDOW = "limits.rate.every-window"
+RATE_LET_IN = "limits.rate.let-in"
+TOLD_AT_ONCE = "limits.refusals.told-at-once"
+NEVER_MORE = "limits.concurrency.never-more"
+CRITICAL_FIRST = "limits.urgency.critical-first"
+
+OUT_NOTHING = "ejection.out.gets-nothing"
+CAP_HOLDS = "ejection.cap.never-more"
 
 GROWS = "breaker.backoff.grows"
 JITTERED = "breaker.backoff.jittered"
@@ -117,6 +127,9 @@ CHAOS_RECOVERS = tuple(
 BELONG = tuple(name.replace("recovers", "answers-belong") for name in CHAOS_RECOVERS)
 CONTAINED = tuple(f"chaos.{name}.contained" for name in ("blackhole", "brown-out", "flapping", "node-crash"))
 NOTHING_LOST = ("chaos.grey-failure.nothing-lost", "chaos.packet-misery.nothing-lost")
+PACE = "chaos.crowd.keeps-its-pace"
+OWN_IN_A_RUSH = "integrity.rush.answers-belong"
+RUSH = "integrity.rush.nothing-lost"
 FEW_LEFT = {"chaos.rolling-restart.answers-belong", "chaos.thundering-return.answers-belong"}
 
 CONFORMING = (
@@ -127,6 +140,9 @@ CONFORMING = (
     "tests.mutants.health_shares:Weighing",
     "tests.mutants.hedges:Hedging",
     "tests.mutants.check_ups:Checking",
+    "tests.mutants.spreads:Spreading",
+    "tests.mutants.limiters:Limiting",
+    "tests.mutants.ejectors:Ejecting",
 )
 """What mutants are made of, without a fault."""
 
@@ -136,9 +152,13 @@ KILLS: dict[str, set[str]] = {
     "tests.mutants.policies:ListOrder": {ONLY_DEPARTED, SHARE, RETURN, *REMAPS},
     "tests.mutants.policies:PicksAtRandom": {REPEAT, ONLY_DEPARTED, SHARE, RETURN, HIT_RATE, EVEN, *REMAPS},
     "tests.mutants.policies:SticksToConnection": {EVEN},
-    "tests.mutants.gateways:MixesAnswersUp": {OWN_ANSWER, *BELONG},
-    "tests.mutants.chaos:NeverForgives": {*CHAOS_RECOVERS, *NOTHING_LOST, *CONTAINED, FAILOVER},
-    "tests.mutants.chaos:AllForOne": {*CONTAINED},
+    "tests.mutants.spreads:ConstantLoad": {AVOIDED},
+    "tests.mutants.spreads:NeverCountsDown": {AVOIDED},
+    "tests.mutants.gateways:MixesAnswersUp": {OWN_ANSWER, OWN_IN_A_RUSH, *BELONG},
+    "tests.mutants.gateways:GrowsCautious": {PACE},
+    "tests.mutants.gateways:FewAtATime": {RUSH, "chaos.grey-failure.nothing-lost"},
+    "tests.mutants.chaos:NeverForgives": {*CHAOS_RECOVERS, *NOTHING_LOST, *CONTAINED, FAILOVER, RUSH},
+    "tests.mutants.chaos:AllForOne": {*CONTAINED, RUSH},
     "tests.mutants.rings:SharesOutPoints": {ONLY_DEPARTED, EACH_LEAVES, ONLY_NEWCOMER},
     "tests.mutants.rings:FewPoints": {BALANCE},
     "tests.mutants.rings:NarrowHash": {ONLY_DEPARTED, RETURN, EACH_LEAVES},
@@ -146,7 +166,7 @@ KILLS: dict[str, set[str]] = {
     "tests.mutants.rings:OneChangeBehind": {GETS_SHARE},
     "tests.mutants.rings:NoBound": {CAPPED},
     "tests.mutants.rings:BoundsTwice": {CAPPED},
-    "tests.mutants.rings:RejectsAtItsCap": {NOT_REJECTED},
+    "tests.mutants.rings:RejectsAtItsCap": {NOT_REJECTED, RUSH},
     "tests.mutants.rings:StaysWhereItSpilled": {COMES_HOME},
     "tests.mutants.retries:TriesOnceMore": {AT_MOST},
     "tests.mutants.retries:TriesErrorsAgain": {ONLY_CLAIMED},
@@ -175,13 +195,7 @@ KILLS: dict[str, set[str]] = {
     "tests.mutants.health_shares:NeverRecovers": {HEALTH_RECOVERS},
     "tests.mutants.health_shares:NotReadyByFormula": {NOT_READY_NOTHING},
     "tests.mutants.health_shares:NeverReadyAgain": {NOT_READY_RETURNS},
-    "tests.mutants.health_shares:TakesTheBest": {
-        CONNECTIONS_WEIGH,
-        HEALTHY_EVEN,
-        ERRORS_WEIGH,
-        LATENCY_WEIGHS,
-        HEALTH_RECOVERS,
-    },
+    "tests.mutants.health_shares:TakesTheBest": {CONNECTIONS_WEIGH, HEALTHY_EVEN, ERRORS_WEIGH, HEALTH_RECOVERS},
     "tests.mutants.breakers:NeverTripsOnCount": {AT_COUNT, PROBE_REOPENS, *OPENS_WRONGLY},
     "tests.mutants.breakers:OneTooEarly": {AT_COUNT},
     "tests.mutants.breakers:OneTooLate": {AT_COUNT, *OPENS_WRONGLY},
@@ -189,7 +203,7 @@ KILLS: dict[str, set[str]] = {
     "tests.mutants.breakers:NeverForgets": {AT_RATE},
     "tests.mutants.breakers:NoMinimum": {BELOW_RATE},
     "tests.mutants.breakers:NeverTripsOnLatency": {AT_LATENCY},
-    "tests.mutants.breakers:HalfTheBound": {BELOW_LATENCY},
+    "tests.mutants.breakers:HalfTheBound": {BELOW_LATENCY, RUSH},
     "tests.mutants.breakers:HalfTheTime": {*OPENS_WRONGLY},
     "tests.mutants.breakers:NoBackoff": {GROWS},
     "tests.mutants.breakers:NoCap": {GROWS},
@@ -230,10 +244,23 @@ KILLS: dict[str, set[str]] = {
     "tests.mutants.hedges:HedgesAnswered": {SETTLED, LOSER, TAIL},
     "tests.mutants.hedges:HedgesUnderOverload": {OVERLOAD},
     "tests.mutants.hedges:HedgesProbes": {BREAKER_OFF},
+    "tests.mutants.ejectors:NoCap": {CAP_HOLDS},
+    "tests.mutants.ejectors:HalfTheTime": {OUT_NOTHING},
+    "tests.mutants.ejectors:CapOfNobody": {OUT_NOTHING},
+    "tests.mutants.limiters:NeverRefuses": {EVERY_WINDOW, NEVER_MORE},
+    "tests.mutants.limiters:CountsBySecond": {EVERY_WINDOW},
+    "tests.mutants.limiters:CountsRefused": {RATE_LET_IN},
+    "tests.mutants.limiters:RunsMore": {NEVER_MORE},
+    "tests.mutants.limiters:IgnoresUrgency": {CRITICAL_FIRST},
+    "tests.mutants.limiters:ServesInOrder": {CRITICAL_FIRST},
+    "tests.mutants.limiters:AnswersErrors": {TOLD_AT_ONCE},
+    "tests.mutants.limiters:RefusesLate": {TOLD_AT_ONCE},
 }
 """Mutant -> the properties that must fail on it. All others that its claims allow to judge must pass."""
 
 SPOILS: dict[str, set[str]] = {
+    "tests.mutants.limiters:NeverRefuses": {TOLD_AT_ONCE, CRITICAL_FIRST},
+    "tests.mutants.ejectors:CapOfNobody": {CAP_HOLDS},
     "tests.mutants.hedges:NeverHedges": {HEDGE_ANOTHER, DELAY, ERROR_GOES_ON, FIRST_GOOD, LOSER, OVERHEAD},
     "tests.mutants.breakers:NeverTripsOnCount": {STARTS_CLEAN},
     "tests.mutants.breakers:OneTooLate": {STARTS_CLEAN},
@@ -245,10 +272,12 @@ SPOILS: dict[str, set[str]] = {
 """Mutant -> the properties that its fault keeps from being put to the test: they must be vacuous, which is no pass."""
 
 UNTOLD: dict[str, set[str]] = {
-    "tests.mutants.chaos:NeverForgives": FEW_LEFT,
+    "tests.mutants.chaos:NeverForgives": {*FEW_LEFT, OWN_IN_A_RUSH},
+    "tests.mutants.chaos:AllForOne": {OWN_IN_A_RUSH},
     "tests.mutants.hedges:SameBackendAgain": {ERROR_GOES_ON},
     "tests.mutants.health_shares:IgnoresErrors": {CONNECTIONS_WEIGH},
     "tests.mutants.health_shares:ShutsOutErrors": {CONNECTIONS_WEIGH},
+    "tests.mutants.health_shares:TakesTheBest": {LATENCY_WEIGHS},
 }
 """Mutant -> the properties whose outcome its fault leaves to chance: it puts a share between the right and the wrong
 one (.474 between .455 and .5), or leaves hardly anything to judge."""

@@ -1,13 +1,16 @@
 """A bare gateway around a stranger's policy: one attempt, no retry, hedge, breaker or ejection of ours.
 
-So only the policy's own decisions are judged. `/health` is polled only to fill the snapshots that it is shown.
+So only the policy's own decisions are judged. `/health` is polled only to fill the snapshots that it is shown. The
+health scores in them are worked out here by the reference's formula; whether to heed them is up to the policy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from harness.balancer.breaker import Settled
 from harness.balancer.exchange import ERROR_STATUS
+from harness.balancer.health_score import HealthScore, HealthSettings
 from harness.balancer.protocol import (
     Action,
     AttemptEnded,
@@ -34,6 +37,20 @@ from harness.balancer.protocol import (
 POLL_TIMER = 1
 
 
+def settled_by(error: str | None) -> Settled:
+    """What a result says of its backend; `error` as in harness.balancer.protocol.Policy. ValueError for other words."""
+    if error is None:
+        return Settled.OK
+    if error == "aborted":
+        return Settled.ABORTED
+    if error in ("refused", "reset", "timeout"):
+        return Settled.FAILED
+    status = error.removeprefix("status:")
+    if status == error or not status.isdecimal():
+        raise ValueError(f"error {error!r}: expected None, refused, reset, timeout, aborted or status:NNN")
+    return Settled.FAILED if int(status) >= 500 else Settled.NEUTRAL
+
+
 class WrongPickError(Exception):
     """A policy picked something that is no member: a fault of its own, which no answer to a client may hide."""
 
@@ -55,6 +72,7 @@ class BareGateway:
         self._attempt_timeout_s = attempt_timeout_s
         self._poll_s = poll_s
         self._backends: dict[str, Backend] = {}
+        self._health = HealthScore(HealthSettings())
         self._picks: dict[int, _Pick] = {}
         self._attempt_of: dict[int, int] = {}
         self._next_id = 0
@@ -83,7 +101,7 @@ class BareGateway:
             case TimerFired(timer_id) if timer_id == POLL_TIMER:
                 return self._poll(now_s)
             case CheckUpResult(_, backend_id, ok, report):
-                self._reported(backend_id, ok, report)
+                self._reported(backend_id, ok, report, now_s)
                 return []
             case ShutdownAsked():
                 self._stopping = True
@@ -96,7 +114,8 @@ class BareGateway:
             backend.id: replace(self._backends.get(backend.id, backend), address=backend.address, weight=backend.weight)
             for backend in backends
         }
-        self._show()
+        self._health.keep_only(frozenset(self._backends))
+        self._show(now_s)
         if self._polling:
             return []
         self._polling = True
@@ -109,21 +128,29 @@ class BareGateway:
             actions.append(CheckUp(self._next_id, name, self._poll_s))
         return actions
 
-    def _reported(self, name: str, ok: bool, report: Backend | None) -> None:
+    def _reported(self, name: str, ok: bool, report: Backend | None, now_s: float) -> None:
         known = self._backends.get(name)
         if known is None:
             return
-        figures = known if report is None else replace(report, id=name, address=known.address, weight=known.weight)
+        figures = known
+        if report is not None:
+            figures = replace(report, id=name, address=known.address, weight=known.weight)
+            self._health.report(name, report.memory_total_mb, report.memory_used_mb, report.memory_evictable_mb, now_s)
         self._backends[name] = replace(figures, ready=ok)
-        self._show()
+        self._show(now_s)
 
-    def _show(self) -> None:
+    def _show(self, now_s: float) -> None:
         in_flight = dict.fromkeys(self._backends, 0)
         for pick in self._picks.values():
             if pick.backend in in_flight:
                 in_flight[pick.backend] += 1
+        for name, count in in_flight.items():
+            self._health.connections(name, count)
         self._policy.update_backends(
-            tuple(replace(backend, in_flight=in_flight[name]) for name, backend in self._backends.items())
+            tuple(
+                replace(backend, in_flight=in_flight[name], health_score=self._health.score(name, now_s))
+                for name, backend in self._backends.items()
+            )
         )
 
     def _request(self, request: Request, now_s: float) -> list[Action]:
@@ -154,7 +181,11 @@ class BareGateway:
             return []
         waiting = self._attempt_of.pop(pick.request_id, None) is not None
         told = f"status:{pick.status}" if error is None and pick.status >= 400 else error
-        self._policy.report_result(pick.backend, now_s - pick.started_s, told)
+        latency_s = now_s - pick.started_s
+        settled = settled_by(told)
+        if settled in (Settled.OK, Settled.FAILED):
+            self._health.settle(pick.backend, settled is Settled.OK, latency_s, now_s)
+        self._policy.report_result(pick.backend, latency_s, told)
         actions: list[Action] = []
         if waiting and not pick.committed and error is not None:
             actions.append(Reply(pick.request_id, ERROR_STATUS[error], f"attempt at {pick.backend}: {error}"))

@@ -129,6 +129,9 @@ class ReferenceGateway:
                 return self._hedge_due(exchange, now_s)
             case "drain":
                 return self._drains_due(now_s)
+            case "deadline" if exchange is not None:
+                exchange.timers.pop("deadline", None)
+                return self._reply(exchange, ERROR_STATUS["timeout"], "no time left in the queue", now_s)
             case "admission" if self._doorway is not None:
                 return self._doorway.timer_fired(now_s)
             case _:
@@ -159,18 +162,25 @@ class ReferenceGateway:
         if self._doorway is None:
             return self._begin(request.id, now_s)
         asked = self._doorway.ask(request, now_s)
+        actions = asked.actions
         if asked.turned_away is not None:
-            del self._exchanges[asked.turned_away]
-        return asked.actions + self._begin(request.id, now_s) if asked.admitted else asked.actions
+            actions += self._drop_timers(self._exchanges.pop(asked.turned_away))
+        if asked.admitted:
+            return actions + self._begin(request.id, now_s)
+        waits = self._exchanges.get(request.id)
+        if waits is not None and self._settings.retry is not None:
+            actions.append(self._wait(waits, "deadline", now_s + self._settings.retry.deadline_s))
+        return actions
 
     def _begin(self, request_id: int, now_s: float) -> list[Action]:
         exchange = self._exchanges[request_id]
         exchange.begun = True
+        actions: list[Action] = self._drop_timers(exchange)  # the queue's deadline
         if self._budget is not None:
             self._budget.fresh(now_s)
         if self._hedger is not None:
             self._hedger.fresh(now_s)
-        actions = self._attempt(exchange, now_s)
+        actions += self._attempt(exchange, now_s)
         delay_s = None if self._hedger is None else self._hedger.delay_s(exchange.request.model)
         if delay_s is not None and exchange.attempts and exchange.request.kind is INFERENCE:
             actions.append(self._wait(exchange, "hedge", now_s + delay_s))

@@ -21,6 +21,9 @@ from harness.balancer.windows import LatencyWindow, OutcomeWindow
 
 QUANTILE = 0.99
 
+BASELINE_EVERY_S = 0.1
+"""How long the fleet's baseline holds: to work it out takes a look at all members, too much for every pick."""
+
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
@@ -28,7 +31,8 @@ class HealthSettings:
 
     `free_connections` cost nothing, the next `connection_span` lower their component to 0. Calls count for `window_s`,
     the last `window_calls` of them at most, and a report counts for `window_s`: it has to be longer than the check
-    interval. Fewer than `minimum_calls` say nothing. `baseline_p99_s` None: the median p99 of the fleet.
+    interval. Fewer than `minimum_calls` say nothing. `baseline_p99_s` None: the median p99 of the fleet, as of
+    `BASELINE_EVERY_S` ago at most.
     ValueError for numbers that make no sense.
     """
 
@@ -109,18 +113,18 @@ class HealthScore:
     Members are named by `keep_only`; what is told about others is ignored, and asking about them is a KeyError.
     """
 
-    __slots__ = ("_baseline", "_baseline_at_s", "_settings", "_vitals")
+    __slots__ = ("_baseline", "_baseline_due_s", "_settings", "_vitals")
 
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
         self._vitals: dict[str, _Vitals] = {}
         self._baseline: float | None = None
-        self._baseline_at_s: float | None = None  # None: not worked out since the last call was settled
+        self._baseline_due_s = -math.inf
 
     def keep_only(self, backends: frozenset[str]) -> None:
         """Make these the members. Those who stay keep what is known of them; who returns starts clean."""
         self._vitals = {name: self._vitals.get(name) or self._newcomer() for name in sorted(backends)}
-        self._baseline_at_s = None
+        self._baseline_due_s = -math.inf
 
     def settle(self, backend: str, ok: bool, latency_s: float, now_s: float) -> None:
         """A call ended, after `latency_s`. Not for what says nothing of its backend: 4xx and cancelled calls."""
@@ -130,7 +134,6 @@ class HealthScore:
         vitals.outcomes.record(not ok, now_s)
         if ok:
             vitals.latencies.record(latency_s, now_s)
-        self._baseline_at_s = None
 
     def report(
         self, backend: str, memory_total_mb: float, memory_used_mb: float, memory_evictable_mb: float, now_s: float
@@ -198,9 +201,9 @@ class HealthScore:
     def _baseline_s(self, now_s: float) -> float | None:
         if self._settings.baseline_p99_s is not None:
             return self._settings.baseline_p99_s
-        if self._baseline_at_s != now_s:
+        if now_s >= self._baseline_due_s:
             found = [vitals.latencies.quantile_s(QUANTILE, now_s) for vitals in self._vitals.values()]
             known = [p99_s for p99_s in found if p99_s is not None]
             self._baseline = median(known) if known else None
-            self._baseline_at_s = now_s
+            self._baseline_due_s = now_s + BASELINE_EVERY_S
         return self._baseline

@@ -6,6 +6,7 @@ is counted to its end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from random import Random
@@ -16,13 +17,13 @@ from harness.balancer.draining import Draining
 from harness.balancer.ejection import Ejection
 from harness.balancer.health_score import HealthScore
 from harness.balancer.levels import Levels
-from harness.balancer.load_table import LoadSettings, LoadTable
+from harness.balancer.load_table import LoadTable
 from harness.balancer.policies import Signals, make
 from harness.balancer.protocol import Action, Backend, CheckUp, Condition, Request
-from harness.balancer.readiness import Readiness
+from harness.balancer.readiness import PLAIN, Readiness
 from harness.balancer.ring import HashRing
 from harness.balancer.session_affinity import SessionAffinity
-from harness.balancer.settings import Settings
+from harness.balancer.settings import CheckSettings, Settings
 from harness.balancer.slow_start import SlowStart
 from harness.balancer.tally import Tally
 from harness.frozen import lean
@@ -32,7 +33,7 @@ INFERENCE, OK, FAILED = Kind.INFERENCE, Settled.OK, Settled.FAILED
 """Looked up once: to ask an enum for its member takes longer than to compare with it."""
 
 LEVELS_EVERY_S = 0.1
-"""How often the ring follows health scores at most: each time some keys move."""
+"""How often the ring follows the weights at most: each time some keys move."""
 
 
 @lean
@@ -58,21 +59,19 @@ class Members:
         self._stays: dict[str, int] = {}
         self._next_stay = 0
         self._ring = HashRing(settings.virtual_nodes)
-        self._loads = LoadTable(LoadSettings())
+        self._loads = LoadTable(settings.load)
         self._bound = None if settings.bounded_load is None else BoundedLoads(settings.bounded_load)
         self._breakers: dict[str, CircuitBreaker] = {}
         self._sessions = None if settings.sessions is None else SessionAffinity(settings.sessions)
         self._asked_s: dict[int, float] = {}
         self._draining = Draining(settings.drain_deadline_s)
         self._levels = Levels()
-        self._levels_due_s = 0.0
+        self._levels_due_s = math.inf  # when the ring next follows the weights; never where they do not change
         self._health = None if settings.health is None else HealthScore(settings.health)
-        self._slow_start = None if settings.slow_start_s is None else SlowStart(settings.slow_start_s)
-        ejection, checks = settings.ejection, settings.checks
+        ramp, ejection = settings.slow_start, settings.ejection
+        self._slow_start = None if ramp is None else SlowStart(ramp.window_s, ramp.minimum_share, ramp.aggression)
         self._ejection = None if ejection is None else Ejection(ejection.failures, ejection.open_s, ejection.cap_share)
-        self._readiness = (
-            None if checks is None else Readiness(checks.interval_s, checks.timeout_s, checks.unhealthy, checks.healthy)
-        )
+        self._readiness = None if settings.checks is None else _readiness(settings.checks, generator)
         self._open = Tally()
         """Who is eligible, as `_look` found; so no request has to look at all members."""
         self._candidates: list[str] | None = None  # those of them with weight; None: to be found anew
@@ -129,8 +128,10 @@ class Members:
         if self._slow_start is not None:
             self._slow_start.set_backends(names, now_s)
         if self._ejection is not None:
+            out = [name for name in names if self._ejection.ejected(name, now_s)]
             self._ejection.keep_only(names)
-        self._levels_due_s = now_s
+            for name in out:
+                self._start_slowly(name, now_s)  # some may be back at once, as fewer members have fewer places
         self._lay_out_ring(now_s, always=True)
         actions = [] if self._readiness is None else self._readiness.set_backends(self._names, now_s)
         self._candidates = None
@@ -159,8 +160,8 @@ class Members:
         """Take a check-up's result and the report that came with it."""
         asked_s = self._asked_s.pop(check_id, now_s)
         back = self._readiness is not None and self._checked(self._readiness, check_id, ok, report, now_s)
-        if back and self._slow_start is not None:
-            self._slow_start.restart(name, now_s)
+        if back:
+            self._start_slowly(name, now_s)
         if back and self._sessions is not None:
             self._sessions.forget(name)  # its caches are cold
         if report is None or name not in self._configured:
@@ -207,10 +208,13 @@ class Members:
     def pick(self, request: Request, tried: frozenset[str], now_s: float) -> str | None:
         """The backend for an attempt: one that was not tried yet, if any is eligible. None if there is none.
 
-        O(log n) for what goes to the ring and for updates by `two_choices` and `ewma`, as long as nobody comes or goes.
+        O(log n) for what goes to the ring and for updates by `two_choices` and `ewma`, as long as nobody comes or goes;
+        all members are looked at every `LEVELS_EVERY_S` alone.
         """
         self._now_s = now_s
         self._catch_up(now_s)
+        if now_s >= self._levels_due_s:
+            self._lay_out_ring(now_s)
         if request.kind is INFERENCE:
             if request.session and self._sessions is not None and not tried:
                 return self._of_session(self._sessions, request.session, now_s)
@@ -297,12 +301,17 @@ class Members:
         self._loads.ended(sent.load_ticket)
         self._open.count(name, -1)
         breaker = sent.breaker
+        closes = False
         if breaker is not None and sent.breaker_ticket is not None:
+            was_closed = breaker.closed
             breaker.settle(sent.breaker_ticket, settled, latency_s, now_s)
+            closes = breaker.closed and not was_closed
         if self._stays.get(name) == sent.stay:  # a result from before a backend left says nothing of its new stay
             if self._health is not None:
                 self._health.connections(name, self._loads.in_flight(name))
             self._learn(name, settled, latency_s, now_s)
+            if closes:
+                self._start_slowly(name, now_s)
             if settled is FAILED or (breaker is not None and not (breaker.closed and name in self._open.backends)):
                 self._look(name, now_s)
         drained = self._draining.ended(name)
@@ -317,9 +326,10 @@ class Members:
         self._policy.settle(name, latency_s, ok)
         if self._ejection is not None:
             self._ejection.settle(name, ok, now_s)
+            if not ok and self._ejection.ejected(name, now_s):
+                self._start_slowly(name, now_s)
         if self._health is not None:
             self._health.settle(name, ok, latency_s, now_s)
-            self._lay_out_ring(now_s)
 
     # --- weights ------------------------------------------------------------------------------------------
 
@@ -330,6 +340,15 @@ class Members:
             weight *= self._health.score(name, now_s)
         return weight if self._slow_start is None else weight * self._slow_start.factor(name, now_s)
 
+    def _start_slowly(self, name: str, now_s: float) -> None:
+        """Let the weight of `name` grow from when it is in rotation again: now, or at the end of its ejection.
+
+        Not from a breaker's half-open time on: probes are few by themselves, so the ramp begins when it closes.
+        """
+        if self._slow_start is not None:
+            until_s = None if self._ejection is None else self._ejection.until_s(name, now_s)
+            self._slow_start.restart(name, now_s if until_s is None else until_s)
+
     def _weight_now(self, name: str) -> float:
         return self._weight(name, self._now_s)
 
@@ -338,11 +357,17 @@ class Members:
 
     def _lay_out_ring(self, now_s: float, always: bool = False) -> None:
         """Let the ring follow the weights, in tenths."""
-        if not always and now_s < self._levels_due_s:
-            return
-        self._levels_due_s = now_s + LEVELS_EVERY_S
+        if self._health is not None or self._slow_start is not None:
+            self._levels_due_s = now_s + LEVELS_EVERY_S
         changed = [self._levels.update(name, self._weight(name, now_s)) for name in self._names]
         if always or any(changed):
             levels = {name: self._levels.level(name) for name in self._names}
             self._ring.set_weights(levels)
             self._weightless = tuple(name for name, level in levels.items() if not level)
+
+
+def _readiness(checks: CheckSettings, generator: Random) -> Readiness:
+    rotation = checks.rotation or PLAIN
+    return Readiness(
+        checks.interval_s, checks.timeout_s, checks.unhealthy, checks.healthy, rotation, generator, checks.expected
+    )

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from harness.balancer.check_answers import STATUS_200, ExpectedAnswer
 from harness.frozen import lean
 from harness.model import Kind
 
@@ -44,6 +45,8 @@ class Backend:
     """A backend as the balancer knows it: configured (id, address, weight) and last reported (the rest).
 
     `loaded_models`, memory in MB and the queue figures are from the last load report; empty or 0 before the first.
+    `health_score`, 0 to 1, is no part of a report: the bare gateway works it out for the policy in it (see
+    harness.balancer.health_score) from what it sees of answers, reports and its own requests in flight.
     """
 
     id: str
@@ -58,6 +61,7 @@ class Backend:
     in_flight: int = 0
     pending_tokens: int = 0
     loaded_models: tuple[str, ...] = ()
+    health_score: float = 1.0
 
 
 class NowFunction:
@@ -118,7 +122,7 @@ class ClientGone:
 
 @lean
 class CheckUpResult:
-    """A check-up's answer: `ok` for 200, with the backend's report of itself where it sent one."""
+    """A check-up's answer: `ok` if it is as expected, with the backend's report of itself where it sent one."""
 
     check_id: int
     backend_id: str
@@ -213,11 +217,12 @@ class CancelTimer:
 
 @lean
 class CheckUp:
-    """Ask a backend's health route; without an answer after `timeout_s` the result is not ok."""
+    """Ask a backend's health route; without an answer as `expected` within `timeout_s` the result is not ok."""
 
     check_id: int
     backend_id: str
     timeout_s: float
+    expected: ExpectedAnswer = STATUS_200
 
 
 @lean

@@ -14,41 +14,13 @@ with three of four failing their checks all four get the same share.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from random import Random
 
+from harness.balancer.check_answers import STATUS_200, ExpectedAnswer
 from harness.balancer.health_score import free_share
 from harness.balancer.protocol import Action, Backend, CheckUp, SetTimer
 from harness.balancer.windows import exact_ratio
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedAnswer:
-    """What a good answer to a check-up looks like: its status, and its body where one is asked for.
-
-    `body_part` must occur in the body; with `ready_field` the body must be a JSON object whose `ready` is true.
-    """
-
-    statuses: frozenset[int] = frozenset({200})
-    body_part: str | None = None
-    ready_field: bool = False
-
-    def met(self, status: int, body: bytes) -> bool:
-        """Whether this answer is as expected. A body that can't be read is not."""
-        if status not in self.statuses:
-            return False
-        if self.body_part is not None and self.body_part.encode() not in body:
-            return False
-        return not self.ready_field or _says_ready(body)
-
-
-def _says_ready(body: bytes) -> bool:
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(document, dict) and document.get("ready") is True
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +96,8 @@ class Readiness:
 
     `interval_s` from one check's start to the next, `timeout_s` for its answer; out after `unhealthy` failures in a
     row, back after `healthy` successes in a row. `rotation` holds the limits and the guard; see the module.
-    `generator` draws the jitter. ValueError for numbers that make no sense.
+    `generator` draws the jitter, `expected` is what a good answer looks like. ValueError for numbers that make no
+    sense.
     """
 
     def __init__(
@@ -135,6 +108,7 @@ class Readiness:
         healthy: int,
         rotation: RotationSettings = PLAIN,
         generator: Random | None = None,
+        expected: ExpectedAnswer = STATUS_200,
     ) -> None:
         if not interval_s > 0 or not timeout_s > 0 or unhealthy < 1 or healthy < 1:
             raise ValueError(
@@ -149,6 +123,7 @@ class Readiness:
         self._healthy = healthy
         self._settings = rotation
         self._random = generator
+        self._expected = expected
         self._watched: dict[str, _Watched] = {}
         self._timers: dict[int, str] = {}
         self._checks: dict[int, str] = {}
@@ -190,7 +165,8 @@ class Readiness:
             return []
         self._next_id += 1
         self._checks[self._next_id] = name
-        return [CheckUp(self._next_id, name, self._timeout_s), SetTimer(timer_id, now_s + self._drawn_interval_s())]
+        check = CheckUp(self._next_id, name, self._timeout_s, self._expected)
+        return [check, SetTimer(timer_id, now_s + self._drawn_interval_s())]
 
     def result(self, check_id: int, ok: bool, report: Backend | None = None, *, answered: bool | None = None) -> bool:
         """Take note of a check's result; whether its backend came (back) into rotation by it, with cold caches.

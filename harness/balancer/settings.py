@@ -6,22 +6,33 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.balancer.breaker import BreakerSettings
+from harness.balancer.check_answers import STATUS_200, ExpectedAnswer
 from harness.balancer.health_score import HealthSettings
 from harness.balancer.hedging import HedgeSettings
 from harness.balancer.limits import AdmissionSettings
+from harness.balancer.load_table import LoadSettings
+from harness.balancer.readiness import RotationSettings
 from harness.balancer.retry import RetrySettings
 from harness.balancer.session_affinity import AffinitySettings
-from harness.claims import BoundedLoad, Breaker, Ejection, HealthChecks, HealthShare, Hedge, Retry, Spread
+from harness.claims import BoundedLoad, Breaker, Ejection, HealthChecks, HealthShare, Hedge, Limits, Retry, Spread
+
+UNCLAIMED = ("sessions", "slow_start")
+"""Mechanisms that can be switched off and that no claim is about."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSettings:
-    """Active checks: see harness.balancer.readiness."""
+    """Active checks: see harness.balancer.readiness.
+
+    `rotation` None: the answers alone decide who is in rotation, no report of load or memory and no guard.
+    """
 
     interval_s: float = 0.5
     timeout_s: float = 1.0
     unhealthy: int = 2
     healthy: int = 1
+    expected: ExpectedAnswer = STATUS_200
+    rotation: RotationSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,15 @@ class EjectionSettings:
     failures: int = 3
     open_s: float = 1.0
     cap_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStartSettings:
+    """Ramps of those who come into rotation: see harness.balancer.slow_start."""
+
+    window_s: float
+    minimum_share: float = 0.1
+    aggression: float = 1.0
 
 
 def _breaker() -> BreakerSettings:
@@ -72,11 +92,12 @@ class Settings:
     retry: RetrySettings | None = field(default_factory=lambda: RetrySettings(budget_window_s=1.0, deadline_s=3.0))
     sessions: AffinitySettings | None = field(default_factory=AffinitySettings)
     limits: AdmissionSettings | None = None
-    slow_start_s: float | None = None
+    slow_start: SlowStartSettings | None = None
+    load: LoadSettings = field(default_factory=LoadSettings)
     drain_deadline_s: float = 30.0
 
     def without(self, off: frozenset[str]) -> Settings:
-        """The same with the mechanisms whose claims' tables stand in `off` switched off."""
+        """The same with the mechanisms whose names stand in `off` switched off: tables of claims, and `UNCLAIMED`."""
         parts = {
             BoundedLoad.table: "bounded_load",
             Breaker.table: "breaker",
@@ -84,8 +105,10 @@ class Settings:
             HealthChecks.table: "checks",
             HealthShare.table: "health",
             Hedge.table: "hedge",
+            Limits.table: "limits",
             Retry.table: "retry",
             Spread.table: "update_policy",
+            **{name: name for name in UNCLAIMED},
         }
         changes: dict[str, Any] = {parts[table]: None for table in off if table in parts}
         return replace(self, **changes)

@@ -135,8 +135,9 @@ def _settings(path: Path | None, without: list[str], drain_deadline_s: float | N
     """The reference's settings for real use, with those of a file, of options, and without what is switched off."""
     from dataclasses import replace
 
+    from harness.balancer.settings_file import settings_from
     from harness.claims import nearest
-    from harness.live.live_settings import live_settings, settings_from
+    from harness.live.live_settings import live_settings
     from harness.model import ClaimsError
     from harness.targets.reference import ReferenceTarget
 

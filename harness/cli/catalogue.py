@@ -45,6 +45,8 @@ def _markdown(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "# Catalogue of properties"
     yield ""
     yield "Made by `steelyard catalogue --format markdown` from the code in `suites/`; change it there."
+    yield ""
+    yield "Where `limits` are claimed they must be off in every property but those that need them."
     for family, members in _families(rows):
         yield ""
         yield f"## {family}"

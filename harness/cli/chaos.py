@@ -19,6 +19,7 @@ NAME = re.compile(r"[a-z0-9-]+")
 
 
 def chaos(
+    context: typer.Context,
     target: Annotated[
         str, typer.Option(help="reference, nginx, a claims file (.toml), or python:package.module:Class")
     ] = "reference",
@@ -46,7 +47,9 @@ def chaos(
 
     chosen = resolve(target, nginx or None)
     where = _world(world, chosen)
-    _check_without(without, programme, scenario)
+    if scenario is not None:
+        _check_alone(context)
+    _check_without(without, programme)
     plans = list(_plans(chosen, programme, seed, runs, _kinds(without, chosen), seconds, backends, scenario))
     failed = 0
     with _worlds(where, toxiproxy) as worlds:
@@ -78,12 +81,20 @@ def _world(name: str, target: Any) -> Any:
     return chosen
 
 
-def _check_without(without: str, programme: str, scenario: Path | None) -> None:
+def _check_alone(context: typer.Context) -> None:
+    """ClaimsError where something is given beside --scenario that the file says."""
+    from harness.model import ClaimsError
+
+    for name in ("programme", "without", "seconds", "backends"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise ClaimsError(f"--{name} does not go with --scenario, whose file says all of that; leave one out")
+
+
+def _check_without(without: str, programme: str) -> None:
     """ClaimsError where --without is given for something that isn't drawn."""
     from harness.model import ClaimsError
 
-    if without and scenario is not None:
-        raise ClaimsError("--without is for random programmes; leave it out with --scenario")
     if without and programme != RANDOM:
         raise ClaimsError(f"--without is for random programmes; leave it out with --programme {programme}")
 
@@ -123,7 +134,7 @@ def _plans(
 
     if file is None and programme not in (RANDOM, *PROGRAMMES):
         raise ClaimsError(f"--programme {programme!r} is unknown; {nearest(programme, (RANDOM, *PROGRAMMES))}")
-    known = _read(file) if file is not None else None
+    known = _read(file, target) if file is not None else None
     try:
         count = target.claims.fleet(fleet_size(target, backends))
     except UnsupportedError as error:
@@ -139,12 +150,16 @@ def _plans(
             yield number, under(programme, PROGRAMMES[programme](names, BEFORE_S, seconds), count, target.claims)
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, target: Any) -> Any:
+    """The scenario of a file. ClaimsError if it cannot be played, or not with this target."""
     from harness.model import ClaimsError
     from harness.scenario_text import from_json
+    from harness.sim.playable import check
 
     try:
         known = from_json(path.read_text(encoding="utf-8"))
+        check(known)
+        _check_off(known.off, target)
     except OSError as error:
         raise ClaimsError(f"--scenario {path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
@@ -152,6 +167,17 @@ def _read(path: Path) -> Any:
     if not NAME.fullmatch(known.name):
         raise ClaimsError(f"--scenario {path}: name {known.name!r}: expected lower-case letters, digits and '-'")
     return known
+
+
+def _check_off(off: frozenset[str], target: Any) -> None:
+    """ValueError where something is to be off that is nothing, or that the target cannot leave out."""
+    from harness.claims import FEATURES, nearest
+
+    for name in sorted(off):
+        if name not in FEATURES:
+            raise ValueError(f"scenario.off: no feature {name!r}; {nearest(name, FEATURES)}")
+        if FEATURES[name] in target.claims and name not in target.switches:
+            raise ValueError(f"scenario.off: {target.name} cannot leave {name} out; take it from the list")
 
 
 # --- playing and judging ----------------------------------------------------------------------------------
@@ -241,10 +267,13 @@ def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, 
         return Judge(target, seed, worlds).judge(item, World.SIM).outcome is Outcome.FAIL
 
     found = shrink(replace(scenario, phases=()), fails)
-    requests = sum(stream.requests for stream in found.scenario.load.streams)
+    streams = found.scenario.load.streams
+    load = f"{sum(stream.requests for stream in streams if stream.chats is None)} requests"
+    if chats := sum(stream.chats.count for stream in streams if stream.chats is not None):
+        load += f", {chats} chats"
     told = ", cut short" if found.cut_short else ""
     print(
-        f"Shrunk to {len(found.scenario.timeline)} of {len(scenario.timeline)} steps, {requests} requests and"
+        f"Shrunk to {len(found.scenario.timeline)} of {len(scenario.timeline)} steps, {load} and"
         f" {found.scenario.backends} backends in {found.runs} runs{told}; {name} still fails:\n"
     )
     print(to_python(found.scenario))

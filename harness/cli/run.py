@@ -11,7 +11,10 @@ import typer
 
 def run(
     target: Annotated[
-        str, typer.Option(help="reference, nginx, a claims file (.toml), or python:package.module:Class")
+        str,
+        typer.Option(
+            help="reference, reference:SETTINGS.toml, nginx, a claims file (.toml), or python:package.module:Class"
+        ),
     ] = "reference",
     world: Annotated[str, typer.Option(help="sim, live or all")] = "all",
     seed: Annotated[int, typer.Option(help="Seed of all arrivals and choices.", min=0)] = 1,

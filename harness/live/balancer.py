@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -63,10 +64,17 @@ class Balancer:
             raise TargetError(f"{self._target.name} refuses its configuration: {_told_by(done)}")
 
     def await_listening(self) -> None:
-        """Return when it accepts connections. TargetError if it ends or takes too long."""
+        """Return when it accepts connections. TargetError if it ends or takes too long.
+
+        One that was to run already and does not is told of at once, on standard error.
+        """
         deadline_s = time.monotonic() + START_S
         host, _, port = self.url.partition("://")[2].rstrip("/").rpartition(":")
+        told_of = self._child is not None
         while not accepts(host or HOST, int(port)):
+            if not told_of:
+                print(f"waiting {START_S:.0f} s for {self._target.name} to listen at {self.url}", file=sys.stderr)
+                told_of = True
             if self._child is not None and self._child.status is not None:
                 raise TargetError(f"{self._target.name} does not start: {self._child.ending()}")
             if time.monotonic() > deadline_s:

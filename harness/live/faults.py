@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from harness.live.calls import accepts
 from harness.live.children import Child
 from harness.live.fleet import Fleet
 from harness.live.ports import HOST, PortBlock
-from harness.live.probes import awaited, bites
+from harness.live.probes import Listener, awaited, bites
 from harness.model import HarnessError, TargetError
 from harness.timeline import (
     Bandwidth,
@@ -33,6 +33,7 @@ from harness.timeline import (
     Latency,
     LimitData,
     Pause,
+    ProcessFault,
     RequestFault,
     Reset,
     Restart,
@@ -48,17 +49,32 @@ Result = TypeVar("Result")
 
 START_S = 5.0
 REAL = "toxiproxy-server"
+OLDEST = (2, 7)
+"""The first release that `harness.toxiproxy.client` is made for."""
+BUILT = "git"
+"""What a real one calls its version that was built from source."""
+
+CLOSING = (Kill, Restart, Down)
+"""While one of them is in force on a backend, its proxy does not listen."""
 
 
 class FaultWay:
-    """One fault proxy with a proxy per backend, named like it. `kind`: embedded, real (from PATH) or a URL."""
+    """One fault proxy with a proxy per backend, named like it. `kind`: embedded, real (from PATH) or a URL.
 
-    def __init__(self, kind: str, block: PortBlock, workdir: Path) -> None:
+    `seed` is that of the embedded one's jitter; a real Toxiproxy takes none.
+    """
+
+    def __init__(self, kind: str, block: PortBlock, workdir: Path, seed: int = 0) -> None:
+        self.kind = kind
+        self.version = ""
         self._child: Child | None = None
-        self._addresses: dict[str, tuple[str, int]] = {}
+        self._addresses: dict[str, Listener] = {}
+        self._processes: dict[str, Listener] = {}
+        self._in_force: dict[str, dict[str, Fault]] = {}
         host, port = HOST, block.fault_control
         if kind == "embedded":
             words = [sys.executable, "-m", "harness.toxiproxy", "--host", host, "--port", str(port), "--with-parent"]
+            words += ["--seed", str(seed)]
             self._child = Child(words, workdir / "toxiproxy.log")
         elif kind == "real":
             binary = shutil.which(REAL)
@@ -78,31 +94,47 @@ class FaultWay:
         self._where = f"{host}:{port}"
 
     def await_ready(self) -> None:
-        """Return when its control API answers. HarnessError if it does not; TargetError if it was to run already."""
+        """Return when its control API answers, with `version` known.
+
+        HarnessError if ours does not come up; TargetError if one that was to run does not, or is too old.
+        """
         deadline_s = time.monotonic() + START_S
         host, _, port = self._where.rpartition(":")
         while not accepts(host, int(port)):
+            if self._child is None:
+                raise TargetError(
+                    f"no fault proxy answers at {self._where}; start {REAL} there, or leave --toxiproxy out"
+                )
             self.check()
             if time.monotonic() > deadline_s:
-                seen = f"no fault proxy answers at {self._where} after {START_S:.0f} s"
-                if self._child is None:
-                    raise TargetError(f"{seen}; start {REAL} there, or leave --toxiproxy out")
-                raise HarnessError(seen)
+                raise HarnessError(f"no fault proxy answers at {self._where} after {START_S:.0f} s")
             time.sleep(0.01)
-        self._do("ask its version", self._proxy.version)
+        try:
+            self.version = self._do("tell its version", self._proxy.version)
+        except HarnessError as error:
+            if self._child is None:
+                raise TargetError(f"--toxiproxy {self.kind}: {error}") from None
+            raise
+        if self.version != BUILT and _release(self.version) < OLDEST:
+            raise TargetError(
+                f"--toxiproxy {self.kind}: {self._where} is Toxiproxy {self.version}, "
+                f"expected {'.'.join(map(str, OLDEST))} or later; install a newer {REAL}, or leave the option out"
+            )
 
     def check(self) -> None:
         """HarnessError if it has died."""
         if self._child is not None and self._child.status is not None:
             raise HarnessError(f"the fault proxy ended: {self._child.ending()}")
 
-    def open(self, name: str, listen: tuple[str, int], upstream: tuple[str, int]) -> None:
+    def open(self, name: str, listen: Listener, upstream: Listener) -> None:
         """Put a proxy for backend `name` at `listen`."""
         self._do(
             f"open a proxy for {name} at {listen[0]}:{listen[1]}",
             lambda: self._proxy.create(name, f"{listen[0]}:{listen[1]}", f"{upstream[0]}:{upstream[1]}"),
         )
         self._addresses[name] = listen  # only now is it ours to remove
+        self._processes[name] = upstream
+        self._in_force[name] = {}
 
     def connections(self) -> list[Connection]:
         """The connections it saw; empty for a real Toxiproxy, which does not tell."""
@@ -132,6 +164,8 @@ class FaultWay:
             words = as_mock(fault, seed)
             fleet.set_fault(name, words)
             return awaited(lambda: any(words.items() <= active.items() for active in fleet.faults(name)), over)
+        beside = [other for other in self._in_force[name].values() if isinstance(other, TransportFault)]
+        self._in_force[name][type(fault).__name__] = fault
         match fault:
             case Kill() | Restart():
                 fleet.kill(name)
@@ -149,7 +183,18 @@ class FaultWay:
                 self._add(fault)
             case _:
                 assert_never(fault)
-        return awaited(lambda: bites(fault, self._addresses[name]), over)
+        return awaited(lambda: self._bites(fault, beside), over)
+
+    def _bites(self, fault: ProcessFault | TransportFault, beside: Sequence[TransportFault]) -> bool:
+        """Whether a probe sees a fault: of a process at that process, else through the proxy."""
+        way, process = self._addresses[fault.backend], self._processes[fault.backend]
+        match fault:
+            case Kill() | Restart():
+                return bites(fault, process) and bites(fault, way)
+            case Pause():
+                return bites(fault, process)
+            case _:
+                return bites(fault, way, beside)
 
     def heal(self, fault: Fault, fleet: Fleet) -> None:
         """Take a fault back. A backend that was killed or restarted is let in once its listener accepts."""
@@ -157,6 +202,7 @@ class FaultWay:
         if isinstance(fault, RequestFault):
             fleet.clear_fault(name, as_mock(fault, 0)["kind"])
             return
+        self._in_force[name].pop(type(fault).__name__, None)
         match fault:
             case Kill() | Restart():
                 fleet.restart(name)
@@ -174,6 +220,9 @@ class FaultWay:
         self._do(f"disable {name}", lambda: self._proxy.disable(name))
 
     def _enable(self, name: str) -> None:
+        """Let connections in, unless another fault keeps them out."""
+        if any(isinstance(fault, CLOSING) for fault in self._in_force[name].values()):
+            return
         self._do(f"enable {name}", lambda: self._proxy.enable(name))
 
     def _add(self, fault: TransportFault) -> None:
@@ -241,6 +290,10 @@ def toxics_of(fault: TransportFault) -> tuple[Toxic, ...]:
             return (Toxic("limit_data", "downstream", {"bytes": fault.limit_bytes}),)
         case _:
             assert_never(fault)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
 
 
 def _name(fault: TransportFault, toxic: Toxic) -> str:

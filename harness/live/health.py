@@ -12,13 +12,14 @@ from harness.live.upstreams import Upstream
 
 
 async def health_of(upstream: Upstream, check: CheckUp, path: str) -> CheckUpResult:
-    """Ask `upstream` for its health at `path`. Ok is 200, whole and in time; never raises for a backend's fault."""
+    """Ask `upstream` for its health at `path`. Ok is as expected, whole and in time; never raises for its fault."""
     try:
         async with asyncio.timeout(check.timeout_s), upstream.client.get(upstream.base + path) as response:
             text = await response.read()
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
         return CheckUpResult(check.check_id, check.backend_id, ok=False)
-    return CheckUpResult(check.check_id, check.backend_id, response.status == 200, _report(check.backend_id, text))
+    ok = check.expected.met(response.status, text)
+    return CheckUpResult(check.check_id, check.backend_id, ok, _report(check.backend_id, text))
 
 
 def _report(backend_id: str, text: bytes) -> Backend | None:

@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -37,10 +36,11 @@ from harness.live.slack import Sentinel, slack_by_second
 from harness.live.steps import Steps
 from harness.live.tidy import session_folder, take_sigterm
 from harness.load.job import Job
-from harness.model import DiedError, HarnessError, Scenario, TargetError
+from harness.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError
 from harness.records import Rows, read_requests
 from harness.target import Place, Target
-from harness.timeline import Membership, ProcessFault, Restart, Step, heals_at_s
+from harness.timeline import Membership, ProcessFault
+from harness.timetable import Due, conflict, schedule
 
 LEAD_S = 0.15
 """From handing out the job to second 0 of the run: the load process must have drawn its schedule by then."""
@@ -49,16 +49,6 @@ GRACE_S = 6.0
 """How long after its schedule and its longest time limit the load process may take to report."""
 
 NONCE_BITS = 31
-
-
-@dataclass(frozen=True, slots=True)
-class _Due:
-    """Something to do at a time of the run: begin or heal a fault, or change membership."""
-
-    at_s: float
-    position: int
-    step: Step
-    heal: bool = False
 
 
 class LiveSession:
@@ -88,7 +78,14 @@ class LiveSession:
         self._give_back_sigterm()
 
     def play(self, target: Target, scenario: Scenario, seed: int) -> History:
-        """Play `scenario` against `target`. TargetError if it never gets ready, HarnessError if ours fails."""
+        """Play `scenario` against `target`.
+
+        ClaimsError for steps that do not go together, TargetError if the target never gets ready, HarnessError if ours
+        fails.
+        """
+        told = conflict(scenario.timeline)
+        if told:
+            raise ClaimsError(f"scenario {scenario.name}: {told}")
         self._runs += 1
         workdir = self._folder / f"run-{self._runs}"
         workdir.mkdir()
@@ -131,7 +128,7 @@ class _Run:
         self._listen = listening(target, self._block, ids)
         self._fleet = Fleet(self._block, len(ids), scenario.server, workdir, processes=scenario.kills)
         stack.callback(self._fleet.stop)
-        self._way = FaultWay(toxiproxy, self._block, workdir)
+        self._way = FaultWay(toxiproxy, self._block, workdir, seed)
         stack.callback(self._way.stop)
         self._changes: list[Membership] = []
         self._steps = Steps(self._way, self._fleet, self._numbers, seed)
@@ -214,7 +211,7 @@ class _Run:
         longest_s = max((stream.timeout_s for stream in self._scenario.load.streams), default=0.0)
         end_s = self._start_s + self._scenario.end_s
         try:
-            for due in _schedule(self._scenario):
+            for due in schedule(self._scenario.timeline):
                 self._wait_until(self._start_s + due.at_s, balancer)
                 self._do(due, balancer)
             self._wait_until(end_s, balancer)
@@ -253,7 +250,7 @@ class _Run:
             if time.monotonic() > deadline_s:
                 raise HarnessError("the load process does not report the end of its job")
 
-    def _do(self, due: _Due, balancer: Balancer) -> None:
+    def _do(self, due: Due, balancer: Balancer) -> None:
         """Carry out one entry of the timeline: a change of membership at once, a fault beside it."""
         step = due.step
         if isinstance(step, Membership):
@@ -281,6 +278,7 @@ class _Run:
         logs = [self._fleet.rows(name) for name in self._scenario.backend_ids]
         attempts, facts = reconcile(requests, attempts_of(logs, self._nonces[1], self._start_s))
         facts["port_block"] = self._block.base
+        facts["fault_proxy"] = {"kind": self._way.kind, "version": self._way.version}
         steps = self._steps.in_order(self._scenario.timeline)
         return History(
             scenario=self._scenario,
@@ -306,17 +304,6 @@ def check_recorded(requests: Rows, scenario: Scenario, seed: int) -> None:
         raise HarnessError(f"the load process recorded {recorded} requests, {expected} were to be sent")
     if (requests["number"] != np.arange(len(requests))).any():
         raise HarnessError("the load process recorded a request twice, or left one out")
-
-
-def _schedule(scenario: Scenario) -> list[_Due]:
-    """All steps and heals of a scenario in order of time."""
-    due: list[_Due] = []
-    for position, step in enumerate(scenario.timeline):
-        due.append(_Due(step.at_s, position, step))
-        back_s = step.at_s + step.for_s if isinstance(step, Restart) else heals_at_s(step)
-        if back_s is not None:
-            due.append(_Due(back_s, position, step, heal=True))
-    return sorted(due, key=lambda item: item.at_s)
 
 
 def _nonce(seed: int, scenario: Scenario, run: int, part: str) -> int:

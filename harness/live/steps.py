@@ -15,7 +15,11 @@ from dataclasses import replace
 from harness.history import StepSeen
 from harness.live.faults import FaultWay
 from harness.live.fleet import Fleet
-from harness.timeline import Fault, Step
+from harness.timeline import Evict, Fault, Kill, Pause, RequestFault, Restart, Step, as_mock
+from harness.timetable import ends
+
+SILENCED = (Kill, Restart, Pause)
+"""While one of them is in force on a backend, its process can't be asked."""
 
 
 class Steps:
@@ -32,6 +36,8 @@ class Steps:
         self._lanes: dict[str, ThreadPoolExecutor] = {}
         self._over: dict[int, threading.Event] = {}
         self._work: list[Future[None]] = []
+        self._in_force: dict[str, dict[int, Fault]] = {}
+        """By backend and position; each lane looks after its own."""
         self.start_s = 0.0
         self.seen: dict[int, StepSeen] = {}
 
@@ -64,9 +70,11 @@ class Steps:
                 work.result()
 
     def finish(self) -> None:
-        """Wait until all is done; HarnessError if something failed."""
+        """Wait until all is done, and count what is still in force has struck; HarnessError if something failed."""
         for work in self._work:
             work.result()
+        for backend, in_force in self._in_force.items():
+            self._count(backend, [*in_force])
 
     def close(self) -> None:
         """Give up what waits and end the threads."""
@@ -78,13 +86,40 @@ class Steps:
     def _submit(self, backend: str, work: Callable[[int, Fault], None], position: int, fault: Fault) -> None:
         if backend not in self._lanes:
             self._lanes[backend] = ThreadPoolExecutor(1, thread_name_prefix=f"faults of {backend}")
+            self._in_force[backend] = {}
         self._work.append(self._lanes[backend].submit(work, position, fault))
 
     def _begin(self, position: int, fault: Fault) -> None:
+        in_force = self._in_force[fault.backend]
+        ended = [place for place, began in in_force.items() if ends(began, fault)]
+        self._count(fault.backend, ended)
         asked_s = time.monotonic()
         effective_s = self._way.begin(fault, self._fleet, self._seed, self._over[position])
+        for place in ended:
+            del in_force[place]
+            self._healed(place, effective_s or time.monotonic())
+        in_force[position] = fault
         self.note(position, fault, asked_s, effective_s)
 
     def _heal(self, position: int, fault: Fault) -> None:
+        if position not in self._in_force[fault.backend]:  # it ended when another began
+            return
+        self._count(fault.backend, [position])
         self._way.heal(fault, self._fleet)
-        self.seen[position] = replace(self.seen[position], healed_s=time.monotonic() - self.start_s)
+        del self._in_force[fault.backend][position]
+        self._healed(position, time.monotonic())
+
+    def _healed(self, position: int, at_s: float) -> None:
+        self.seen[position] = replace(self.seen[position], healed_s=at_s - self.start_s)
+
+    def _count(self, backend: str, positions: Sequence[int]) -> None:
+        """Note how many requests these faults have struck, where they are faults of single requests."""
+        in_force = self._in_force[backend]
+        counted = {place: fault for place in positions if isinstance(fault := in_force[place], RequestFault)}
+        if not counted or any(isinstance(fault, SILENCED) for fault in in_force.values()):
+            return
+        hits = {active["kind"]: active["hits"] for active in self._fleet.faults(backend)}
+        for place, fault in counted.items():
+            struck = hits.get(as_mock(fault, 0)["kind"])
+            if isinstance(struck, int) and not isinstance(fault, Evict):
+                self.seen[place] = replace(self.seen[place], hits=struck)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.claims import nearest
+from harness.claims import Limits, nearest
 from harness.live.balancer import Balancer
 from harness.live.calls import accepts, call
 from harness.live.fault_words import KINDS, duration, kind_of, parse, told
@@ -93,14 +93,15 @@ class Stage:
         self.options = options
         self._workdir = workdir
         self.setup = options.setup()
-        self._scenario = Scenario("up", options.backends, Load(()))
+        # Whoever looks on sends what they like; the limits of a target under test would be in their way.
+        self._scenario = Scenario("up", options.backends, Load(()), off=frozenset({Limits.table}) & target.switches)
         self.names = self._scenario.backend_ids
         self._changes: list[Membership] = []
         self._changing = threading.Lock()
         self._block = stack.enter_context(port_block(options.seed, options.backends))
         self._fleet = Fleet(self._block, options.backends, _Server(self.setup), workdir, processes=True)
         stack.callback(self._fleet.stop)
-        self._way = FaultWay(options.toxiproxy, self._block, workdir)
+        self._way = FaultWay(options.toxiproxy, self._block, workdir, options.seed)
         stack.callback(self._way.stop)
         self._fleet.await_ready()
         self._way.await_ready()

@@ -16,10 +16,8 @@ from harness.live.fault_words import duration, kind_of, told
 from harness.live.faults import FaultWay
 from harness.live.fleet import Fleet
 from harness.model import ClaimsError, HarnessError, SteelyardError
-from harness.timeline import Down, Evict, Fault, Kill, Pause, RequestFault, Reset, Restart
-
-EXCLUSIVE = (Kill, Pause, Restart, Down, Reset)
-"""All of them switch a backend's process or its proxy off and on, so one would take the other back."""
+from harness.timeline import Evict, Fault, Kill, Pause, ProcessFault, RequestFault, Restart
+from harness.timetable import clash, ends
 
 
 @dataclass(slots=True)
@@ -93,7 +91,7 @@ class FaultBook:
                 return True, took
             if isinstance(fault, Kill | Restart):
                 self._ended[name] = effective_s
-                self._forget_request_faults(name)
+            self._forget_ended(fault)
             heals_s = None if fault.for_s is None else effective_s + fault.for_s
             entry = Entry(fault, effective_s, heals_s)
             self._book[name, kind] = entry
@@ -111,7 +109,7 @@ class FaultBook:
         ]
         lines = []
         # Processes first: a paused one takes no other change.
-        for entry in sorted(wanted, key=lambda item: not isinstance(item.fault, EXCLUSIVE)):
+        for entry in sorted(wanted, key=lambda item: not isinstance(item.fault, ProcessFault)):
             name = entry.fault.backend
             with self._turn(name):
                 if self._book.get((name, entry.kind)) is not entry:
@@ -140,15 +138,9 @@ class FaultBook:
         if self._closed:
             raise ClaimsError("steelyard up is ending")
         for entry in [item for item in self.entries() if item.fault.backend == name]:
-            both = isinstance(entry.fault, EXCLUSIVE) and isinstance(fault, EXCLUSIVE)
-            if entry.kind == kind or both:
+            if why := clash(entry.fault, fault):
                 raise ClaimsError(
-                    f"{entry.kind} is in force on {name}, and {kind} does not go with it: "
-                    f"steelyard fault clear {name} {entry.kind} first"
-                )
-            if isinstance(fault, RequestFault) and isinstance(entry.fault, Kill | Pause | Restart):
-                raise ClaimsError(
-                    f"{entry.kind} is in force on {name}, whose process takes no {kind} now: "
+                    f"{entry.kind} is in force on {name}, and {kind} does not go with it: {why}; "
                     f"steelyard fault clear {name} {entry.kind} first"
                 )
 
@@ -181,10 +173,10 @@ class FaultBook:
         with suppress(HarnessError):
             self._way.heal(fault, self._fleet)
 
-    def _forget_request_faults(self, name: str) -> None:
-        """They lived in the process that has ended."""
-        for entry in [item for item in self.entries() if item.fault.backend == name]:
-            if isinstance(entry.fault, RequestFault):
+    def _forget_ended(self, fault: Fault) -> None:
+        """What was in force and is over because `fault` has begun."""
+        for entry in [item for item in self.entries() if item.fault.backend == fault.backend]:
+            if ends(entry.fault, fault):
                 if entry.timer is not None:
                     entry.timer.cancel()
-                del self._book[name, entry.kind]
+                del self._book[fault.backend, entry.kind]

@@ -55,15 +55,14 @@ def view(snapshot: Snapshot, title: str, width: int) -> RenderableType:
     for heading in figures:
         table.add_column(heading, justify="right", max_width=FIGURE)
     table.add_column("seen from outside")
-    memories = Table.grid(padding=(0, 2))
-    for _ in range(2):
-        memories.add_column(no_wrap=True, overflow="ellipsis")
+    longest = max((len(seen.name) for seen in snapshot.backends), default=0)
+    memories = Text(no_wrap=True, overflow="ellipsis")  # no table: its columns all give way to one that is too wide
     for seen in snapshot.backends:
         words, colour = state_of(seen)
         cells = _cells(seen, snapshot)
         share = f"{seen.share:4.0%}" + (f" {'█' * round(seen.share * bar):<{bar}}" if bar else "")
         table.add_row(Text(seen.name), Text(share), *(cells[heading] for heading in figures), Text(words, colour))
-        memories.add_row(Text(seen.name), Text(memory(seen) or NOTHING))
+        memories.append(f"{seen.name:<{longest + GAP}}{memory(seen) or NOTHING}\n")
     head = f"{title}, up for {snapshot.up_s:.0f} s; figures of the last {snapshot.window_s:.0f} s"
     parts: list[RenderableType] = [
         Text(head, "bold"),
@@ -74,7 +73,7 @@ def view(snapshot: Snapshot, title: str, width: int) -> RenderableType:
         Text(),
         Text("in GPU memory", "bold"),
     ]
-    return Group(*parts, memories, Text(), Text("Ctrl-C ends it.", "dim"))
+    return Group(*parts, memories, Text("Ctrl-C ends it.", "dim"))
 
 
 def plain(snapshot: Snapshot) -> str:

@@ -9,13 +9,14 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
+from harness.balancer.check_answers import ExpectedAnswer
 from harness.balancer.protocol import Backend
 from harness.frozen import lean
 from harness.model import Ending, ModelServer, Residency
 from harness.sim.way import Way
-from mockgpu import faults
+from mockgpu import faults, wire
 from mockgpu.catalogue import Setup
-from mockgpu.events import Evicted, Finished, FirstToken, Job, Loaded, Loading, Refused, Started
+from mockgpu.events import Evicted, Finished, FirstToken, Job, Loaded, Loading, Refused, Started, State
 from mockgpu.model import GpuServer
 
 NAN = float("nan")
@@ -165,9 +166,12 @@ class SimBackend:
             self._faults.freeze(self._gpu.state())
         return released
 
-    def kill(self) -> tuple[int, ...]:
-        """The process dies: what is inside stays open in the log, faults and cache are gone. Returns the ids inside."""
-        inside = self.inside
+    def hits(self, kind: str) -> int:
+        """How many requests, or reports, the active fault of this kind has struck."""
+        return next(int(str(active["hits"])) for active in self._faults.report() if active["kind"] == kind)
+
+    def kill(self) -> None:
+        """The process dies: what is inside stays open in the log, faults and cache are gone."""
         self.alive = self.paused = False
         self.waiting.clear()
         self._left.clear()
@@ -177,7 +181,6 @@ class SimBackend:
         self._ready.clear()
         self._faults = faults.RequestFaults(self.id)
         self._gpu = GpuServer(self._setup)
-        return inside
 
     def resume(self, now_s: float) -> list[tuple[Callable[[Any], None], Any]]:
         """The process goes on after a pause. Returns what has waited for that, in its order."""
@@ -285,16 +288,26 @@ class SimBackend:
         row.status, row.ending, row.first_byte_s, row.end_s = status, ending, at_s, at_s
         return Answered(attempt_id, at_s, status, cut_after)
 
-    def check_up(self, path: str) -> tuple[int, Backend | None]:
-        """Answer a check-up at `path`: the status, and what is said of the load where that is said and can be read."""
+    def check_up(self, path: str, expected: ExpectedAnswer) -> tuple[int, bool, Backend | None]:
+        """Answer a check-up at `path`: the status, whether status and body are as expected, and the report of the load.
+
+        The report is None where it is not given or can't be read.
+        """
         if path in LIVENESS:
-            return 503 if self._faults.hit(faults.NotAlive.kind) else 200, None
-        report = self.report()
-        return 200 if report.ready else 503, None if self._faults.figures in ("garbage", "missing") else report
+            status = 503 if self._faults.hit(faults.NotAlive.kind) else 200
+            return status, expected.met(status, b""), None
+        state = self._faults.seen_in(self._gpu.state())
+        report = self._reported(state)
+        readable = self._faults.figures not in ("garbage", "missing")
+        body = wire.health(state) if expected.reads_body and readable else b""
+        status = 200 if state.ready else 503
+        return status, expected.met(status, body), report if readable else None
 
     def report(self) -> Backend:
         """What `/health` says, or would say could it be read."""
-        state = self._faults.seen_in(self._gpu.state())
+        return self._reported(self._faults.seen_in(self._gpu.state()))
+
+    def _reported(self, state: State) -> Backend:
         self._faults.hit(faults.Metrics.kind)
         return Backend(
             id=self.id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
@@ -41,14 +41,22 @@ class Evidence:
         self._scenario = scenario
         self._seed = seed
         self._arrivals = arrivals
-        self._steps: list[StepSeen] = []
+        self._steps: dict[int, StepSeen] = {}
         self.requests = [ClientRow(arrival.number) for arrival in arrivals]
         self.check_ups: list[tuple[int, int, float]] = []
         self.died: str | None = None
 
-    def step(self, step: Step, backend: int, at_s: float, healed_s: float) -> None:
-        """A fault or membership change; in virtual time it takes effect at once."""
-        self._steps.append(StepSeen(type(step).__name__, backend, at_s, at_s, healed_s))
+    def step(self, position: int, step: Step, backend: int, at_s: float, healed_s: float) -> None:
+        """A fault or membership change; in virtual time it takes effect at once, and it heals when it is due."""
+        self._steps[position] = StepSeen(type(step).__name__, backend, at_s, at_s, healed_s)
+
+    def ended(self, position: int, at_s: float) -> None:
+        """A fault is over before it is due, as another has begun."""
+        self._steps[position] = replace(self._steps[position], healed_s=at_s)
+
+    def counted(self, position: int, hits: int) -> None:
+        """How many requests a fault has struck by now."""
+        self._steps[position] = replace(self._steps[position], hits=hits)
 
     def history(self, backends: list[SimBackend]) -> History:
         """Everything as columns."""
@@ -77,7 +85,7 @@ class Evidence:
             residency=np.array(
                 [(number, event, model.encode(), at_s) for number, event, model, at_s in residency], dtype=RESIDENCY
             ),
-            steps=tuple(self._steps),
+            steps=tuple(self._steps.values()),
             slack_s=np.zeros(int(self._scenario.end_s) + 1),
             died=self.died,
         )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
 from harness.balancer.protocol import Backend, Event, MembershipChanged
-from harness.model import HarnessError, Scenario
+from harness.model import ClaimsError, Scenario
 from harness.sim.agenda import HOP_S, Agenda
 from harness.sim.backend import Attempt, SimBackend
 from harness.sim.evidence import Evidence
 from harness.timeline import (
+    Blackhole,
     Down,
+    Evict,
     Fault,
     Kill,
     Membership,
@@ -20,16 +22,12 @@ from harness.timeline import (
     RequestFault,
     Reset,
     Restart,
-    Step,
     Timeout,
     TransportFault,
     as_mock,
-    heals_at_s,
 )
+from harness.timetable import RESTART_S, Due, conflict, ends, schedule
 from mockgpu.faults import Change, from_json
-
-RESTART_S = 0.5
-"""From the end of a process until the listener of its successor accepts; about what a mock server takes live."""
 
 NEVER_S = float("nan")
 
@@ -37,7 +35,8 @@ NEVER_S = float("nan")
 class Timeline:
     """Carries out the steps of a scenario. What a fault does to single attempts it tells through `reset`.
 
-    `attempts` are those that are open, by id. `advance` takes from a backend what it has ready.
+    `attempts` are those that are open, by id. `advance` takes from a backend what it has ready. ClaimsError for steps
+    that do not go together.
     """
 
     def __init__(
@@ -53,6 +52,9 @@ class Timeline:
         reset: Callable[[Attempt], None],
         advance: Callable[[SimBackend], None],
     ) -> None:
+        told = conflict(scenario.timeline)
+        if told:
+            raise ClaimsError(f"scenario {scenario.name}: {told}")
         self._scenario = scenario
         self._seed = seed
         self._agenda = agenda
@@ -64,12 +66,23 @@ class Timeline:
         self._reset = reset
         self._advance = advance
         self._changes: list[Membership] = []
-        self._swallowed: dict[str, list[Attempt]] = {name: [] for name in backends}
+        self._in_force: dict[str, dict[int, Fault]] = {name: {} for name in backends}
+        """By backend, and by position in the timeline."""
 
     def begin(self) -> None:
-        """Put all steps on the agenda."""
-        for step in self._scenario.timeline:
-            self._agenda.at(step.at_s, self._step, step)
+        """Put all steps and heals on the agenda."""
+        due = schedule(self._scenario.timeline, RESTART_S)
+        heals_s = {item.position: item.at_s for item in due if item.heal}
+        for item in due:
+            if item.heal:
+                self._agenda.at(item.at_s, self._heal, item)
+            else:
+                self._agenda.at(item.at_s, self._step, (item, heals_s.get(item.position, NEVER_S)))
+
+    def finish(self) -> None:
+        """Count what the faults that are still in force have struck."""
+        for name, in_force in self._in_force.items():
+            self._count(self._backends[name], [*in_force])
 
     def membership(self) -> MembershipChanged:
         """The members as the balancer is told of them: with their weights, without those that are drained."""
@@ -82,7 +95,6 @@ class Timeline:
         """An attempt is on its way into silence. Its connection is closed when the fault says so or is healed."""
         after_s = attempt.backend.way.closes_after_s
         if after_s is not None:
-            self._swallowed[attempt.backend.id].append(attempt)
             self._agenda.later(after_s + HOP_S, self._reset, attempt)
 
     def break_off(self, attempt_ids: Iterable[int], delay_s: float = 0.0) -> None:
@@ -98,22 +110,41 @@ class Timeline:
 
     # --- steps --------------------------------------------------------------------------------------------
 
-    def _step(self, step: Step) -> None:
-        now_s = self._now.now_s
-        number = self._backends[step.backend].number
+    def _step(self, beginning: tuple[Due, float]) -> None:
+        (due, healed_s), now_s = beginning, self._now.now_s
+        step, backend = due.step, self._backends[due.step.backend]
+        self._evidence.step(due.position, step, backend.number, now_s, healed_s)
         if isinstance(step, Membership):
             self._changes.append(step)
-            self._evidence.step(step, number, now_s, NEVER_S)
             self._tell(self.membership())
             return
-        healed_s = now_s + max(step.for_s, RESTART_S) if isinstance(step, Restart) else heals_at_s(step)
-        self._evidence.step(step, number, now_s, NEVER_S if healed_s is None else healed_s)
+        in_force = self._in_force[backend.id]
+        ended = [position for position, began in in_force.items() if ends(began, step)]
+        self._count(backend, ended)
+        for position in ended:
+            del in_force[position]
+            self._evidence.ended(position, now_s)
+        if not isinstance(step, Evict):  # it is over at once
+            in_force[due.position] = step
         self._set(step, on=True)
-        if healed_s is not None:
-            self._agenda.at(healed_s, self._heal, step)
 
-    def _heal(self, fault: Fault) -> None:
+    def _heal(self, due: Due) -> None:
+        backend = self._backends[due.step.backend]
+        fault = self._in_force[backend.id].get(due.position)
+        if fault is None:  # it ended when another began
+            return
+        self._count(backend, [due.position])
+        del self._in_force[backend.id][due.position]
         self._set(fault, on=False)
+
+    def _count(self, backend: SimBackend, positions: Iterable[int]) -> None:
+        """Note how many requests these faults have struck, where they are faults of single requests."""
+        if backend.paused or not backend.alive:  # in live nobody could ask it
+            return
+        for position in positions:
+            fault = self._in_force[backend.id][position]
+            if isinstance(fault, RequestFault):
+                self._evidence.counted(position, backend.hits(from_json(as_mock(fault, self._seed)).kind))
 
     def _set(self, fault: Fault, on: bool) -> None:
         """Begin or heal a fault."""
@@ -128,38 +159,40 @@ class Timeline:
     def _set_process(self, fault: ProcessFault, backend: SimBackend, on: bool) -> None:
         match fault:
             case Kill() | Restart():
-                inside = backend.kill() if on else ()
+                connected = self._connected(backend) if on else ()
+                if on:
+                    backend.kill()
                 backend.alive = not on
-                self.break_off(inside, backend.way.close_delay_s)
+                self.break_off(connected, backend.way.close_delay_s)
             case Pause() if on:
-                if not backend.alive:
-                    raise HarnessError(f"{fault} cannot begin: {backend.id} is dead then; let it begin later")
                 backend.paused = True
             case Pause():
-                if backend.paused:  # else it was killed since
-                    for act, subject in backend.resume(self._now.now_s):
-                        act(subject)
-                    self._advance(backend)
+                for act, subject in backend.resume(self._now.now_s):
+                    act(subject)
+                self._advance(backend)
             case _:
                 assert_never(fault)
 
     def _set_way(self, fault: TransportFault, backend: SimBackend, on: bool) -> None:
         """What is on its way already is left alone, but where connections end with the change."""
+        connected = self._connected(backend)
         backend.way.change(fault, on)
         if isinstance(fault, Down | Reset) and on:
-            self.break_off(backend.inside)
+            self.break_off(connected)
         elif isinstance(fault, Timeout) and on:
             for attempt_id in backend.inside:
                 if attempt_id in self._attempts:
                     self.swallow(self._attempts[attempt_id])
-        elif isinstance(fault, Timeout):
-            swallowed, self._swallowed[backend.id] = self._swallowed[backend.id], []
-            self.break_off(attempt.id for attempt in swallowed)
+        elif isinstance(fault, Timeout | Blackhole) and not on:  # what it has held is closed
+            self.break_off(connected)
+
+    def _connected(self, backend: SimBackend) -> Sequence[int]:
+        """Ids of the attempts with a connection to a backend: those inside, and all that are in the way's silence."""
+        if backend.way.silent:
+            return [attempt.id for attempt in self._attempts.values() if attempt.backend is backend]
+        return backend.inside
 
     def _set_request(self, fault: RequestFault, backend: SimBackend, on: bool) -> None:
-        if backend.paused or (on and not backend.alive):
-            how = "stopped" if backend.paused else "dead"
-            raise HarnessError(f"{fault} cannot be set: {backend.id} is {how} then; let it begin later")
         words = from_json(as_mock(fault, self._seed))
         change = Change(set=(words,)) if on else Change(clear=frozenset({words.kind}))
         released = backend.change_faults(self._now.now_s, change)

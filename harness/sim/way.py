@@ -45,7 +45,7 @@ def answer_bytes(kind: Kind, status: int, output_tokens: int) -> int:
 
 
 class Way:
-    """One fault of each kind at a time; one that begins takes the place of another of its kind.
+    """One fault of each kind at a time.
 
     Where several delay an answer their delays add up. `generator` draws the jitter.
     """

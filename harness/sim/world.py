@@ -126,6 +126,7 @@ class Simulation:
                 f"the simulation is stuck at {self._now.now_s:.3f} s: {clients.open} requests and"
                 f" {len(self._attempts)} attempts are open and nothing is scheduled"
             )
+        self._timeline.finish()
         return self._evidence.history(list(self._backends.values()))
 
     # --- the gateway --------------------------------------------------------------------------------------
@@ -194,10 +195,12 @@ class Simulation:
         way = backend.way
         if attempt.done:
             return
-        if way.silent:
+        if not backend.reachable:
+            self._agenda.hop(self._refuse, attempt)
+        elif way.silent:
             self._timeline.swallow(attempt)
-        elif not backend.reachable or way.resetting:
-            self._agenda.hop(self._reset if backend.reachable else self._refuse, attempt)
+        elif way.resetting:
+            self._agenda.hop(self._reset, attempt)
         elif backend.paused:
             backend.waiting.append((self._arrive, attempt))
         else:
@@ -334,11 +337,11 @@ class Simulation:
         failed = CheckUpResult(check.check_id, check.backend_id, ok=False)
         passing_bytes = way.passing(REPORT_BYTES)
         delay_s = way.delay_s(passing_bytes)
-        if way.silent or delay_s + 2 * HOP_S > check.timeout_s:
+        if not backend.reachable or (way.resetting and not way.silent):
+            self._agenda.hop(self._tell, failed)
+        elif way.silent or delay_s + 2 * HOP_S > check.timeout_s:
             closes_s = math.inf if way.closes_after_s is None else way.closes_after_s
             self._agenda.later(min(check.timeout_s - HOP_S, closes_s), self._tell, failed)
-        elif not backend.reachable or way.resetting:
-            self._agenda.hop(self._tell, failed)
         else:
             asked = _Asked(check, backend, delay_s, passing_bytes == REPORT_BYTES)
             if backend.paused:
@@ -357,7 +360,7 @@ class Simulation:
         asked.done = True
         backend = asked.backend
         self._advance(backend)
-        status, report = backend.check_up(self._health_path)
+        status, good, report = backend.check_up(self._health_path, asked.check.expected)
         self._evidence.check_ups.append((backend.number, status, self._now.now_s))
-        ok, said = (status == 200, report) if asked.whole else (False, None)
+        ok, said = (good, report) if asked.whole else (False, None)
         self._agenda.later(HOP_S + asked.delay_s, self._tell, CheckUpResult(asked.check.check_id, backend.id, ok, said))

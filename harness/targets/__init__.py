@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.balancer.loading import PYTHON
+from harness.balancer.loading import PYTHON, REFERENCE
 from harness.claims import nearest
 from harness.claims_file import claims_file
 from harness.model import ClaimsError, TargetError
@@ -16,13 +16,16 @@ NAMES = ("nginx", "reference")
 def resolve(name: str, nginx: str | None = None) -> Target:
     """The target called `name`: a shipped one, a claims file (`*.toml`), or `python:package.module:Class`.
 
-    `nginx` is the path of another nginx binary than the one of the pip package. ClaimsError for a wrong name or file,
-    TargetError if the balancer's binary is missing.
+    `reference:FILE.toml` is the reference with what a file of settings changes. `nginx` is the path of another nginx
+    binary than the one of the pip package. ClaimsError for a wrong name or file, TargetError if the balancer's binary
+    is missing.
     """
     if name.startswith(PYTHON):
         from harness.targets.python import PythonTarget
 
         return PythonTarget(name)
+    if name.startswith(REFERENCE):
+        return _reference_from(name)
     if name.endswith(".toml"):
         return _from_file(Path(name))
     if name == "reference":
@@ -35,8 +38,20 @@ def resolve(name: str, nginx: str | None = None) -> Target:
         return NginxTarget(nginx)
     raise ClaimsError(
         f"no target {name!r}; {nearest(name, NAMES)} (or a claims file, FILE.toml, or Python code,"
-        " python:package.module:Class)"
+        " python:package.module:Class, or the reference with settings, reference:FILE.toml)"
     )
+
+
+def _reference_from(name: str) -> Target:
+    from harness.balancer.settings_file import settings_from
+    from harness.targets.reference import DEFAULTS, ReferenceTarget
+
+    file = name.removeprefix(REFERENCE)
+    if not file:
+        raise ClaimsError(f"target {name!r}: expected reference:FILE.toml, a file of settings")
+    target = ReferenceTarget(settings_from(Path(file), DEFAULTS))
+    target.name = name
+    return target
 
 
 def _from_file(path: Path) -> Target:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs, quote, unquote
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from harness.toxiproxy import wire
 from harness.toxiproxy.address import ListenError
@@ -73,6 +73,8 @@ class ControlApi:
     async def handle(self, request: web.BaseRequest) -> web.Response:
         """Route a request: path first, then method, then user agent, as Toxiproxy does."""
         path = unquote(request.raw_path.partition("?")[0])
+        if not _may_be_expected(request):
+            return web.Response(status=417, headers={"Connection": "close"})
         clean = _clean(path)
         if clean != path:
             return web.Response(status=301, headers={"Location": quote(clean)})
@@ -106,9 +108,15 @@ class ControlApi:
             return _error(ApiError(500, str(error)))
 
     async def _read_body(self, request: web.BaseRequest) -> None:
-        """Have the whole body read before anything is looked up; the handlers' own `read` then returns at once."""
+        """Have the whole body read before anything is looked up; the handlers' own `read` then returns at once.
+
+        A client that waits to be told to send it (curl does with more than 1 MiB) is told.
+        """
         try:
             async with asyncio.timeout(self._read_s):
+                if "Expect" in request.headers and request.can_read_body and request.version >= HttpVersion11:
+                    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    request.writer.output_size = 0  # no part of the answer: an error can still be told
                 await request.read()
         except TimeoutError:
             raise wire.bad_body("i/o timeout") from None
@@ -282,6 +290,11 @@ def _refuse_crashing(kind: str, attributes: dict[str, int]) -> None:
     refusal = STAGES[kind].refusal(attributes)
     if refusal is not None:
         raise wire.bad_body(refusal)
+
+
+def _may_be_expected(request: web.BaseRequest) -> bool:
+    """Whether a request expects nothing of us but to be told to go on, if that."""
+    return request.headers.get("Expect", "100-continue").lower() == "100-continue"
 
 
 def _find_toxic(proxy: Proxy, name: str) -> Toxic:

@@ -67,10 +67,20 @@ def run_server(options: ServerOptions) -> None:
 
 
 def control_server(api: ControlApi, idle_s: float = IDLE_S) -> web.Server:
-    """The API behind HTTP. A head that takes longer than `idle_s` seconds, or is larger than 1 MiB, is cut off."""
+    """The API behind HTTP. A head that takes longer than `idle_s` seconds, or is larger than 1 MiB, is cut off.
+
+    Bodies are taken as they are, whatever their Content-Encoding says (as Toxiproxy).
+    """
     logger = logging.getLogger(__name__)
     logger.addFilter(_not_the_clients_fault)
-    return web.Server(api.handle, access_log=None, logger=logger, keepalive_timeout=idle_s, lingering_time=LINGER_S)
+    return web.Server(
+        api.handle,
+        access_log=None,
+        logger=logger,
+        keepalive_timeout=idle_s,
+        lingering_time=LINGER_S,
+        auto_decompress=False,
+    )
 
 
 def _not_the_clients_fault(record: logging.LogRecord) -> bool:

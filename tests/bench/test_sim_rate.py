@@ -22,7 +22,7 @@ import simpy
 from harness.arrivals import key_name
 from harness.balancer.limits import AdmissionSettings, BucketSettings
 from harness.balancer.ring import HashRing
-from harness.balancer.settings import EjectionSettings, Settings
+from harness.balancer.settings import EjectionSettings, Settings, SlowStartSettings
 from harness.history import History
 from harness.model import Keys, Load, ModelServer, Scenario, Stream
 from harness.sim.world import play
@@ -49,7 +49,7 @@ RING_AND_BREAKER = Settings(
 ALL_ON = Settings(
     ejection=EjectionSettings(cap_share=0.5),
     limits=AdmissionSettings(BucketSettings(1e5, 1e4), BucketSettings(1e7, 1e6), concurrency=1000, queue=1000),
-    slow_start_s=1.0,
+    slow_start=SlowStartSettings(1.0),
 )
 """With limits that are asked for every request and never reached."""
 

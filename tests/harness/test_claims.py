@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.claims import FEATURES, Affinity, Backoff, Breaker, Claims, Hedge, Retry, nearest
+from harness.claims import FEATURES, Affinity, Backoff, Breaker, Claims, Ejection, Hedge, Limits, Retry, nearest
 from harness.claims_file import ClaimsFile, address_of, claims_file
 from harness.model import ClaimsError, UnsupportedError
 
@@ -120,7 +120,14 @@ def test_every_feature_has_defaults(tmp_path: Path, name: str) -> None:
         ("[claims.affinity]\nalgorithm = 'rings'", "algorithm 'rings' is unknown; did you mean ring?"),
         ("[claims.affinity]\nkey = 'headr:x'", "key 'headr:x' is none of header:NAME, json:PATH"),
         ("[claims.affinity]\nkey = 5", "[claims.affinity] key: saw 5: "),
-        ("[claims.spread]\npolicy = 'round-robin'", "did you mean round_robin?"),
+        ("[claims.spread]\npolicy = 'round-robin'", "did you mean round_robin or weighted_round_robin?"),
+        ("[claims.spread]\npolicy = 'ewam'", "did you mean ewma?"),
+        ("[claims.ejection]\ncap_share = 0.0", "cap_share must be above 0 and at most 1, not 0"),
+        ("[claims.ejection]\ncap_share = 1.5", "cap_share must be above 0 and at most 1, not 1.5"),
+        ("[claims.limits]\nburst = 0", "burst must be above 0, not 0"),
+        ("[claims.limits]\nrate_per_s = 0.0", "rate_per_s must be above 0, not 0"),
+        ("[claims.limits]\nconcurrency = 0", "concurrency must be above 0, not 0"),
+        ("[claims.limits]\nqueue = -1", "queue must be 0 or more, not -1"),
     ],
 )
 def test_mistakes_in_claims(tmp_path: Path, table: str, told: str) -> None:
@@ -179,6 +186,17 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_python_code_can_change_membership(tmp_path: Path) -> None:
     file = read(tmp_path, "[balancer]\npython = 'mine.policy:Mine'\n[claims.retry]\n")
     assert (file.python, file.claims.can_join, file.claims.fixed_backends) == ("mine.policy:Mine", True, None)
+
+
+@pytest.mark.parametrize(("share", "most"), [(None, 4), (1.0, 4), (0.5, 2), (0.74, 2), (0.75, 3), (0.1, 1)])
+def test_a_cap_rounds_down_but_one_may_always_be_out(share: float | None, most: int) -> None:
+    assert Ejection(cap_share=share).most_out(4) == most
+
+
+def test_limits_claim_something() -> None:
+    assert Limits(rate_per_s=None, concurrency=2).burst == 10
+    with pytest.raises(ValueError, match="neither rate_per_s nor concurrency"):
+        Limits(rate_per_s=None)
 
 
 def test_claims_by_class() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from harness.course import course_of, is_course, plan_of
 from harness.history import History, StepSeen
 from harness.model import Load, Scenario, Stream
@@ -37,6 +39,14 @@ def test_marks_say_when_it_took_effect_and_when_it_was_over() -> None:
     assert course["marks"] == [[1.1, "kill gpu-1"], [1.65, "leave gpu-0"], [1.8, "kill gpu-1 over"]]
     idle = (StepSeen("Kill", 1, 1.0, float("nan")),)
     assert course_of(replace(run(), steps=idle))["marks"] == [[1.0, "kill gpu-1 (no effect)"]]
+
+
+@pytest.mark.parametrize(
+    ("hits", "told"), [(0, "slow gpu-1 (struck nothing)"), (3, "slow gpu-1"), (None, "slow gpu-1")]
+)
+def test_marks_say_which_fault_met_nothing(hits: int | None, told: str) -> None:
+    seen = (StepSeen("Slow", 1, 1.0, 1.1, 1.8, hits),)
+    assert course_of(replace(run(), steps=seen))["marks"] == [[1.1, told], [1.8, "slow gpu-1 over"]]
 
 
 def test_marks_are_of_the_steps_that_were_seen() -> None:

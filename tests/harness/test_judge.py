@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.claims import Affinity, Breaker, Claims, Failover, Hedge, Retry
+from harness.claims import Affinity, Breaker, Claims, Failover, Hedge, Limits, Retry
 from harness.frozen import stretched
 from harness.history import History, StepSeen, empty_requests
 from harness.judge import Judge, Play
@@ -227,6 +227,7 @@ def test_samples_are_cut_where_they_decide() -> None:
             FakeTarget(Claims((Retry(), Hedge())), switches=frozenset({"hedge"})),
             "masked by retry, which cannot be switched off",
         ),
+        (promise([GOOD]), FakeTarget(Claims((Limits(),))), "masked by limits, which cannot be switched off"),
     ],
 )
 def test_unsupported(item: Property, target: Target, reason: str) -> None:

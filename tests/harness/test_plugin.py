@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 SUITE = '''
 """A family with one property for each outcome."""
 
-from harness.claims import Affinity, Ejection
+from harness.claims import Affinity, Failover
 from harness.model import Load, Scenario, Stream
 from harness.property import declare, held, undecided
 
@@ -44,9 +44,9 @@ def broken(history, claims):
         yield held(False, at_s=number / 10, observed=number, bound=0, note=f"occasion {number}")
 
 
-@declare("some.thing.masked", scenario=short, needs=(Ejection,))
+@declare("some.thing.masked", scenario=short, without=(Failover,))
 def masked(history, claims):
-    """What is not claimed."""
+    """What something else masks."""
     yield held(True, at_s=0.0, observed=0, bound=0)
 
 
@@ -208,7 +208,7 @@ def test_outcomes(suite: pytest.Pytester) -> None:
         "inconclusive: 1 of 1 findings undecided: too dark",
         "vacuous: the run never put the promise to the test",
         "error: the check crashed: ZeroDivisionError",
-        "unsupported: not claimed: ejection",
+        "unsupported: masked by failover, which cannot be switched off",
     ):
         assert first in text
     assert "Traceback" not in text

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from harness.judge import Judge
-from harness.model import Scenario, World
+from harness.model import Chats, Scenario, World
 from harness.scenario_text import from_json, to_json, to_python
-from harness.shrink import FEWEST_REQUESTS, Shrunk, shrink
+from harness.shrink import FEWEST_REQUESTS, SHORTEST_S, Shrunk, shrink
 from harness.sim.world import play
 from harness.targets.python import PythonTarget
 from harness.targets.reference import ReferenceTarget
-from harness.timeline import Down, Join, Kill, Latency, Leave, NotReady, Reset, Slow, Step
+from harness.timeline import Down, Join, Kill, Latency, Leave, NotReady, Pause, Reset, Slow, Step
+from harness.timetable import conflict
 from harness.verdict import Outcome
 from suites.chaos_evidence import under, under_any
 
@@ -68,6 +69,20 @@ def test_nobody_is_left_without_members_who_had_some() -> None:
     assert 100 <= requests(found.scenario) < 120
 
 
+def test_steps_that_do_not_go_together_are_not_tried() -> None:
+    """Half as long, the slow fault would heal while its process is stopped."""
+    steps = (Slow("gpu-0", 1.0, 2.0, 2.0), Pause("gpu-0", 1.5, 1.0))
+    tried: list[Scenario] = []
+
+    def fails(scenario: Scenario) -> bool:
+        tried.append(scenario)
+        return kinds(scenario) == ["Slow", "Pause"]
+
+    assert conflict((replace(steps[0], for_s=1.0), steps[1]))
+    assert kinds(shrink(replace(FULL, timeline=steps), fails).scenario) == ["Slow", "Pause"]
+    assert tried and not any(conflict(scenario.timeline) for scenario in tried)
+
+
 def test_nothing_can_go() -> None:
     found = shrink(FULL, lambda scenario: False)
     assert found.scenario == FULL and not found.cut_short
@@ -85,6 +100,60 @@ def test_no_candidate_is_played_twice_and_runs_are_bounded() -> None:
     short = shrink(FULL, fails, most_runs=3)
     assert (short.runs, short.cut_short) == (3, True)
     assert fails(short.scenario)
+
+
+@pytest.mark.parametrize(("requests_before", "needed_s"), [(101, 1.2), (400, 1.5)])
+def test_half_the_rate_is_found_where_it_takes_a_little_longer(requests_before: int, needed_s: float) -> None:
+    """Either when nothing else can go (a few requests to spare), or before all that can be spared has gone."""
+    stream = replace(FULL.load.streams[0], rate_per_s=100.0, requests=requests_before)
+    alone = replace(FULL, load=replace(FULL.load, streams=(stream,)))
+
+    def fails(scenario: Scenario) -> bool:
+        (left,) = scenario.load.streams
+        return left.rate_per_s >= 50.0 and left.end_s >= (1.0 if left.rate_per_s == 100.0 else needed_s)
+
+    (found,) = shrink(alone, fails).scenario.load.streams
+    assert found.rate_per_s == 50.0
+    assert 50.0 * needed_s <= found.requests < 50.0 * needed_s * 1.2
+
+
+def crowded(count: int, duration_s: float) -> Scenario:
+    stream = replace(FULL.load.streams[0], chats=Chats(count, 0.05, duration_s))
+    return replace(FULL, load=replace(FULL.load, streams=(stream,)))
+
+
+def crowd_of(scenario: Scenario) -> Chats:
+    (stream,) = scenario.load.streams
+    assert stream.chats is not None
+    return stream.chats
+
+
+def test_of_a_closed_loop_chats_and_time_go() -> None:
+    found = shrink(crowded(40, 8.0), lambda scenario: crowd_of(scenario).count >= 3)
+    assert crowd_of(found.scenario).count == 3 and not found.cut_short
+    assert SHORTEST_S <= crowd_of(found.scenario).duration_s < 1.5 * SHORTEST_S
+    (stream,) = found.scenario.load.streams
+    assert stream.keys is not None and stream.keys.count == 1
+    found = shrink(crowded(40, 8.0), lambda scenario: crowd_of(scenario).duration_s >= 1.1)
+    assert crowd_of(found.scenario).count == 1
+    assert 1.1 <= crowd_of(found.scenario).duration_s < 1.5
+
+
+def test_of_a_closed_loop_the_time_before_the_first_step_goes() -> None:
+    """So long after its only step does the crowd leave, in every candidate that fails."""
+
+    def left_s(scenario: Scenario) -> float:
+        return round(crowd_of(scenario).duration_s - min(step.at_s for step in scenario.timeline), 2)
+
+    late = replace(crowded(40, 8.0), timeline=(Down("gpu-1", 5.0, 0.5),))
+    found = shrink(late, lambda scenario: bool(scenario.timeline) and left_s(scenario) == 3.0)
+    assert found.scenario.timeline[0].at_s < 0.1 and left_s(found.scenario) == 3.0
+
+
+def test_a_crowd_that_left_before_the_first_step_stays_a_crowd() -> None:
+    early = replace(crowded(1, 0.2), timeline=(Down("gpu-1", 5.0, 0.5),))
+    found = shrink(early, lambda scenario: bool(scenario.timeline) and crowd_of(scenario).duration_s >= SHORTEST_S)
+    assert found.scenario.timeline[0].at_s < 0.1
 
 
 # --- a real balancer ----------------------------------------------------------------------------------------

@@ -47,7 +47,11 @@ def test_scaling_multiplies_every_duration_and_nothing_else() -> None:
         (lambda data: data["gpu"].update(max_running=0), "max_running is 0, expected 1 or more"),
         (lambda data: data["gpu"].update(memroy_mb=5), "memroy_mb"),
         (lambda data: data.pop("default_model"), "default_model"),
-        (lambda data: data["models"][0].update(prefill_tokens_per_s=0), "expected more than 0"),
+        (lambda data: data["models"][0].update(prefill_tokens_per_s=0), "expected 1e-09 or more"),
+        (lambda data: data["models"][0].update(prefill_tokens_per_s=1e-300), "is 1e-300, expected 1e-09 or more"),
+        (lambda data: data["models"][0].update(decode_step_s=1e300), "decode_step_s is 1e+300, expected 1e+12 or less"),
+        (lambda data: data["gpu"].update(wake_s=[1.0, 1e13]), "wake_s is 10000000000000.0, expected 1e+12 or less"),
+        (lambda data: data["gpu"].update(memory_mb=10**400), "..., expected 1e+12 or less"),
         (lambda data: data["models"][0].update(load_s="soon"), "load_s"),
         (lambda data: data["models"].append(data["models"][0]), "big"),
         (lambda data: data["gpu"].update(kv_share=1.5), "kv_share is 1.5, expected 1 or less"),
@@ -77,6 +81,12 @@ def test_text_that_is_no_setup_is_one_line_too(text: str) -> None:
 def test_a_time_scale_must_be_a_positive_number(factor: float) -> None:
     with pytest.raises(SetupError, match="time scale"):
         SETUP.scaled(factor)
+
+
+def test_a_time_scale_that_makes_durations_absurd_is_refused() -> None:
+    with pytest.raises(SetupError, match=r"_s is .*, expected 1e\+12 or less"):
+        SETUP.scaled(1e12)
+    assert SETUP.scaled(1e-200).models[0].load_s < 1e-190
 
 
 def test_unknown_names_list_the_nearest_valid_ones() -> None:

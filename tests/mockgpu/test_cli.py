@@ -42,7 +42,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[FleetSettings]:
         (["serve", "--ports", "9001,9001"], "to 65535; check --ports"),
         (["serve", "--port", "65530", "--backends", "10"], "to 65535; check --port and --backends"),
         (["serve", "--port", "many"], "--port"),
+        (
+            ["serve", "--backends", "70000"],
+            "ports 9001 to 79000: expected different ones from 1 to 65535; check --port",
+        ),
         (["serve", "--time-scale", "0"], "more than 0"),
+        (["serve", "--time-scale", "1e300"], "or less"),
+        (["serve", "--log-rows", "0"], "--log-rows"),
         (["serve", "--nonsense"], "--nonsense"),
         (["sevre"], "sevre"),
     ],
@@ -77,12 +83,13 @@ def test_options_become_a_fleet(monkeypatch: pytest.MonkeyPatch, served: list[Fl
     setup = setup_of("tiny", "tiny-large")
     path.write_text(setup.to_json())
     assert run(monkeypatch, "serve", "--backends", "3", "--port", "9100") == 0
-    arguments = "--ports 9003,9001 --time-scale 10 --processes --nonce 5 --control-port 9000 --token x"
+    arguments = "--ports 9003,9001 --time-scale 10 --processes --nonce 5 --control-port 9000 --token x --log-rows 77"
     assert run(monkeypatch, "serve", "--setup", str(path), *arguments.split()) == 0
     plain, rich = served
     assert (plain.ports, plain.setup) == ((9100, 9101, 9102), setup_of("h100-80gb", "llama-8b"))
     assert (rich.ports, rich.processes, rich.nonce) == ((9003, 9001), True, 5)
     assert (rich.control_port, rich.token) == (9000, "x")
+    assert (plain.log_rows, rich.log_rows) == (500_000, 77)
     assert isinstance(rich.setup, Setup) and rich.setup == setup.scaled(10)
 
 

@@ -93,6 +93,26 @@ def test_several_choices_whole_and_streamed(serve: Any) -> None:
     serve(test, SETUP)
 
 
+def test_several_prompts_and_a_stop(serve: Any) -> None:
+    async def test(it: Any) -> None:
+        async with client(it) as api:
+            for prompts in (["a b", "c d e"], [[1, 2], [3, 4, 5]]):
+                many = await api.completions.create(model="any", prompt=prompts, max_tokens=2, n=2)
+                assert [(choice.index, choice.text) for choice in many.choices] == [(n, " the the") for n in range(4)]
+                assert many.usage is not None
+                assert (many.usage.prompt_tokens, many.usage.completion_tokens) == (5, 8)
+            stopped = await api.completions.create(model="any", prompt="a", stop=["the"])
+            assert (stopped.choices[0].text, stopped.choices[0].finish_reason) == ("", "stop")
+            chat = await api.chat.completions.create(model="any", messages=MESSAGES, stop=["\n"], max_tokens=2)
+            assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == (" the the", "length")
+            hot: Any = "hot"
+            with pytest.raises(openai.BadRequestError, match="temperature is 'hot', expected a number"):
+                await api.completions.create(model="any", prompt="a", temperature=hot)
+        assert [row.tokens_out for row in inferences(it)] == [8, 8, 0, 2, 0]
+
+    serve(test, SETUP)
+
+
 def test_an_error_inside_a_stream_is_raised(serve: Any) -> None:
     async def test(it: Any) -> None:
         await set_faults(it, {"kind": "stream-error", "after_tokens": 2})
@@ -160,15 +180,22 @@ def test_embeddings_of_both_encodings(serve: Any) -> None:
 def test_responses_whole_and_streamed(serve: Any) -> None:
     async def test(it: Any) -> None:
         async with client(it) as api:
-            whole = await api.responses.create(model="any", input="a b", max_output_tokens=16)
-            assert whole.output_text == " the" * 16
+            whole = await api.responses.create(model="any", input="a b")
+            assert (whole.output_text, whole.status, whole.incomplete_details) == (" the" * 16, "completed", None)
             assert whole.usage is not None and whole.usage.total_tokens == 18
-            async with api.responses.stream(model="any", input="a b", max_output_tokens=20) as stream:
+            async with api.responses.stream(model="any", input="a b") as stream:
                 kinds = [event.type async for event in stream]
                 final = await stream.get_final_response()
-            assert kinds.count("response.output_text.delta") == 20
+            assert kinds.count("response.output_text.delta") == 16
             assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
-            assert final.output_text == " the" * 20
+            assert final.output_text == " the" * 16
+
+            limited = await api.responses.create(model="any", input="a b", max_output_tokens=20)
+            assert limited.incomplete_details is not None and limited.incomplete_details.reason == "max_output_tokens"
+            assert (limited.output_text, limited.status) == (" the" * 20, "incomplete")
+            events = await api.responses.create(model="any", input="a b", max_output_tokens=20, stream=True)
+            last = [event async for event in events][-1]
+            assert last.type == "response.incomplete" and last.response.output_text == " the" * 20
 
     serve(test, SETUP)
 

@@ -34,8 +34,10 @@ def test_a_completion_is_read() -> None:
 
 def test_prompts_may_be_token_numbers_or_several() -> None:
     assert Completions().ask({}, "", {"prompt": [5, 6, 7]}).prompt == "5 6 7"
-    ask = Completions().ask({}, "", {"prompt": ["a b", [1, 2]]})
-    assert (ask.prompt_tokens, ask.prompt) == (4, "a b 1 2")
+    ask = Completions().ask({}, "", {"prompt": ["a b", "c d e"]})
+    assert (ask.prompt_tokens, ask.prompt, ask.choices) == (5, "", 2)
+    ask = Completions().ask({}, "", {"prompt": [[1, 2], [3]], "n": 3, "best_of": 3})
+    assert (ask.prompt_tokens, ask.choices) == (3, 6)
     assert Completions().ask({}, "", {"prompt": None}).prompt_tokens == 0
 
 
@@ -74,6 +76,18 @@ def test_usage_comes_only_where_asked_for() -> None:
     ask = Ask("m", 1, 1, True, False)
     assert len(events_of(Completions().events(ask, SERVED), 1)) == 2
     assert events_of(Completions().events(Ask("m", 1, 0, True), SERVED), 0) == ["data: [DONE]"]
+
+
+def test_a_stop_that_occurs_leaves_nothing() -> None:
+    for api, body in ((Completions(), {"prompt": "a"}), (Chat(), {"messages": [{"content": "a"}]})):
+        asks = [api.ask({}, "", {**body, "max_tokens": 2, "stop": stop}) for stop in (" the", ["\n", "e th"], "\n")]
+        assert [(ask.output_tokens, ask.finish) for ask in asks] == [(0, "stop"), (0, "stop"), (2, "length")]
+    assert json.loads(Completions().whole(asks[0], SERVED).body)["choices"][0]["text"] == ""
+
+
+def test_an_empty_body_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="the body is empty, expected"):
+        Completions().load({}, b"")
 
 
 def test_an_answer_by_get_is_read_from_headers() -> None:
@@ -145,11 +159,17 @@ def test_a_streamed_chat_without_tokens_still_says_why_it_ends() -> None:
         (Completions(), {"n": 1.5}, "n"),
         (Completions(), {"n": 100, "max_tokens": 10_001}, "n"),
         (Completions(), {"best_of": 3}, "best_of"),
+        (Completions(), {"best_of": True}, "best_of"),
         (Completions(), {"best_of": 3, "n": 2}, "best_of"),
         (Completions(), {"max_tokens": "5"}, "max_tokens"),
         (Completions(), {"max_tokens": True}, "max_tokens"),
         (Completions(), {"max_tokens": 10**12}, "max_tokens"),
         (Completions(), {"prompt": {}}, "prompt"),
+        (Completions(), {"prompt": ["a"] * 129}, "prompt"),
+        (Completions(), {"prompt": ["a"] * 64, "n": 3}, "prompt"),
+        (Completions(), {"stream_options": {"include_usage": 1}}, "stream_options"),
+        (Completions(), {"stop": ["a", 5]}, "stop"),
+        (Chat(), {"messages": [{"role": "user", "content": "x"}], "tools": ["x"]}, "tools"),
         (Completions(), {"stream": "yes"}, "stream"),
         (Completions(), {"model": 5}, "model"),
         (Chat(), {}, "messages"),

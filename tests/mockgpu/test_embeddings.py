@@ -1,11 +1,14 @@
+import asyncio
 import base64
 import json
 import math
 import struct
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from mockgpu.catalogue import Gpu, Model, Setup
 from mockgpu.embeddings import DEFAULT_DIMENSIONS, Embeddings, vector_of
 from mockgpu.wire import BadRequestError, Served
 
@@ -42,6 +45,31 @@ def test_texts_do_not_resemble_each_other() -> None:
     assert max(map(abs, products)) < 0.5
 
 
+@pytest.mark.parametrize(("texts", "dimensions"), [(1, 4), (300, 100), (3, 5_000), (64, 64), (2_048, 1)])
+def test_many_are_made_in_slices_and_are_the_same(texts: int, dimensions: int) -> None:
+    api, fields = Embeddings(), {"input": [f"x {number}" for number in range(texts)], "dimensions": dimensions}
+    ask = api.ask({}, "", fields)
+    made = [0, *(len(ask.details.made) for _ in api.build(ask))]
+    assert all(after - before <= max(1, 1_024 // dimensions) for before, after in pairwise([*made, texts]))
+    assert (len(made) > 1) == (texts * dimensions > 1_024)
+    assert api.whole(ask, SERVED) == api.whole(api.ask({}, "", fields), SERVED)
+
+
+def test_others_are_served_while_many_are_made(serve: Any) -> None:
+    async def test(it: Any) -> None:
+        large = asyncio.create_task(it.post("/v1/embeddings", input=["x"] * 400, dimensions=512))
+        await it.until(lambda: bool(it.rows()))
+        pings = 0
+        while not large.done():
+            async with it.session.get(it.url("/mock/ping")) as answer:
+                pings += answer.status == 200
+        status, body = await large
+        assert (status, len(body["data"])) == (200, 400)
+        assert pings > 10
+
+    serve(test, Setup(Gpu("box", 1_000, 4, None), Model("any", 0, 0.0, 1e9, 0.0)))
+
+
 @pytest.mark.parametrize(
     ("given", "tokens", "vectors"), [("a b", 2, 1), ([1, 2, 3], 3, 1), (["a", "b c"], 3, 2), ([[1], [2, 3]], 3, 2)]
 )
@@ -63,6 +91,8 @@ def test_inputs_are_texts_or_token_numbers(given: object, tokens: int, vectors: 
         ({"input": "x", "dimensions": 0}, "dimensions"),
         ({"input": "x", "dimensions": 1.5}, "dimensions"),
         ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "x", "encoding_format": 0}, "encoding_format"),
+        ({"input": "x", "stream": "no"}, "stream"),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:

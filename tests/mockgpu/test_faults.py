@@ -236,11 +236,10 @@ def test_an_aimed_one_kills_with_the_first_request_that_it_strikes() -> None:
 def test_a_zombie_reports_that_some_wait_and_none_runs() -> None:
     faults = under(Zombie())
     assert lots(faults, 3) == [Hold()] * 3
-    busy = replace(STATE, kv_blocks_total=10, kv_blocks_used=6, kv_blocks_cached=2)
+    busy = replace(STATE, kv_blocks_total=10, kv_blocks_used=6, kv_blocks_cached=2, output_tokens_per_s=9.0)
     waiting = STATE.queue_depth + STATE.running + 3
-    assert faults.seen_in(busy) == replace(
-        busy, queue_depth=waiting, running=0, pending_tokens=50 + 30, kv_blocks_used=0, kv_blocks_cached=0
-    )
+    stuck = replace(busy, kv_blocks_used=0, kv_blocks_cached=0, output_tokens_per_s=0.0)
+    assert faults.seen_in(busy) == replace(stuck, queue_depth=waiting, running=0, pending_tokens=50 + 30)
     assert faults.change(1.0, Change(clear=frozenset({"hang"}))) == ()
     assert faults.change(1.0, Change(clear=frozenset({"zombie"}))) == (0, 1, 2)
     assert faults.seen_in(busy) == busy

@@ -86,7 +86,7 @@ def test_it_stops_when_the_job_fails_and_sends_nothing_after_it_was_cancelled() 
     async def test(engine: Engine, stay: Stay, clock: Clock) -> None:
         sink = Sink()
         feeder, _ = feeder_of(stay, clock, sink)
-        left = asyncio.create_task(feeder.feed(0, 5))
+        left = asyncio.create_task(feeder.feed(0, 900))
         await asyncio.sleep(0)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
+import http.client
 import json
 import logging
 import socket
@@ -44,7 +47,7 @@ NAMES = [
     "parameters", "binary_data_size", "binary_data_output", "max_tokens", "max_completion_tokens", "max_output_tokens",
     "stream", "stream_options", "include_usage", "n", "seed", "dimensions", "encoding_format", "tokens", "lora_name",
     "base_model_name", "pinned", "nonce", "set", "clear", "kind", "status", "first", "share", "rate_per_s", "burst",
-    "factor", "after_tokens", "ready", "text", "type", "id",
+    "factor", "after_tokens", "ready", "text", "type", "id", "stop", "echo", "logprobs", "temperature", "tools", "user",
 ]  # fmt: skip
 WORDS = [
     "any", "large", "whale", "", "a b c", "user", "BYTES", "INT32", "FP32", "text_input", "text_output", "max_tokens",
@@ -53,6 +56,7 @@ WORDS = [
 HEADERS = [
     "x-model-id", "x-prompt-tokens", "x-output-tokens", "x-mock-tag", "x-request-id", "x-update", "x-mock-token",
     "x-stainless-retry-count", "Inference-Header-Content-Length", "Content-Type", "Expect", "Accept-Encoding",
+    "Content-Encoding",
 ]  # fmt: skip
 
 # A hanging request would hang this test; what it does otherwise other tests see to.
@@ -122,7 +126,7 @@ BODIES = st.one_of(
     st.sampled_from([b"[" * 100_000, b'{"prompt": "' + b"a " * 50_000 + b'"}', b"\xff\xfe", b"{}", b'{"a": NaN}']),
 )
 HEADER_TEXTS = st.sampled_from(
-    ["", "5", "0", "99999999999", "-1", "any", "large", "weights", "\xff", "gzip", "²"]
+    ["", "5", "0", "99999999999", "-1", "any", "large", "weights", "\xff", "gzip", "deflate", "br", "identity", "²"]
 ) | st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
 
 
@@ -210,8 +214,9 @@ def check(answer: bytes, method: str) -> int:
     if status < 400 or method == "HEAD":
         return status
     assert b"application/json" in head, answer[:300]
-    # An empty body is what readiness has to say.
-    assert not body or json.loads(body)["error"], answer[:300]
+    # An empty body, or that it is not ready, is what readiness has to say.
+    said = json.loads(body) if body else {"ready": False}
+    assert said.get("error") or said.get("ready") is False, answer[:300]
     return status
 
 
@@ -257,6 +262,71 @@ def test_no_bytes_are_too_odd(running: Running, path: str, data: bytes) -> None:
             pass
     status = check(b"".join(parts), "POST")
     assert status < 500 or status == 503
+    assert running.complaints == []
+
+
+# Every place of a body that is looked at, each with something deeply nested in it.
+DEEP = [
+    *[("/v1/completions", '{"prompt": "a", "NAME": @}'.replace("NAME", name)) for name in
+      ("model", "prompt", "max_tokens", "n", "best_of", "stream", "stream_options", "seed", "stop", "mock_fault",
+       "temperature", "logit_bias", "suffix", "unknown")],
+    ("/v1/completions", '{"prompt": "a", "stream_options": {"include_usage": @}}'),
+    ("/v1/completions", '{"prompt": "a", "mock_fault": {"kind": "status", "status": @}}'),
+    *[("/v1/chat/completions", text) for text in
+      ('{"messages": @}', '{"messages": [@]}', '{"messages": [{"role": @}]}', '{"messages": [{"content": @}]}',
+       '{"messages": [{"content": [{"text": @}]}]}', '{"messages": [{}], "tools": @}', '{"max_completion_tokens": @}')],
+    *[("/v1/responses", '{"input": "a", "NAME": @}'.replace("NAME", name)) for name in
+      ("input", "instructions", "max_output_tokens")],
+    *[("/v1/embeddings", '{"input": "a", "NAME": @}'.replace("NAME", name)) for name in
+      ("input", "dimensions", "encoding_format")],
+    *[("/v1/updates", '{"NAME": @}'.replace("NAME", name)) for name in ("model", "prompt", "seed", "mock_fault")],
+    *[("/v2/models/any/infer", text) for text in
+      ('{"inputs": @}', '{"inputs": [@]}', '{"inputs": [{"name": @}]}', '{"inputs": [{"name": "a", "datatype": @}]}',
+       '{"inputs": [{"name": "a", "datatype": "BYTES", "shape": @}]}',
+       '{"inputs": [{"name": "a", "datatype": "BYTES", "shape": [1], "data": @}]}',
+       '{"inputs": [{"name": "a", "datatype": "BYTES", "shape": [1], "data": [{"a": @}]}]}',
+       '{"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "data": [{"a": @}]}]}',
+       '{"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": @}}]}',
+       '{"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "data": [1]}], "parameters": {"max_tokens": @}}',
+       '{"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "data": [1]}], "id": @, "outputs": @}')],
+    *[("/mock/faults", text) for text in
+      ('{"set": @}', '{"clear": @}', '{"clear": [@]}', '{"set": {"a": @}}', '{"set": [{"kind": @}]}',
+       '{"set": [{"kind": "status", "status": @}]}', '{"set": [{"kind": "slow", "factor": 2, "first": @}]}',
+       '{"set": [{"kind": "out-of-memory", "dead": @}]}', '{"set": [{"kind": "metrics", "how": @}]}')],
+    ("/mock/pin", '{"model": @}'), ("/mock/pin", '{"model": "any", "pinned": @}'), ("/mock/reset", '{"nonce": @}'),
+    ("/tokenize", '{"prompt": @}'), ("/detokenize", '{"tokens": @}'), ("/v2/repository/index", '{"ready": @}'),
+    ("/v1/load_lora_adapter", '{"lora_name": @}'),
+    ("/v1/load_lora_adapter", '{"lora_name": "a", "base_model_name": @}'),
+]  # fmt: skip
+DEPTHS = [300, 500, 800, 900, 930, 945, 955, 960, 963, 966, 969, 972, 975, 978, 981, 984, 987, 990]
+
+
+@pytest.mark.parametrize(("path", "body"), DEEP, ids=[f"{path} {body}" for path, body in DEEP])
+def test_nothing_is_nested_too_deep(running: Running, path: str, body: str) -> None:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", running.port, timeout=20)) as connection:
+        for depth in DEPTHS:
+            for opening, closing in (("[", "]"), ('{"a":', "}")):
+                connection.request("POST", path, body.replace("@", opening * depth + "1" + closing * depth))
+                answer = connection.getresponse()
+                text = answer.read()
+                assert answer.status in (200, 400), (depth, text[:300])
+                assert answer.status == 200 or json.loads(text)["error"], (depth, text[:300])
+    complaints = running.complaints[:]
+    running.complaints.clear()
+    running.reset()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/tokenize", "/mock/faults"])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "GZIP, identity", "junk"])
+def test_an_encoded_body_is_refused(running: Running, path: str, encoding: str) -> None:
+    whole = gzip.compress(b'{"prompt": "a"}')
+    for body in (whole, whole[:-6], b"xxxx", b"\x1f\x8b\x08\x00junk"):
+        lines = [f"POST {path} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}"]
+        head = "\r\n".join([*lines, f"Content-Encoding: {encoding}"]).encode() + b"\r\n\r\n"
+        answer = answer_to(running.port, head + body)
+        assert check(answer, "POST") == 415, answer
+        assert b"expected identity" in answer
     assert running.complaints == []
 
 

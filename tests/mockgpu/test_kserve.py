@@ -43,11 +43,28 @@ def read(headers: dict[str, str] | None = None, named: str = "m/infer", raw: byt
         ("org/m/versions/2", Place("org/m", "2", "")),
         ("org/m/config", Place("org/m", "", "config")),
         ("stats", Place("stats", "", "")),
+        ("/stats", Place("", "", "stats")),
         ("m/else", Place("m/else", "", "")),
     ],
 )
 def test_paths_below_models(path: str, place: Place) -> None:
     assert place_of(path) == place
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"datatype": "FP32", "data": [4.0]},
+        {"datatype": "BYTES", "data": ["4"]},
+        {"datatype": "BOOL", "data": [True]},
+        {"shape": [2], "data": [4, 5]},
+        {"data": [-1]},
+        {"shape": [0], "data": []},
+    ],
+)
+def test_a_limit_is_one_whole_number(change: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError, match=r"max_tokens.*expected"):
+        read(inputs=[TEXT, LIMIT | change])
 
 
 def test_an_inference_is_read() -> None:

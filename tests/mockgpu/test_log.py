@@ -77,12 +77,16 @@ def test_a_row_is_completed_in_its_place(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_full_log_counts_what_it_lost(tmp_path: Path) -> None:
-    log = AttemptLog(tmp_path / "log", 2)
-    tickets = [log.add(Row(Kind.INFERENCE, float(number))) for number in range(5)]
+def test_a_full_log_says_so_once_and_counts_what_it_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = AttemptLog(tmp_path / "gpu-3.log", 2)
+    tickets = [log.add(Row(Kind.INFERENCE, float(number))) for number in range(2)]
+    assert capsys.readouterr() == ("", "")
+    tickets += [log.add(Row(Kind.INFERENCE, float(number))) for number in range(2, 5)]
     log.update(tickets[-1], FULL)
     assert read_header(log.dump()).lost == 3
     assert [row.arrival_s for row in read_rows(log.dump())] == [0.0, 1.0]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "mockgpu: the log gpu-3 is full with 2 rows" in line and "--log-rows" in line
     log.close()
 
 

@@ -19,6 +19,7 @@ STATE = State(
     ready=True, memory_total_mb=1_000, memory_used_mb=600, memory_evictable_mb=0, queue_depth=3, running=2,
     pending_tokens=9, models=(), kv_blocks_total=200, kv_blocks_used=50, kv_blocks_cached=20,
     prefix_queries_tokens=100, prefix_hits_tokens=25, preemptions=4, prompt_tokens_done=1_000, output_tokens_done=70,
+    output_tokens_per_s=12.5,
 )  # fmt: skip
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -59,6 +60,7 @@ def test_gauges_and_counters_say_what_the_state_says() -> None:
         "sglang:token_usage": 0.25,
         "sglang:num_used_tokens": 800,
         "sglang:cache_hit_rate": 0.25,
+        "sglang:gen_throughput": 12.5,
     }.items():
         assert value(samples, name, model_name='any "one"') == expected, name
     assert value(samples, "vllm:cache_config_info", block_size="16", num_gpu_blocks="200") == 1
@@ -70,6 +72,7 @@ def test_gauges_and_counters_say_what_the_state_says() -> None:
 
 def test_requests_are_counted_under_their_model_and_others_under_the_default() -> None:
     tally = Tally(SETUP)
+    tally.begun("b", 0.3)
     tally.answered("b", Seen(8, 5, 0.1, 0.3, 0.7, "length"))
     tally.answered("unlisted", Seen(8, 0, 0.0, 0.0, 0.01, "stop"))
     tally.failed("b", 2.0, aborted=True)
@@ -107,7 +110,8 @@ def test_requests_are_counted_under_their_model_and_others_under_the_default() -
         assert value(samples, f"vllm:{name}_count", model_name="b") == 1
         assert value(samples, f"vllm:{name}_sum", model_name="b") == pytest.approx(seconds)
     # Four gaps of a tenth of a second each; the request without tokens has neither a first one nor gaps.
-    assert value(samples, "vllm:inter_token_latency_seconds_count", model_name="b") == 4
+    for name in ("vllm:inter_token_latency_seconds_count", "sglang:inter_token_latency_seconds_count"):
+        assert value(samples, name, model_name="b") == 4
     assert value(samples, "vllm:inter_token_latency_seconds_sum", model_name="b") == pytest.approx(0.4)
     assert value(samples, "vllm:time_to_first_token_seconds_count", model_name='any "one"') == 0
     assert value(samples, "vllm:e2e_request_latency_seconds_count", model_name='any "one"') == 1
@@ -133,12 +137,13 @@ def test_histograms_count_as_counting_one_by_one_does() -> None:
 def test_nothing_is_lost_however_many_there_are_between_two_looks() -> None:
     tally = Tally(SETUP)
     for number in range(10_000):
+        tally.begun("b", 0.001 * (number % 50))
         tally.answered("b", Seen(1, 2, 0.0, 0.001 * (number % 50), 0.1, "length"))
     samples = samples_of(tally)
     assert value(samples, "vllm:time_to_first_token_seconds_count", model_name="b") == 10_000
     assert value(samples, "vllm:time_to_first_token_seconds_bucket", model_name="b", le="+Inf") == 10_000
     assert tally.sums("b").answered == 10_000
-    assert len(tally.counts()["b"].pending) == 0
+    assert len(tally.counts()["b"].pending) == len(tally.counts()["b"].begun) == 0
 
 
 def test_adapters_show_only_where_there_are_slots_for_them() -> None:
@@ -168,6 +173,7 @@ def test_counting_costs_next_to_nothing() -> None:
         tally = Tally(SETUP)
         began_s = time.process_time()
         for each in seen:
+            tally.begun("b", each.first_token_s)
             tally.answered("b", each)
         tally.sums("b")
         costs.append((time.process_time() - began_s) / len(seen) * 1e6)

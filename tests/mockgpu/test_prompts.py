@@ -37,3 +37,10 @@ def test_no_more_blocks_than_tokens_and_than_text() -> None:
     assert len(blocks_of(text(*WORDS), 10_000)) == 6
     assert len(blocks_of(text(*WORDS), 100, block_tokens=50)) == 2
     assert BLOCK_WORDS == 16
+
+
+def test_an_adapter_has_blocks_of_its_own() -> None:
+    prompt = text(*WORDS[:64])
+    base, one, other = (set(blocks_of(prompt, 64, adapter=adapter)) for adapter in ("", "a", "b"))
+    assert len(one) == 4 and not (base & one or base & other or one & other)
+    assert one == set(blocks_of(prompt, 64, adapter="a"))

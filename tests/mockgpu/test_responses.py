@@ -20,6 +20,8 @@ def test_input_is_text_or_messages() -> None:
         Responses().ask({}, "", {"input": 5})
     with pytest.raises(BadRequestError):
         Responses().ask({}, "", {"input": "x", "max_output_tokens": "many"})
+    with pytest.raises(BadRequestError, match="instructions"):
+        Responses().ask({}, "", {"input": "x", "instructions": ["y"]})
 
 
 @pytest.mark.parametrize(
@@ -32,9 +34,20 @@ def test_the_tag_is_looked_for_in_the_last_text(given: object) -> None:
 def test_a_whole_response() -> None:
     data = json.loads(Responses().whole(Ask("m", 4, 2), SERVED).body)
     assert (data["id"], data["object"], data["status"]) == (f"sy-{hex_of(TAG)}", "response", "completed")
+    assert data["incomplete_details"] is None
     assert data["output"][0]["content"][0]["text"] == " the the"
     assert data["usage"]["input_tokens_details"] == {"cached_tokens": 2}
     assert data["usage"]["total_tokens"] == 6
+
+
+def test_a_response_that_a_limit_ends_is_incomplete() -> None:
+    ask = Responses().ask({}, "", {"input": "a", "max_output_tokens": 2})
+    data = json.loads(Responses().whole(ask, SERVED).body)
+    assert (data["status"], data["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (data["output"][0]["status"], data["output"][0]["content"][0]["text"]) == ("incomplete", " the the")
+    last = Responses().events(ask, SERVED).closing.decode().split("\n\n")[-2]
+    kind, event = last.split("\n")
+    assert (kind, json.loads(event[6:])["response"]["status"]) == ("event: response.incomplete", "incomplete")
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])

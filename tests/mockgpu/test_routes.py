@@ -1,5 +1,6 @@
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,6 +154,17 @@ def test_kserve_inference_in_json_and_binary(serve: Any) -> None:
     serve(test, SETUP)
 
 
+@pytest.mark.parametrize("path", ["/infer", "infer", "/versions/1/infer", "any/versions/2/infer"])
+def test_an_inference_without_a_model_is_not_found(serve: Any, path: str) -> None:
+    async def test(it: Any) -> None:
+        status, body = await it.post(f"/v2/models/{path}", **infer())
+        assert status == 404 and body["error"].startswith("Request for unknown model")
+        assert [row.status for row in it.rows()] == [404]
+        assert (await it.get("/v2/models//ready"))[0] == 404
+
+    serve(test, SETUP)
+
+
 def test_the_repository_loads_and_unloads(serve: Any) -> None:
     async def test(it: Any) -> None:
         async def states() -> dict[str, str]:
@@ -220,6 +232,19 @@ def test_adapters_come_and_go(serve: Any) -> None:
         assert (status, body["error"]["code"]) == (404, "model_not_found")
 
     serve(test, ADAPTERS)
+
+
+def test_an_adapter_finds_nothing_of_its_base_in_the_cache(serve: Any) -> None:
+    async def test(it: Any) -> None:
+        assert (await it.post("/v1/load_lora_adapter", lora_name="sql"))[0] == 200
+        found = []
+        for model in ("base", "sql", "sql", "base"):
+            _, body = await it.post("/v1/completions", model=model, prompt="w " * 64, max_tokens=1)
+            found.append(body["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert found == [0, 0, 48, 48]
+
+    cached = replace(ADAPTERS.default_model, kv_bytes_per_token=1_000)
+    serve(test, replace(ADAPTERS, gpu=replace(ADAPTERS.gpu, kv_share=0.2), default_model=cached, models=()))
 
 
 def test_adapters_in_use_show_in_the_metrics(serve: Any) -> None:
@@ -297,7 +322,12 @@ def test_tokens_go_both_ways(serve: Any) -> None:
         assert (body["count"], body["tokens"][0]) == (3, body["tokens"][2])
         assert (await it.post("/detokenize", tokens=[*body["tokens"], 127_999]))[1] == {"prompt": "one two one the"}
         assert (await it.post("/tokenize", messages=[{"role": "user", "content": "hi"}]))[1]["count"] == 2
-        for path, fields in (("/tokenize", {}), ("/tokenize", {"prompt": 5}), ("/detokenize", {"tokens": ["a"]})):
+        for path, fields in (
+            ("/tokenize", {}),
+            ("/tokenize", {"prompt": 5}),
+            ("/detokenize", {"tokens": ["a"]}),
+            ("/detokenize", {"tokens": [-1]}),
+        ):
             status, body = await it.post(path, **fields)
             assert (status, set(body["error"])) == (400, {"message", "type", "param", "code"})
 
@@ -307,15 +337,20 @@ def test_tokens_go_both_ways(serve: Any) -> None:
 def test_a_slash_at_the_end_does_not_matter_and_another_method_does(serve: Any) -> None:
     async def test(it: Any) -> None:
         assert (await it.get("/health/"))[0] == 200
-        for method, path in (
-            ("POST", "/metrics"),
-            ("GET", "/sleep"),
-            ("DELETE", "/v1/models"),
-            ("PUT", "/v1/completions"),
+        for method, path, allowed in (
+            ("POST", "/metrics", "GET, HEAD"),
+            ("GET", "/sleep", "POST"),
+            ("DELETE", "/v1/models", "GET, HEAD"),
+            ("DELETE", "/ping", "GET, POST, HEAD"),
+            ("PUT", "/v1/completions", "POST"),
+            ("GET", "/v1/chat/completions", "POST"),
+            ("GET", "/v1/updates", "POST"),
+            ("GET", "/v2/models/any/infer", "POST"),
+            ("POST", "/v2/models/any", "GET, HEAD"),
         ):
             async with it.session.request(method, it.url(path)) as answer:
-                assert answer.status in (404, 405), path
-                assert "error" in await answer.json()
+                assert (answer.status, answer.headers.get("Allow")) == (405, allowed), path
+                assert "expected" in str((await answer.json())["error"])
         async with it.session.head(it.url("/metrics")) as answer:
             assert (answer.status, await answer.read()) == (200, b"")
 

@@ -187,6 +187,8 @@ def test_tags_of_another_run_are_foreign(serve: Any, nonce: int, kind: Kind) -> 
         (b'{"max_tokens": true}', {}),
         (b'{"model": 5}', {}),
         (b'{"prompt": {}}', {}),
+        (b'{"prompt": ["a b", [1, 2, 3]]}', {}),
+        (b"", {}),
         (b"{}", {"x-prompt-tokens": "many"}),
         (b"{}", {"x-prompt-tokens": "-1"}),
     ],
@@ -206,7 +208,7 @@ def test_bad_requests_get_400_and_json(serve: Any, body: bytes, headers: dict[st
 
 def test_odd_but_valid_bodies_are_served(serve: Any) -> None:
     async def test(it: Any) -> None:
-        for body in (b'{"model": "\\ud800"}', b'{"prompt": ["a b", [1, 2, 3]]}', b'{"seed": 1e300}'):
+        for body in (b'{"model": "\\ud800"}', b'{"prompt": [[4], [1, 2, 3]]}', b'{"seed": -3, "stop": null}'):
             async with it.session.post(it.url("/v1/completions"), data=body) as answer:
                 assert answer.status == 200
 

@@ -16,6 +16,7 @@ import pytest
 
 from harness.arrivals import draw, key_name
 from harness.balancer.ring import HashRing
+from harness.claims import Limits
 from harness.judge import Judge
 from harness.model import World
 from harness.sim.baselines import baseline_target
@@ -28,7 +29,7 @@ from suites.scenarios import CALM
 SEEDS = 10_000
 SIMULATED = 30
 CLAIMS = ReferenceTarget().claims
-SCENARIO = replace(more_models_than_fit_one(CLAIMS), off=frozenset(cls.table for cls in CALM))
+SCENARIO = replace(more_models_than_fit_one(CLAIMS), off=frozenset(cls.table for cls in (*CALM, Limits)))
 MODELS = MODELS_PER_BACKEND * SCENARIO.backends
 
 

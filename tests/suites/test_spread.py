@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from harness.arrivals import Arrival
-from harness.claims import Claims, Spread
+from harness.balancer.policies import POLICIES
+from harness.balancer.settings import Settings
+from harness.claims import SPREAD_POLICIES, Claims, HealthShare, Spread
 from harness.history import History
-from harness.judge import decide
-from harness.model import Connections, Kind, UnsupportedError
+from harness.judge import Judge, decide
+from harness.model import Connections, Kind, UnsupportedError, World
 from harness.property import Sampled, undecided
+from harness.sim.world import play
+from harness.stats import ShareTest
+from harness.targets.reference import ReferenceTarget
+from harness.timeline import Slow
 from harness.verdict import Outcome
-from suites.spread import one_connection, one_connection_even
+from suites.spread import (
+    CLEARLY_MORE,
+    SALVO,
+    SLOWNESS,
+    UPDATE_S,
+    loaded_avoided,
+    loaded_zone,
+    one_connection,
+    one_connection_even,
+    one_slow,
+)
 from tests.suites.histories import history_of, only, outcome, unreached
 
 TURNS = Claims((Spread(policy="round_robin"),))
@@ -122,3 +141,104 @@ def test_updates_come_over_one_connection() -> None:
     assert (stream.kind, stream.connections, stream.requests) == (Kind.UPDATE, Connections.ONE, 400)
     with pytest.raises(UnsupportedError, match="openai has no updates"):
         one_connection(Claims((Spread(),), protocol="openai"))
+
+
+# --- every policy of the reference ------------------------------------------------------------------------
+
+SMOOTH = Claims((Spread(policy="weighted_round_robin"),))
+BY_LATENCY = Claims((Spread(policy="ewma"),))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_reference_is_judged_with_each_of_its_policies(policy: str) -> None:
+    target = ReferenceTarget(Settings(update_policy=policy))
+    assert target.claims[Spread].policy == policy
+    assert Judge(target, 1, {World.SIM: play}).judge(one_connection_even, World.SIM).outcome is Outcome.PASS
+
+
+def test_the_policies_that_can_be_claimed_are_those_of_the_reference() -> None:
+    assert SPREAD_POLICIES == POLICIES
+
+
+def test_smooth_turns_are_exact_too() -> None:
+    assert only(one_connection_even, turns(2, SMOOTH), SMOOTH).ok is False
+    assert only(one_connection_even, turns(0, SMOOTH), SMOOTH).ok is True
+
+
+def test_weights_that_follow_health_need_not_be_equal() -> None:
+    with pytest.raises(UnsupportedError, match="follow health"):
+        one_connection(Claims((Spread(policy="weighted_random"), HealthShare())))
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [([1, 1, 1, 1], Outcome.PASS), ([4, 2, 1, 1], Outcome.PASS), ([9, 1, 1, 1], Outcome.FAIL)],
+)
+def test_latency_may_favour_a_backend_up_to_twice_its_share(weights: list[int], expected: Outcome) -> None:
+    pack = [backend for backend, weight in enumerate(weights) for _ in range(weight)]
+    history = history_of(one_connection(BY_LATENCY), lambda arrival: pack[arrival.number * 7 % len(pack)])
+    assert outcome(one_connection_even, history, BY_LATENCY) is expected
+
+
+def test_by_latency_everything_may_go_to_one_of_two() -> None:
+    with pytest.raises(UnsupportedError, match="one of two"):
+        one_connection(Claims(BY_LATENCY.features, fixed_backends=2))
+
+
+# --- load -------------------------------------------------------------------------------------------------
+
+
+def with_a_slow_one(share: int, extra: int = SALVO) -> History:
+    """Salvos go round, but for the first of each beyond `extra` at gpu-0; of the rest every `share`-th goes there.
+
+    0: none does. gpu-0 takes as long as it is slow, the others no time to speak of.
+    """
+    scenario = one_slow(TWO_CHOICES)
+    salvos: dict[int, int] = {}
+
+    def place_of(arrival: Arrival) -> int:
+        if arrival.stream:
+            turn = salvos[arrival.stream] = salvos.get(arrival.stream, -1) + 1
+            return 0 if turn % 4 == 0 and turn < 4 * extra else 1 + turn % 3
+        return 0 if share and arrival.number % share == 0 else 1 + arrival.number % 3
+
+    history = history_of(scenario, place_of)
+    attempts = history.attempts.copy()
+    slow = attempts["backend"] == 0
+    attempts["end_s"] = attempts["start_s"] + np.where(slow, SLOWNESS * UPDATE_S, 0.0001)
+    return replace(history, attempts=attempts)
+
+
+def test_a_loaded_backend_that_gets_nothing_more() -> None:
+    history = with_a_slow_one(0)
+    (found,) = loaded_avoided(history, TWO_CHOICES)
+    assert isinstance(found, Sampled)
+    assert found.conform == pytest.approx((0.0, 0.15))
+    assert found.violate[0] is None and found.violate[1] == pytest.approx(0.225)
+    assert outcome(loaded_avoided, history, TWO_CHOICES) is Outcome.PASS
+
+
+@pytest.mark.parametrize(("share", "expected"), [(20, Outcome.PASS), (4, Outcome.FAIL), (2, Outcome.FAIL)])
+def test_what_a_loaded_backend_gets_is_judged_by_its_share(share: int, expected: Outcome) -> None:
+    assert outcome(loaded_avoided, with_a_slow_one(share), TWO_CHOICES) is expected
+
+
+def test_without_clearly_more_in_flight_there_is_nothing_to_judge() -> None:
+    """Two are not clearly more than none."""
+    assert loaded_avoided(with_a_slow_one(0, CLEARLY_MORE - 1), TWO_CHOICES) == []
+    assert loaded_avoided(with_a_slow_one(0, CLEARLY_MORE), TWO_CHOICES) != []
+
+
+def test_only_who_minds_load_can_be_judged_by_it() -> None:
+    for policy in POLICIES:
+        claims = Claims((Spread(policy=policy),))
+        if policy in ("least_connections", "two_choices", "ewma"):
+            assert one_slow(claims).timeline == (Slow("gpu-0", 0.05, SLOWNESS),)
+        else:
+            with pytest.raises(UnsupportedError, match=f"{policy} minds no load"):
+                one_slow(claims)
+
+
+def test_there_are_enough_requests_to_tell_picks_at_random() -> None:
+    (steady,) = (stream for stream in one_slow(TWO_CHOICES).load.streams if stream.name == "steady")
+    assert steady.requests >= 1.5 * ShareTest(*loaded_zone(4)).cap

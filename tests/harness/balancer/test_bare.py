@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.balancer.bare import POLL_TIMER, BareGateway, WrongPickError
+from harness.balancer.bare import POLL_TIMER, BareGateway, WrongPickError, settled_by
+from harness.balancer.breaker import Settled
 from harness.balancer.protocol import (
     Action,
     AttemptEnded,
@@ -280,3 +281,76 @@ def test_exits_at_once_when_idle_else_with_the_last_attempt() -> None:
     bench.gateway.handle(ClientGone(2), 0.0)
     assert bench.end(second, "aborted") == []
     assert bench.end(first, "timeout") == [Reply(1, 504, "attempt at a: timeout"), Exit()]
+
+
+# --- health scores ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "settled"),
+    [
+        (None, Settled.OK),
+        ("status:500", Settled.FAILED),
+        ("refused", Settled.FAILED),
+        ("reset", Settled.FAILED),
+        ("timeout", Settled.FAILED),
+        ("status:499", Settled.NEUTRAL),
+        ("aborted", Settled.ABORTED),
+    ],
+)
+def test_what_a_result_says_of_its_backend(error: str | None, settled: Settled) -> None:
+    assert settled_by(error) is settled
+
+
+@pytest.mark.parametrize("error", ["", "500", "status:", "status:5x", "cancelled"])
+def test_other_words_are_no_result(error: str) -> None:
+    with pytest.raises(ValueError, match="expected None, refused, reset, timeout, aborted or status:NNN"):
+        settled_by(error)
+
+
+def score(bench: Bench) -> dict[str, float]:
+    """Health scores in the next snapshot, in hundredths."""
+    bench.report("b", ok=True)
+    return {name: round(backend.health_score, 2) for name, backend in bench.policy.shown[-1].items()}
+
+
+def test_nothing_is_known_at_first_and_that_is_good() -> None:
+    assert {backend.health_score for backend in Bench().policy.shown[-1].values()} == {1.0}
+
+
+@pytest.mark.parametrize(("error", "left"), [("reset", 0.6), ("aborted", 1.0), (None, 1.0)])
+def test_failures_cost_the_weight_of_errors(error: str | None, left: float) -> None:
+    bench = Bench()
+    for _ in range(20):
+        bench.end(bench.send(), error)
+    assert score(bench) == {"a": left, "b": 1.0}
+
+
+def test_memory_in_use_costs_its_weight_and_what_can_be_evicted_nothing() -> None:
+    bench = Bench()
+    used = Backend("a", "", memory_total_mb=100.0, memory_used_mb=80.0, memory_evictable_mb=30.0)
+    bench.report("a", ok=True, report=used)
+    assert score(bench) == {"a": 0.9, "b": 1.0}
+
+
+def test_requests_in_flight_beyond_the_free_ones_cost_theirs() -> None:
+    bench = Bench()
+    for _ in range(350):
+        bench.send()
+    assert score(bench) == {"a": 0.95, "b": 1.0}
+
+
+def test_who_returns_is_as_good_as_new() -> None:
+    bench = Bench()
+    for _ in range(20):
+        bench.end(bench.send(), "reset")
+    assert score(bench)["a"] == 0.6
+    bench.members(B)
+    bench.members(A, B)
+    assert score(bench) == {"a": 1.0, "b": 1.0}
+
+
+def test_a_report_cannot_claim_a_score() -> None:
+    bench = Bench()
+    bench.report("a", ok=True, report=Backend("a", "", health_score=0.1))
+    assert score(bench) == {"a": 1.0, "b": 1.0}

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
+from harness.balancer.check_answers import ExpectedAnswer
 from harness.balancer.protocol import Backend
-from harness.balancer.readiness import ExpectedAnswer, RotationSettings
+from harness.balancer.readiness import RotationSettings
 
 
 def reported(total_mb: float = 100.0, used_mb: float = 0.0, evictable_mb: float = 0.0, queue_depth: int = 0) -> Backend:

@@ -11,6 +11,7 @@ from harness.balancer.protocol import (
     Action,
     Backend,
     Cancel,
+    CancelTimer,
     ClientGone,
     Commit,
     Exit,
@@ -150,3 +151,65 @@ def test_a_leg_that_lost_is_cancelled_once() -> None:
     assert isinstance(other, Send)
     assert bench.head(other) == [Commit(2, other.attempt_id), Cancel(primary.attempt_id)]
     assert bench.gateway.handle(ClientGone(2), 1.0) == [Cancel(other.attempt_id)]
+
+
+# --- deadlines in the queue -------------------------------------------------------------------------------
+
+QUEUED = replace(limited(queue=1), retry=RetrySettings(attempts=1, deadline_s=3.0))
+GIVEN_UP = Reply(2, 504, "no time left in the queue")
+
+
+def queued(bench: Bench, number: int = 2, urgency: str = "normal") -> tuple[list[Action], SetTimer]:
+    """A request that finds no place: what else is done about it, and its deadline's timer."""
+    request = Request(number, 1, Kind.INFERENCE, "POST", "m", urgency=urgency)
+    *others, timer = bench.gateway.handle(RequestArrived(request), bench.now_s)
+    assert isinstance(timer, SetTimer)
+    return others, timer
+
+
+def test_a_request_waits_in_the_queue_until_its_deadline() -> None:
+    bench = Bench(QUEUED, "a")
+    (send,) = arrive(bench, 1)
+    assert isinstance(send, Send)
+    bench.now_s = 1.0
+    others, timer = queued(bench)
+    assert others == [] and timer.at_s == 4.0
+    assert bench.gateway.handle(TimerFired(timer.timer_id), 4.0) == [GIVEN_UP]
+    bench.now_s = 4.0
+    others, timer = queued(bench, 3)
+    assert others == [], "its place in the queue is free"
+    bench.head(send)
+    cancelled, following = bench.end(send)
+    assert cancelled == CancelTimer(timer.timer_id)
+    assert isinstance(following, Send) and following.request_id == 3
+
+
+def test_who_is_admitted_has_no_deadline_in_the_queue_any_more() -> None:
+    bench = Bench(QUEUED, "a")
+    (send,) = arrive(bench, 1)
+    assert isinstance(send, Send)
+    _, timer = queued(bench)
+    bench.now_s = 2.0
+    bench.head(send)
+    cancelled, following = bench.end(send)
+    assert cancelled == CancelTimer(timer.timer_id)
+    assert isinstance(following, Send) and following.request_id == 2
+    assert following.timeout_s == 1.0, "what is left of the three seconds"
+    assert bench.gateway.handle(TimerFired(timer.timer_id), 3.0) == []
+
+
+def test_who_leaves_the_queue_leaves_no_timer() -> None:
+    bench = Bench(QUEUED, "a")
+    arrive(bench, 1)
+    _, timer = queued(bench)
+    others, urgent = queued(bench, 3, "critical")
+    assert others == [Reply(2, 503, "displaced by urgency", 1.0), CancelTimer(timer.timer_id)]
+    assert bench.gateway.handle(ClientGone(3), 1.0) == [CancelTimer(urgent.timer_id)]
+    _, last = queued(bench, 4)
+    assert last.timer_id not in (timer.timer_id, urgent.timer_id)
+
+
+def test_without_a_deadline_requests_wait_as_long_as_it_takes() -> None:
+    bench = Bench(limited(), "a")
+    arrive(bench, 1)
+    assert arrive(bench, 2) == []

@@ -42,8 +42,9 @@ from harness.balancer.protocol import (
     ShutdownAsked,
     TimerFired,
 )
+from harness.balancer.readiness import RotationSettings
 from harness.balancer.retry import RetrySettings
-from harness.balancer.settings import CheckSettings, EjectionSettings, Settings
+from harness.balancer.settings import CheckSettings, EjectionSettings, Settings, SlowStartSettings
 from harness.model import Kind
 
 NAMES = ("gpu-0", "gpu-1", "gpu-2", "gpu-3")
@@ -51,14 +52,14 @@ PICK = st.integers(0, 10_000)
 WHOLE = Settings(
     virtual_nodes=6,
     commit_at="first_byte",
-    checks=CheckSettings(unhealthy=2, healthy=1),
+    checks=CheckSettings(unhealthy=2, healthy=1, rotation=RotationSettings(queue_depth=3, jitter=0.1)),
     ejection=EjectionSettings(failures=3, open_s=3.0, cap_share=0.5),
     breaker=BreakerSettings(failures=2, error_rate=0.5, minimum_calls=4, window_s=5.0, open_s=1.0, max_open_s=4.0),
     health=HealthSettings(errors=0.9, latency=0.1, memory=0.0, connections=0.0, window_s=5.0, minimum_calls=2),
     hedge=HedgeSettings(quantile=0.5, share=0.5, window=20, minimum=1, load_threshold=100.0),
     retry=RetrySettings(budget_floor=3, budget_window_s=2.0, deadline_s=3.0),
     limits=AdmissionSettings(BucketSettings(8.0, 8.0), BucketSettings(100.0, kind="leaky"), concurrency=4, queue=2),
-    slow_start_s=1.0,
+    slow_start=SlowStartSettings(1.0),
     drain_deadline_s=2.0,
 )
 

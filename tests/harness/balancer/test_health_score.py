@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.balancer.health_score import Components, HealthScore, HealthSettings, free_share, shares
+from harness.balancer.windows import LatencyWindow
 
 DETERMINISTIC = settings(derandomize=True, deadline=None, database=None, max_examples=100)
 ALL_GOOD = Components(1.0, 1.0, 1.0, 1.0)
@@ -120,10 +121,33 @@ def test_the_baseline_follows_calls_members_and_time() -> None:
     health.keep_only(frozenset("bc"))
     assert health.components("c", 0.0).latency == pytest.approx(0.75)  # .3 between the two
     settle(health, "b", good=1, latency_s=0.4)
-    assert health.components("c", 0.0).latency == 1.0
+    assert health.components("c", 0.09).latency == pytest.approx(0.75), "worked out anew every tenth of a second"
+    assert health.components("c", 0.1).latency == 1.0
     settle(health, "c", good=20, latency_s=0.8, now_s=5.0)
     assert health.components("c", 9.9).latency == pytest.approx(0.75)
     assert health.components("c", 10.0).latency == 1.0  # b's calls are out: c is all there is
+
+
+def test_the_fleet_is_looked_at_every_tenth_of_a_second_and_not_for_every_score(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"gpu-{number}" for number in range(30)]
+    health = scored(*names, numbers=FLEET_BASELINE)
+    asked: list[float] = []
+
+    def counting(window: LatencyWindow, quantile: float, now_s: float) -> float | None:
+        asked.append(now_s)
+        return quantile_s(window, quantile, now_s)
+
+    quantile_s = LatencyWindow.quantile_s
+    for name in names:
+        settle(health, name, good=20)
+    monkeypatch.setattr(LatencyWindow, "quantile_s", counting)
+    scores = 200
+    for number in range(scores):  # over two tenths of a second
+        health.settle("gpu-3", True, 0.1, number / 1000)
+        health.score("gpu-3", number / 1000)
+    assert len(asked) == scores + 2 * len(names)
 
 
 def test_fast_errors_are_not_speed() -> None:

@@ -10,10 +10,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from harness.cli import app
-from harness.model import ClaimsError, Load, Scenario, Stream
+from harness.cli.chaos import _shrunk
+from harness.model import Chats, ClaimsError, Keys, Load, Scenario, Stream, World
 from harness.programmes import PROGRAMMES
 from harness.scenario_text import to_json
+from harness.sim.world import play
 from harness.swarm import KINDS
+from harness.targets import resolve
+from harness.timeline import Down, FailingStatus, Reset
 from tests.harness.live.helpers import free_ports
 
 SULKS = "python:tests.mutants.chaos:SulksAfterReset"
@@ -85,7 +89,11 @@ def test_what_fails_is_shrunk_and_fails_again(tmp_path: Path) -> None:
         (("--target", "nginx", "--world", "sim"), "runs in live only"),
         (("--scenario", "/nowhere/x.json"), "cannot be read"),
         (("--programme", "node-crash", "--without", "kill"), "leave it out with --programme node-crash"),
-        (("--scenario", "x.json", "--without", "kill"), "--without is for random programmes; leave it out"),
+        (("--scenario", "x.json", "--without", "kill"), "--without does not go with --scenario"),
+        (("--scenario", "x.json", "--programme", "node-crash"), "--programme does not go with --scenario"),
+        (("--scenario", "x.json", "--programme", "random"), "--programme does not go with --scenario"),
+        (("--scenario", "x.json", "--seconds", "4"), "--seconds does not go with --scenario"),
+        (("--scenario", "x.json", "--backends", "4"), "--backends does not go with --scenario"),
     ],
 )
 def test_mistakes_are_one_line(words: tuple[str, ...], told: str) -> None:
@@ -117,3 +125,57 @@ def test_a_bad_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"is": "Scenario", "name": "x"}')
     done = chaos("--scenario", str(tmp_path / "x.json"))
     assert isinstance(done.exception, ClaimsError) and "x.json: scenario." in str(done.exception)
+
+
+def played(folder: Path, *words: str, status: int = 503, off: frozenset[str] = frozenset()) -> Result:
+    """How a scenario of a file goes in which a backend answers half of what it is sent with `status` for a while."""
+    load = Load((Stream("traffic", 0.0, 100.0, 200, Keys(50)),))
+    steps = (FailingStatus("gpu-1", 0.5, status, share=0.5, for_s=0.5),)
+    (folder / "x.json").write_text(to_json(Scenario("half", 2, load, timeline=steps, off=off)))
+    return chaos("--scenario", str(folder / "x.json"), *words)
+
+
+def test_what_a_file_says_is_off_is_off(tmp_path: Path) -> None:
+    def lost(done: Result) -> int:
+        return sum(map(int, re.findall(r"^ *[0-9.]+ +[0-9]+ +([0-9]+) ", done.output, re.MULTILINE)))
+
+    healing = frozenset({"retry", "ejection", "breaker"})
+    assert lost(played(tmp_path)) == 0
+    assert lost(played(tmp_path, off=healing)) > 5
+    assert lost(played(tmp_path, off=healing - {"retry"})) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "off", "told"),
+    [
+        ((), "retrys", "x.json: scenario.off: no feature 'retrys'; did you mean retry?"),
+        ((), "affinity", "x.json: scenario.off: reference cannot leave affinity out"),
+        (("--target", SULKS), "failover", f"x.json: scenario.off: {SULKS} cannot leave failover out"),
+    ],
+)
+def test_what_cannot_be_off_is_one_line(tmp_path: Path, words: tuple[str, ...], off: str, told: str) -> None:
+    done = played(tmp_path, *words, off=frozenset({off}))
+    assert isinstance(done.exception, ClaimsError) and told in str(done.exception)
+
+
+def test_what_is_not_claimed_is_off_anyway(tmp_path: Path) -> None:
+    assert "half.recovers" in played(tmp_path, "--target", SULKS, off=frozenset({"retry"})).output
+
+
+def test_a_fault_that_the_mock_servers_refuse_is_one_line(tmp_path: Path) -> None:
+    done = played(tmp_path, status=999)
+    assert isinstance(done.exception, ClaimsError)
+    assert "x.json: scenario.timeline[0]: FailingStatus: " in str(done.exception) and "999" in str(done.exception)
+
+
+def test_a_crowd_is_shrunk_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A closed loop has chats, not requests."""
+    target = resolve(SULKS)
+    crowd = Stream("crowd", 0.0, 100.0, 50, chats=Chats(12, 0.02, 3.0))
+    steps = (Down("gpu-0", 0.6, 0.3), Reset("gpu-1", 1.0, 0.5))
+    scenario = Scenario("crowded", 2, Load((crowd,)), timeline=steps)
+    found = _shrunk(target, scenario, 1, "chaos.crowded.recovers", {World.SIM: play})
+    (left,) = found.load.streams
+    assert left.chats is not None and left.chats.count < 12
+    told = capsys.readouterr().out
+    assert f"steps, 0 requests, {left.chats.count} chats and 2 backends" in told and "chats=Chats(" in told

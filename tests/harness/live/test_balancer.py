@@ -180,16 +180,20 @@ def test_one_that_never_listens(start: Start, monkeypatch: pytest.MonkeyPatch) -
         balancer.await_listening()
 
 
-def test_one_that_was_to_be_running(start: Start, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_was_to_be_running(
+    start: Start, place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(module, "START_S", 0.1)
     target = Stub(Launch({}, ()))
     target.url = f"http://localhost:{place.port}/"
     with pytest.raises(TargetError, match=r"start it first, or give a \[run\] table so that Steelyard does$"):
         start(target).await_listening()
+    assert capsys.readouterr().err == f"waiting 0 s for stub to listen at {target.url}\n"
     with socket.create_server((HOST, place.port)):
         balancer = start(target)
         balancer.await_listening()
         balancer.check()
+    assert capsys.readouterr().err == ""
 
 
 def test_not_ready_has_the_ending(start: Start, place: Place) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
+from unittest.mock import Mock
 
 import pytest
 
@@ -150,6 +152,7 @@ def test_a_fault_that_does_not_bite_is_told(
     for action in ("kill", "pause"):
         monkeypatch.setattr(fleet, action, lambda _: None)
     assert any(way.begin(fault, fleet) is None for _ in range(TRIES))
+    way._in_force[SICK].clear()  # it never was, and there is nothing to heal
 
 
 def test_a_toxic_that_is_there_already_is_our_error(way: FaultWay, fleet: Fleet) -> None:
@@ -194,8 +197,113 @@ def test_kinds_of_fault_proxy(block: PortBlock, tmp_path: Path, monkeypatch: pyt
     for kind in ("http://192.0.2.1:8474", "http://127.0.0.1", "nonsense"):
         with pytest.raises(TargetError, match=r"expected embedded, real, or http://127\.0\.0\.1:PORT"):
             FaultWay(kind, block, tmp_path)
-    monkeypatch.setattr(module, "START_S", 0.1)
+
+
+def test_one_that_does_not_run_is_told_at_once(
+    block: PortBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a child of ours is waited for."""
+    monkeypatch.setattr("harness.live.faults.time.sleep", Mock(side_effect=AssertionError("waits")))
     port = free_ports(1)[0]
     advice = "start toxiproxy-server there, or leave --toxiproxy out"
-    with pytest.raises(TargetError, match=rf"^no fault proxy answers at 127\.0\.0\.1:{port} after .* s; {advice}$"):
+    with pytest.raises(TargetError, match=rf"^no fault proxy answers at 127\.0\.0\.1:{port}; {advice}$"):
         FaultWay(f"{HOST}:{port}", block, tmp_path).await_ready()
+
+
+@pytest.mark.parametrize(
+    ("version", "fine"), [("2.6.9", False), ("1.10.0", False), ("2.7.0", True), ("2.12.0", True), ("git", True)]
+)
+def test_what_is_older_than_the_client_is_refused(
+    way: FaultWay, block: PortBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, fine: bool
+) -> None:
+    guest = FaultWay(f"http://{HOST}:{block.fault_control}", block, tmp_path)
+    monkeypatch.setattr(guest._proxy, "version", lambda: version)
+    if fine:
+        guest.await_ready()
+        assert (guest.kind, guest.version) == (f"http://{HOST}:{block.fault_control}", version)
+        return
+    with pytest.raises(TargetError, match=rf" is Toxiproxy {version}, expected 2\.7 or later; ") as told:
+        guest.await_ready()
+    assert "\n" not in str(told.value)
+
+
+def test_something_else_at_that_address_is_told(fleet: Fleet, block: PortBlock, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"^--toxiproxy .*the fault proxy could not tell its version: "):
+        FaultWay(f"{HOST}:{block.fleet_control}", block, tmp_path).await_ready()
+
+
+def test_the_embedded_one_has_the_seed_of_the_run(
+    block: PortBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = Mock()
+    monkeypatch.setattr(module, "Child", child)
+    FaultWay("embedded", block, tmp_path, 77)
+    words = child.call_args.args[0]
+    assert words[words.index("--seed") + 1] == "77"
+
+
+# --- faults beside each other -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", [Kill(SICK, 0.0), Restart(SICK, 0.0)], ids=str)
+def test_a_way_stays_closed_until_everybody_let_go(way: FaultWay, fleet: Fleet, inner: ProcessFault) -> None:
+    sick, outer = way._addresses[SICK], Down(SICK, 0.0)
+    for first, second in ((outer, inner), (inner, outer)):
+        assert way.begin(outer, fleet) is not None
+        assert way.begin(inner, fleet) is not None
+        way.heal(first, fleet)
+        assert bites(outer, sick)
+        way.heal(second, fleet)
+        assert answers(sick, PATIENCE_S)
+
+
+def test_a_reset_does_not_open_a_closed_way(way: FaultWay, fleet: Fleet) -> None:
+    sick, outer = way._addresses[SICK], Down(SICK, 0.0)
+    way.begin(outer, fleet)
+    over = threading.Event()
+    over.set()
+    way.begin(Reset(SICK, 0.0), fleet, over=over)
+    assert bites(outer, sick)
+    way.heal(Reset(SICK, 0.0), fleet)
+    way.heal(outer, fleet)
+    assert answers(sick, PATIENCE_S)
+
+
+def test_a_process_is_probed_by_itself(way: FaultWay, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a closed way, as behind a silent one, each looks alike from outside."""
+    monkeypatch.setattr(probes, "PROBE_S", 0.0)
+    for outer, inner in ((Down(SICK, 0.0), Kill(SICK, 0.0)), (Blackhole(SICK, 0.0), Pause(SICK, 0.0))):
+        way.begin(outer, fleet)
+        with monkeypatch.context() as tied:
+            for action in ("kill", "pause", "restart", "resume"):
+                tied.setattr(fleet, action, lambda _: None)
+            assert any(way.begin(inner, fleet) is None for _ in range(TRIES))
+            way.heal(inner, fleet)
+        way.heal(outer, fleet)
+    assert answers(way._addresses[SICK], PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Blackhole(SICK, 0.0),
+        Bandwidth(SICK, 0.0, 2.0),
+        Slicer(SICK, 0.0, 64, 0.01),
+        LimitData(SICK, 0.0, 300),
+        SlowClose(SICK, 0.0, 0.15),
+        Timeout(SICK, 0.0, LONG_S),
+        Reset(SICK, 0.0),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_what_is_late_already_is_no_sign_of_another_fault(
+    way: FaultWay, fleet: Fleet, fault: TransportFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe waits for what is late, sees the fault, and does not see it where it is not."""
+    sick, outer = way._addresses[SICK], Latency(SICK, 0.0, 0.6)
+    assert way.begin(outer, fleet) is not None
+    assert not all(bites(fault, sick, (outer,)) for _ in range(TRIES))
+    assert way.begin(fault, fleet) is not None
+    way.heal(fault, fleet)
+    way.heal(outer, fleet)
+    assert answers(sick, PATIENCE_S)

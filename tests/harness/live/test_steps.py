@@ -14,7 +14,7 @@ from harness.live.faults import FaultWay
 from harness.live.fleet import Fleet
 from harness.live.steps import Steps
 from harness.model import HarnessError
-from harness.timeline import Down, Fault, Join, Latency
+from harness.timeline import Down, Evict, FailingStatus, Fault, Join, Kill, Latency, Pause, Slow
 from tests.harness.live.helpers import PATIENCE_S, until
 
 FLEET = cast(Fleet, None)
@@ -117,3 +117,66 @@ def test_closing_gives_up_what_waits(steps: Steps, way: Way) -> None:
     steps.close()
     assert way.log == ["begin gpu-0"]
     steps.check()  # what was given up has not failed
+
+
+# --- what faults of single requests have struck -----------------------------------------------------------
+
+
+class Told:
+    """A fleet whose every fault has struck as many requests as it was asked for counts."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def faults(self, backend: str) -> list[dict[str, object]]:
+        """As the fleet's."""
+        self.asked += 1
+        return [{"kind": kind, "hits": self.asked} for kind in ("status", "slow", "evict")]
+
+
+@pytest.fixture
+def counted(way: Way) -> Iterator[Steps]:
+    way.go.set()
+    made = Steps(cast(FaultWay, way), cast(Fleet, Told()), {"gpu-0": 0}, 7)
+    made.start_s = time.monotonic()
+    yield made
+    made.close()
+
+
+STATUS, SLOW, KILL, PAUSE = (
+    FailingStatus("gpu-0", 0.0, 500),
+    Slow("gpu-0", 0.0, 2.0),
+    Kill("gpu-0", 0.0),
+    Pause("gpu-0", 0),
+)
+
+
+def test_hits_are_read_at_the_heal_and_at_the_end(counted: Steps, way: Way) -> None:
+    counted.begin(0, STATUS)
+    counted.begin(1, SLOW)
+    counted.begin(2, Evict("gpu-0", 0.0))
+    counted.heal(0, STATUS)
+    counted.finish()
+    assert [counted.seen[position].hits for position in range(3)] == [1, 2, None]
+    assert way.log.count("heal gpu-0") == 1
+
+
+@pytest.mark.parametrize("end", [KILL, FailingStatus("gpu-0", 1.0, 503)], ids=lambda fault: type(fault).__name__)
+def test_what_another_ends_is_counted_before_and_healed_no_more(counted: Steps, way: Way, end: Fault) -> None:
+    counted.begin(0, STATUS)
+    counted.begin(1, end)
+    counted.heal(0, STATUS)
+    counted.finish()
+    ended, other = counted.seen[0], counted.seen[1]
+    assert (ended.hits, ended.healed_s) == (1, other.effective_s)
+    assert way.log == ["begin gpu-0", "begin gpu-0"]
+
+
+def test_a_stopped_process_is_not_asked(counted: Steps) -> None:
+    counted.begin(0, STATUS)
+    counted.begin(1, PAUSE)
+    counted.finish()
+    counted.begin(2, KILL)
+    counted.finish()
+    assert counted.seen[0].hits is None
+    assert counted.seen[0].healed_s == counted.seen[1].healed_s == counted.seen[2].effective_s

@@ -116,9 +116,9 @@ def test_what_is_due_while_its_backend_is_paused_heals_when_it_goes_on(stage: St
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("pause", "kill"), ("kill", "down"), ("down", "reset"), ("kill", "hang")]
+    ("first", "second"), [("kill", "pause"), ("kill", "down"), ("down", "reset"), ("kill", "hang"), ("pause", "hang")]
 )
-def test_what_would_undo_each_other_is_refused(stage: Stage, first: str, second: str) -> None:
+def test_what_does_not_go_together_is_refused(stage: Stage, first: str, second: str) -> None:
     stage.add("gpu-1", first, [])
     with pytest.raises(ClaimsError, match=f"{first} is in force on gpu-1.*steelyard fault clear gpu-1 {first} first"):
         stage.add("gpu-1", second, [])
@@ -132,13 +132,26 @@ def test_one_of_a_kind_at_a_time(stage: Stage) -> None:
     stage.add("gpu-0", "down", [])
 
 
-def test_what_no_probe_sees_is_taken_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "PROBE_S", 0.2)
+def test_what_closes_a_way_goes_together(stage: Stage) -> None:
+    """It is open when both are cleared, and a pause is over with its process."""
+    stage.add("gpu-1", "pause", [])
     stage.add("gpu-1", "down", [])
-    effective, told = stage.add("gpu-1", "latency", ["--latency-ms", "400"])
+    stage.add("gpu-1", "kill", [])
+    assert [row["kind"] for row in stage.listed()] == ["down", "kill"]
+    stage.clear("gpu-1", "down")
+    assert not accepts(*stage.way_to("gpu-1"))
+    stage.clear("gpu-1", "kill")
+    assert infer(stage, "gpu-1").status == 200
+
+
+def test_what_no_probe_sees_is_taken_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "PROBE_S", 0.0)
+    with monkeypatch.context() as tied:
+        tied.setattr(stage._way._proxy, "add_toxic", lambda *_, **__: None)
+        tied.setattr(stage._way._proxy, "remove_toxic", lambda *_: None)
+        effective, told = stage.add("gpu-1", "latency", ["--latency-ms", "400"])
     assert not effective and "latency on gpu-1 never took effect" in told
-    assert [row["kind"] for row in stage.listed()] == ["down"]
-    stage.clear(None, None)
+    assert stage.listed() == []
     assert min(ping(stage, "gpu-1") for _ in range(5)) < LATE_S
 
 

@@ -271,6 +271,26 @@ def test_a_narrow_terminal_keeps_the_words_rather_than_the_bar_and_latencies(wid
     assert {"healthy", "dead;", "faulted:", "kill;", "ejected", "open"} <= set(words), lines
 
 
+@pytest.mark.parametrize("width", [40, 80, 100, 120, 160])
+def test_many_models_take_no_room_from_the_names(width: int) -> None:
+    full = tuple(
+        replace(
+            SEEN,
+            name=name,
+            models=tuple(f"family/model-{number:02}" for number in range(20)),
+            used_mb=79_000,
+            total_mb=80_000,
+        )
+        for name in ("gpu-0", "gpu-17")
+    )
+    lines = shown(replace(SNAPSHOT, backends=full), width)
+    memories = [line.rstrip() for line in lines[lines.index("in GPU memory") + 1 :] if line.startswith("gpu-")]
+    assert [line.split()[0] for line in memories] == ["gpu-0", "gpu-17"], lines
+    for line in memories:
+        assert "79,000 of 80,000 MB: " in line and line.endswith("…") and len(line) <= width
+    assert width < 80 or all("family/model-00, " in line for line in memories)
+
+
 def test_a_version_that_is_not_known_is_left_out() -> None:
     assert title_of("nginx", "1.31.3", 4) == "nginx 1.31.3 over 4 backends"
     assert title_of("python:least:LeastPicked", "unknown", 2) == "python:least:LeastPicked over 2 backends"

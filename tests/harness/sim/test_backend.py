@@ -6,10 +6,20 @@ import math
 
 import pytest
 
+from harness.balancer.check_answers import ExpectedAnswer
+from harness.balancer.protocol import (
+    Action,
+    CheckUp,
+    CheckUpResult,
+    Event,
+    MembershipChanged,
+    Reply,
+    RequestArrived,
+)
 from harness.model import Ending, ModelServer, Residency
 from harness.sim.backend import AttemptRow, SimBackend
 from mockgpu.events import Job
-from tests.harness.sim.rig import COLD_SERVER, SERVICE_S
+from tests.harness.sim.rig import COLD_SERVER, SERVICE_S, Listening, run, scenario
 
 
 def job(number: int, model: str = "m") -> Job:
@@ -73,7 +83,9 @@ def test_a_death_leaves_attempts_open_and_the_cache_cold() -> None:
     backend.advance(1.0)
     inside = arrive(backend, 2, 1.0)
     backend.advance(1.0)
-    assert backend.kill() == (2,)
+    assert list(backend.inside) == [2]
+    backend.kill()
+    assert list(backend.inside) == []
     assert not backend.alive and not backend.reachable
     assert inside.ending is Ending.OPEN and math.isnan(inside.end_s)
     backend.alive = True
@@ -109,3 +121,38 @@ def test_a_report_says_what_health_says() -> None:
     report = backend.report()
     assert (report.id, report.ready, report.loaded_models) == ("gpu-0", True, ("m",))
     assert (report.memory_total_mb, report.memory_used_mb, report.queue_depth) == (1000, 100, 1)
+
+
+@pytest.mark.parametrize(
+    ("expected", "good"),
+    [
+        (ExpectedAnswer(), True),
+        (ExpectedAnswer(frozenset({204})), False),
+        (ExpectedAnswer(ready_field=True), True),
+        (ExpectedAnswer(body_part='"queue_depth": 0'), True),
+        (ExpectedAnswer(body_part='"queue_depth": 1'), False),
+    ],
+)
+def test_a_check_up_is_good_if_it_is_answered_as_expected(expected: ExpectedAnswer, good: bool) -> None:
+    backend = SimBackend(0, ModelServer())
+    assert backend.check_up("/health", expected)[:2] == (200, good)
+
+
+def test_a_sign_of_life_has_no_body() -> None:
+    backend = SimBackend(0, ModelServer())
+    assert backend.check_up("/ping", ExpectedAnswer()) == (200, True, None)
+    assert backend.check_up("/ping", ExpectedAnswer(ready_field=True)) == (200, False, None)
+
+
+def test_what_a_gateway_hears_of_a_check_up_is_whether_it_was_as_expected() -> None:
+    def react(event: Event, now_s: float) -> list[Action]:
+        match event:
+            case MembershipChanged():
+                return [CheckUp(1, "gpu-0", 1.0), CheckUp(2, "gpu-0", 1.0, ExpectedAnswer(frozenset({503})))]
+            case RequestArrived(request):
+                return [Reply(request.id, 503, "no")]
+        return []
+
+    gateway = Listening(react)
+    run(gateway, scenario())
+    assert [event.ok for _, event in gateway.heard if isinstance(event, CheckUpResult)] == [True, False]

@@ -69,8 +69,10 @@ def test_residency_of_all_backends_is_ordered_by_time() -> None:
 
 def test_steps_and_an_end_of_the_balancer() -> None:
     seen = evidence()
-    seen.step(WHAT.timeline[0], 1, 0.2, 0.5)
-    seen.step(WHAT.timeline[1], 0, 0.4, float("nan"))
+    seen.step(0, WHAT.timeline[0], 1, 0.2, 0.5)
+    seen.step(1, WHAT.timeline[1], 0, 0.4, float("nan"))
+    seen.ended(0, 0.45)
+    seen.counted(0, 3)
     seen.check_ups.append((1, 503, 0.3))
     seen.died = "no more"
     history = seen.history([])
@@ -78,7 +80,7 @@ def test_steps_and_an_end_of_the_balancer() -> None:
         ("Kill", 1, 0.2, 0.2),
         ("Leave", 0, 0.4, 0.4),
     ]
-    assert history.steps[0].healed_s == 0.5
+    assert (history.steps[0].healed_s, history.steps[0].hits, history.steps[1].hits) == (0.45, 3, None)
     assert history.check_ups.tolist() == [(1, 503, 0.3)]
     assert history.died == "no more"
 

@@ -183,13 +183,33 @@ def test_latency_delays_every_answer_by_exactly_that() -> None:
 def test_attempts_into_a_blackhole_time_out() -> None:
     policy = OneBackend()
     history = run(bare(policy, timeout_s=0.2), scenario(step_of(Blackhole)))
-    during = sent_between(history, 0.51, 1.005)
+    during = sent_between(history, 0.51, 0.805)
     assert attempted(history, 0.51, 1.005) == 0
-    assert statuses(history, 0.51, 1.005) == {504}
+    assert statuses(history, 0.51, 0.805) == {504}
     waited_s = history.requests["end_s"][during] - history.requests["sent_s"][during]
-    assert waited_s == pytest.approx([0.2 + 2 * HOP_S] * 50)
-    assert policy.errors.count("timeout") == 50
+    assert waited_s == pytest.approx([0.2 + 2 * HOP_S] * 30)
+    assert policy.errors.count("timeout") == 30
     assert statuses(history, 1.01, 2.0) == {200}
+
+
+def test_what_a_blackhole_holds_is_closed_when_it_heals() -> None:
+    """Two answers are lost in it, and the rest never arrives; all of that waits until then."""
+    policy = OneBackend()
+    history = run(bare(policy), scenario(step_of(Blackhole), load=LONG))
+    held = sent_between(history, 0.485, 1.005)
+    assert history.requests["end_s"][held] == pytest.approx([HEALED_S + 2 * HOP_S] * 52)
+    assert policy.errors.count("reset") == 52
+    assert statuses(history, 0.485, 1.005) == {502}
+    assert statuses(history, 1.01, 2.0) == {200}
+
+
+@pytest.mark.parametrize("fault", [Down("gpu-0", 0.805), Kill("gpu-0", 0.805)], ids=str)
+def test_what_a_blackhole_holds_ends_with_its_connections(fault: Step) -> None:
+    policy = OneBackend()
+    history = run(bare(policy), scenario(Blackhole("gpu-0", AT_S, 1.0), fault, load=LONG))
+    assert history.requests["end_s"][sent_between(history, 0.485, 0.805)] == pytest.approx([0.805 + 2 * HOP_S] * 32)
+    assert policy.errors.count("reset") == 32
+    assert policy.errors.count("refused") == 119, "a closed way is not silent"
 
 
 def test_answers_do_not_leave_a_blackhole() -> None:

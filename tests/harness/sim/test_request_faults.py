@@ -23,9 +23,21 @@ from harness.balancer.protocol import (
     Send,
 )
 from harness.history import History
-from harness.model import Echo, Ending, Failure, HarnessError, Keys, Kind
+from harness.model import Echo, Ending, Failure, Keys, Kind
 from harness.sim.agenda import HOP_S
-from harness.timeline import Blackhole, CutOff, FailingStatus, Hang, Kill, NotReady, OverCapacity, Slow, Step
+from harness.timeline import (
+    Blackhole,
+    CutOff,
+    FailingStatus,
+    Garbage,
+    Hang,
+    Kill,
+    NotReady,
+    OverCapacity,
+    Pause,
+    Slow,
+    Step,
+)
 from tests.harness.sim.rig import SERVICE_S, Listening, OneBackend, bare, run, scenario, sent_between, stream
 
 AT_S, FOR_S, HEALED_S = 0.505, 0.5, 1.005
@@ -284,9 +296,33 @@ def test_a_kill_ends_a_hang() -> None:
     assert set(history.requests["status"][sent_between(history, 0.71, 2.0)]) == {200}
 
 
-def test_a_dead_backend_cannot_be_given_a_fault() -> None:
-    with pytest.raises(HarnessError, match=r"^NotReady.* cannot be set: gpu-0 is dead then; let it begin later$"):
-        run(bare(), scenario(Kill("gpu-0", 0.1, 0.5), NotReady("gpu-0", 0.2)))
+def test_what_a_fault_has_struck_is_counted() -> None:
+    """By its heal, by the end of its process, by the next of its kind, and by the end of the run."""
+    steps = (
+        FailingStatus("gpu-0", 0.005, 500, first=3),
+        Slow("gpu-0", 0.105, 2.0, 0.1),
+        FailingStatus("gpu-0", 0.305, 500),
+        Kill("gpu-0", 0.405, 0.1),
+        NotReady("gpu-0", 0.705, 0.1),
+        Garbage("gpu-0", 1.905),
+    )
+    history = run(bare(), scenario(*steps))
+    assert [(step.kind, step.hits) for step in history.steps] == [
+        ("FailingStatus", 3),
+        ("Slow", 10),
+        ("FailingStatus", 10),
+        ("Kill", None),
+        ("NotReady", 0),
+        ("Garbage", 9),
+    ]
+    ended_s = [step.healed_s for step in history.steps]
+    assert ended_s[:5] == pytest.approx([0.305, 0.205, 0.405, 0.505, 0.805])
+
+
+def test_who_is_stopped_tells_no_counts() -> None:
+    steps = (Slow("gpu-0", 0.105, 2.0), Pause("gpu-0", 0.305), Kill("gpu-0", 0.405, 0.1))
+    for ends in (2, 3):
+        assert [step.hits for step in run(bare(), scenario(*steps[:ends])).steps] == [None] * ends
 
 
 def test_every_attempt_ends_exactly_once() -> None:

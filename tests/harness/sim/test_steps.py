@@ -10,9 +10,8 @@ import pytest
 
 from harness.balancer.protocol import AttemptEnded, CheckUpResult, MembershipChanged
 from harness.history import History
-from harness.model import Ending, Failure, HarnessError, Keys, Residency
+from harness.model import Ending, Failure, Keys, Residency
 from harness.sim.agenda import HOP_S
-from harness.sim.faults import RESTART_S
 from harness.timeline import (
     Bandwidth,
     CutOff,
@@ -27,12 +26,12 @@ from harness.timeline import (
     LimitData,
     Pause,
     Restart,
-    Slow,
     SlowClose,
     Step,
     Timeout,
     Weigh,
 )
+from harness.timetable import RESTART_S
 from tests.harness.sim.rig import COLD_SERVER, OneBackend, bare, run, scenario, sent_between, stream
 
 AT_S, FOR_S, HEALED_S = 0.505, 0.5, 1.005
@@ -110,19 +109,6 @@ def test_connections_to_a_paused_backend_can_be_cut() -> None:
     assert policy.errors.count("reset") == 2 + 29
     assert (history.first_attempts()[sent_between(history, 0.51, 0.79)] == -1).all(), "nobody waits for an answer"
     assert history.answered()[sent_between(history, 0.91, 2.0)].all()
-
-
-@pytest.mark.parametrize(
-    ("steps", "told"),
-    [
-        ((Kill("gpu-0", 0.1, 0.5), Pause("gpu-0", 0.3)), "cannot begin: gpu-0 is dead then"),
-        ((Pause("gpu-0", 0.1, 0.5), Hang("gpu-0", 0.3)), "cannot be set: gpu-0 is stopped then"),
-        ((Slow("gpu-0", 0.1, 2.0, 0.4), Pause("gpu-0", 0.3)), "cannot be set: gpu-0 is stopped then"),
-    ],
-)
-def test_what_nobody_could_do_is_our_error(steps: tuple[Step, ...], told: str) -> None:
-    with pytest.raises(HarnessError, match=told):
-        run(bare(), scenario(*steps))
 
 
 # --- restart ----------------------------------------------------------------------------------------------

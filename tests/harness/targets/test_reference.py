@@ -3,12 +3,24 @@ from random import Random
 import pytest
 from pydantic import TypeAdapter
 
+from harness.balancer.limits import AdmissionSettings, BucketSettings
 from harness.balancer.protocol import Backend, MembershipChanged, NowFunction, Request, RequestArrived, Send, SetTimer
-from harness.balancer.settings import CheckSettings, EjectionSettings, Settings
-from harness.claims import Affinity, Breaker, Ejection, Failover, HealthChecks, HealthShare, Hedge, Retry
+from harness.balancer.settings import CheckSettings, EjectionSettings, Settings, SlowStartSettings
+from harness.claims import (
+    FEATURES,
+    Affinity,
+    Breaker,
+    Ejection,
+    Failover,
+    HealthChecks,
+    HealthShare,
+    Hedge,
+    Limits,
+    Retry,
+)
 from harness.model import Kind, World
 from harness.target import Target
-from harness.targets.reference import ReferenceTarget
+from harness.targets.reference import LIMITS, ReferenceTarget
 
 BACKENDS = tuple(Backend(f"gpu-{number}", f"127.0.0.1:{9000 + number}") for number in range(4))
 
@@ -41,13 +53,16 @@ PARTS = {
     "health_checks": "checks",
     "health_share": "health",
     "hedge": "hedge",
+    "limits": "limits",
     "retry": "retry",
+    "sessions": "sessions",
+    "slow_start": "slow_start",
     "spread": "update_policy",
 }
 
 
 def test_every_switch_reaches_the_settings() -> None:
-    target = ReferenceTarget(Settings(ejection=EjectionSettings()))
+    target = ReferenceTarget(Settings(ejection=EjectionSettings(), limits=LIMITS, slow_start=SlowStartSettings(1.0)))
     assert target.switches == set(PARTS)
     for name in target.switches:
         without = told(target, frozenset({name}))
@@ -62,7 +77,9 @@ def test_claims_state_the_settings() -> None:
     assert (hedge.burst, hedge.load_threshold) == (10, 32.0)
     assert (health.free_connections, health.connection_span) == (100, 500)
     assert target.worlds == {World.SIM, World.LIVE}
-    assert Ejection not in ReferenceTarget().claims
+    assert Ejection not in ReferenceTarget(Settings()).claims
+    assert ReferenceTarget().claims[Ejection].cap_share == 0.5
+    assert set(ReferenceTarget().claims.names) == set(FEATURES)
     bare = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None)
     assert ReferenceTarget(bare).claims.names == ("affinity", "failover", "spread")
 
@@ -81,3 +98,21 @@ def test_scaled_stretches_settings_and_claims_alike() -> None:
     assert twice.breaker.failures == once.breaker.failures
     assert longer.claims[Retry].deadline_s == 2.0 * (target.claims[Retry].deadline_s or 0.0)
     assert longer.claims[Failover].within_s == 2.0 * target.claims[Failover].within_s
+
+
+@pytest.mark.parametrize(
+    ("settings", "claim"),
+    [
+        (LIMITS, Limits(rate_per_s=100.0, burst=20, concurrency=8, queue=16, by_urgency=True)),
+        (AdmissionSettings(BucketSettings(5.0, kind="leaky"), queue=3), Limits(5.0, burst=1, queue=3, by_urgency=True)),
+        (AdmissionSettings(concurrency=3), Limits(rate_per_s=None, burst=1, concurrency=3)),
+    ],
+)
+def test_limits_of_requests_are_claimed(settings: AdmissionSettings, claim: Limits) -> None:
+    assert ReferenceTarget(Settings(limits=settings)).claims[Limits] == claim
+
+
+def test_limits_of_model_tokens_alone_are_no_claim() -> None:
+    assert Limits not in ReferenceTarget(Settings(limits=AdmissionSettings(tokens=BucketSettings(5.0)))).claims
+    assert Limits not in ReferenceTarget(Settings()).claims
+    assert ReferenceTarget().claims[Limits].rate_per_s == 100.0

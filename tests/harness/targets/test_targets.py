@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.claims import Breaker, Hedge, Limits, Spread
 from harness.model import ClaimsError, TargetError
 from harness.targets import NAMES, listing, resolve
 from harness.targets.file import FileTarget
@@ -27,6 +28,36 @@ def test_misspelt_name_gets_the_nearest(wrong: str, meant: str) -> None:
     with pytest.raises(ClaimsError, match=rf"no target '{wrong}'; did you mean {meant}\?") as caught:
         resolve(wrong)
     assert "\n" not in str(caught.value)
+
+
+def test_the_reference_with_what_a_file_changes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('update_policy = "ewma"\nhedge = false\n[breaker]\nfailures = 4\n')
+    target = resolve(f"reference:{file}")
+    assert isinstance(target, ReferenceTarget)
+    assert target.name == f"reference:{file}" == target.scaled(2.0).name
+    assert (target.claims[Spread].policy, target.claims[Breaker].failures) == ("ewma", 4)
+    assert Hedge not in target.claims
+    assert target.claims[Limits] == ReferenceTarget().claims[Limits]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "settings file .*gone.toml: No such file or directory"),
+        ("updat_policy = 'ewma'", "updat_policy is unknown; did you mean update_policy"),
+        ("update_policy = 'emwa'", "update_policy 'emwa' is unknown; did you mean ewma"),
+    ],
+)
+def test_wrong_settings_are_one_line(tmp_path: Path, text: str | None, told: str) -> None:
+    file = tmp_path / "gone.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ClaimsError, match=told) as caught:
+        resolve(f"reference:{file}")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ClaimsError, match=r"'reference:': expected reference:FILE\.toml"):
+        resolve("reference:")
 
 
 def test_claims_file_resolves_by_its_ending(tmp_path: Path) -> None:

@@ -122,3 +122,68 @@ def test_connections_are_listed_for_one_proxy_or_all_and_forgotten_on_demand(
     ask(server, "DELETE", "/connections")
     assert ask(server, "GET", "/connections")[1]["connections"] == []
     assert ask(server, "POST", "/connections")[0] == 405
+
+
+WISH = b'{"name":"asked","upstream":"127.0.0.1:1","listen":"127.0.0.1:0"}'
+
+
+@pytest.mark.parametrize("kind", rig.KINDS)
+def test_a_client_that_waits_to_be_told_to_go_on_is_told(kind: str) -> None:
+    """Neither one that is refused at once, nor one that sends no body, nor one of HTTP/1.0."""
+    with rig.start_server(kind) as server:
+        waits = b"host: a\r\nexpect: 100-Continue\r\n"
+        length = b"content-length: %d\r\n\r\n" % len(WISH)
+        go_on = b"HTTP/1.1 100 Continue\r\n\r\n"
+        with rig.connect(server.port) as client:
+            for status in (b"201", b"409"):
+                client.sendall(b"POST /proxies HTTP/1.1\r\n" + waits + length)
+                assert rig.read_exactly(client, len(go_on)) == go_on
+                client.sendall(WISH)
+                assert read_answer(client)[0] == status
+            client.sendall(b"GET /version HTTP/1.1\r\n" + waits + b"\r\n")
+            assert read_answer(client)[0] == b"200"
+        for head in (b"POST /nowhere HTTP/1.1\r\n" + waits + length, b"PUT /proxies HTTP/1.1\r\n" + waits + length):
+            with rig.connect(server.port) as client:
+                client.sendall(head)
+                assert read_answer(client)[0] in (b"404", b"405")
+        with rig.connect(server.port) as client:
+            client.sendall(b"POST /reset HTTP/1.0\r\n" + waits + length + WISH)
+            assert read_answer(client)[0] == b"204"
+        with rig.connect(server.port) as client:
+            client.sendall(b"POST /reset HTTP/1.1\r\nhost: a\r\nexpect: the best\r\n" + length + WISH)
+            status, head = read_answer(client)
+            assert (status, b"\r\nconnection: close" in head.lower()) == (b"417", True)
+
+
+def read_answer(client: socket.socket) -> tuple[bytes, bytes]:
+    """Status and head of one answer, which is read to its end."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += rig.read_exactly(client, 1)
+    lengths = [
+        int(line.partition(b":")[2]) for line in head.lower().splitlines() if line.startswith(b"content-length:")
+    ]
+    rig.read_exactly(client, sum(lengths))
+    return head.split()[1], head
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "none such"])
+@pytest.mark.parametrize("kind", rig.KINDS)
+def test_a_body_is_taken_as_it_is_whatever_its_encoding_is_called(kind: str, encoding: str) -> None:
+    with rig.start_server(kind) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=rig.LONG_S)
+        try:
+            for path, status in (("/proxies", 201), ("/nowhere", 404)):
+                connection.request("POST", path, WISH, {"Content-Encoding": encoding})
+                answer = connection.getresponse()
+                assert (answer.status, bool(answer.read())) == (status, True)
+        finally:
+            connection.close()
+
+
+@pytest.mark.parametrize("path", [b"/proxies", b"/nowhere"])
+def test_a_body_in_broken_pieces_is_refused_without_a_word_in_the_log(server: ServerProcess, path: bytes) -> None:
+    """The fixture sees that the server has said nothing."""
+    with rig.connect(server.port) as client:
+        client.sendall(b"POST %s HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n" % path)
+        assert read_answer(client)[0] in (b"400", b"404")

@@ -1,0 +1,50 @@
+"""What the mock servers would refuse is one line that says where; what they take is fine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.model import Load, ModelServer, Scenario, Stream
+from harness.programmes import PROGRAMMES
+from harness.property import catalogue
+from harness.sim.playable import check
+from harness.swarm import random_programme
+from harness.targets.reference import ReferenceTarget
+from harness.timeline import BadMetrics, FailingStatus, Kill, OverCapacity, Slow, Step, WrongLength
+
+PLAIN = Scenario("x", 2, Load((Stream("traffic", 0.0, 100.0, 20),)))
+NAMES = ("gpu-0", "gpu-1", "gpu-2", "gpu-3")
+
+
+def test_all_that_is_played_here_is_fine() -> None:
+    claims = ReferenceTarget().claims
+    for item in catalogue():
+        check(item.scenario(claims))
+    for make in PROGRAMMES.values():
+        check(replace(PLAIN, timeline=make(NAMES, 0.75, 1.0)))
+    for seed in range(20):
+        check(replace(PLAIN, timeline=random_programme(seed, NAMES, 4.0)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (FailingStatus("gpu-0", 1.0, 999), "FailingStatus: "),
+        (FailingStatus("gpu-0", 1.0, 503, share=1.5), "share"),
+        (Slow("gpu-0", 1.0, 0.0), "Slow: "),
+        (OverCapacity("gpu-0", 1.0, 5.0, burst=0), "OverCapacity: "),
+        (WrongLength("gpu-0", 1.0, 0), "WrongLength: "),
+        (BadMetrics("gpu-0", 1.0, "odd"), "BadMetrics: "),
+    ],
+)
+def test_a_fault_that_they_refuse_is_told_with_its_place(fault: Step, told: str) -> None:
+    with pytest.raises(ValueError, match=r"^scenario\.timeline\[1\]: ") as caught:
+        check(replace(PLAIN, timeline=(Kill("gpu-1", 0.5), fault)))
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_figures_of_the_servers_that_they_refuse() -> None:
+    with pytest.raises(ValueError, match=r"^scenario\.server: .*max_running"):
+        check(replace(PLAIN, server=ModelServer(max_running=-1)))

@@ -1,0 +1,60 @@
+"""Mutants whose passive ejection is wrong in one way each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from harness.balancer import ejection
+from harness.balancer.gateway import ReferenceGateway
+from harness.balancer.settings import EjectionSettings, Settings
+from harness.claims import Ejection
+
+GOOD = EjectionSettings(failures=5, open_s=1.0, cap_share=0.5)
+
+
+class Ejecting(ReferenceGateway):
+    """No fault: the reference with nothing on but passive ejection."""
+
+    claims: tuple[Ejection, ...] = (Ejection(failures=5, open_s=1.0, cap_share=0.5),)
+    ejection = GOOD
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(
+            Settings(
+                bounded_load=None,
+                checks=None,
+                breaker=None,
+                health=None,
+                hedge=None,
+                retry=None,
+                sessions=None,
+                ejection=self.ejection,
+            ),
+            random,
+        )
+
+
+class NoCap(Ejecting):
+    """Ejects whoever fails, all but the last one too."""
+
+    ejection = replace(GOOD, cap_share=1.0)
+
+
+class HalfTheTime(Ejecting):
+    """Is back after half the time."""
+
+    ejection = replace(GOOD, open_s=0.5)
+
+
+class _NobodyOfFew(ejection.Ejection):
+    def _places(self) -> int:
+        return int(0.1 * self._members)
+
+
+class CapOfNobody(Ejecting):
+    """Rounds a tenth of four down to nobody, and so never ejects."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._members._ejection = _NobodyOfFew(GOOD.failures, GOOD.open_s, GOOD.cap_share)

@@ -1,0 +1,153 @@
+"""Mutants whose limits are wrong in one way each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+
+from harness.balancer.gateway import ReferenceGateway
+from harness.balancer.limits import Admission, AdmissionSettings, Admitted, Bucket, BucketSettings, Queued, Refused
+from harness.balancer.protocol import Action, Event, Reply, SetTimer, TimerFired
+from harness.balancer.settings import Settings
+from harness.claims import Limits
+
+GOOD = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0), concurrency=8, queue=16)
+
+
+class Limiting(ReferenceGateway):
+    """No fault: the reference with nothing on but limits."""
+
+    claims: tuple[Limits, ...] = (Limits(rate_per_s=100.0, burst=20, concurrency=8, queue=16, by_urgency=True),)
+    limits: AdmissionSettings | None = GOOD
+    admission: type[Admission] = Admission
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(
+            Settings(
+                bounded_load=None,
+                checks=None,
+                breaker=None,
+                health=None,
+                hedge=None,
+                retry=None,
+                sessions=None,
+                limits=self.limits,
+            ),
+            random,
+        )
+        if self._doorway is not None and self.limits is not None:
+            self._doorway._admission = self.admission(self.limits)
+
+
+class NeverRefuses(Limiting):
+    """Has limits in its settings and nothing that reads them."""
+
+    limits = None
+
+
+class RunsMore(Limiting):
+    """Lets one in for every place that is free, and one more."""
+
+    limits = replace(GOOD, concurrency=9)
+
+
+class _ByTheClock(Bucket):
+    """So many in each second of the clock."""
+
+    def __init__(self, settings: BucketSettings) -> None:
+        super().__init__(settings)
+        self._second, self._count = -1, 0
+
+    def ready_s(self, amount: float, ahead: float = 0.0) -> float:
+        full = self._count + ahead + amount > self._rate_per_s
+        return float(self._second + 1) if full else -math.inf
+
+    def take(self, amount: float, now_s: float) -> None:
+        if int(now_s) != self._second:
+            self._second, self._count = int(now_s), 0
+        self._count += int(amount)
+
+
+class _Counts(Admission):
+    def __init__(self, settings: AdmissionSettings) -> None:
+        super().__init__(settings)
+        assert settings.requests is not None
+        self._by_request = _ByTheClock(settings.requests)
+
+
+class CountsBySecond(Limiting):
+    """Counts requests by the second of the clock instead of with a bucket."""
+
+    admission = _Counts
+
+
+class _DebitsAll(Admission):
+    def ask(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Refused:
+        answer = super().ask(request_id, urgency, tokens, now_s)
+        if isinstance(answer, Refused) and self._by_request is not None:
+            self._by_request.take(1.0, now_s)
+        return answer
+
+
+class CountsRefused(Limiting):
+    """Debits what it refuses as well, so that who asks too often gets nothing at all."""
+
+    admission = _DebitsAll
+
+
+class _Deaf(Admission):
+    def ask(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Refused:
+        return super().ask(request_id, "normal", tokens, now_s)
+
+
+class IgnoresUrgency(Limiting):
+    """First come, first served, whatever the urgency."""
+
+    admission = _Deaf
+
+
+class _ShedsOnly(Admission):
+    """Who waits with urgency is spared, and served last come the others."""
+
+    def _head(self):  # type: ignore[no-untyped-def]
+        return min(
+            ((next(iter(queue)), queue) for queue in self._queues.values() if queue),
+            key=lambda head: head[0],
+            default=None,
+        )
+
+
+class ServesInOrder(Limiting):
+    """Sheds by urgency, and serves those that wait in the order in which they came."""
+
+    admission = _ShedsOnly
+
+
+class AnswersErrors(Limiting):
+    """Tells those it refuses that it has failed."""
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        actions = super().handle(event, now_s)
+        return [replace(action, status=500) if isinstance(action, Reply) else action for action in actions]
+
+
+class RefusesLate(Limiting):
+    """Lets those it refuses wait for half a second before it says so."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self._held: dict[int, Reply] = {}
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        if isinstance(event, TimerFired) and event.timer_id in self._held:
+            return [self._held.pop(event.timer_id)]
+        actions: list[Action] = []
+        for action in super().handle(event, now_s):
+            if isinstance(action, Reply):
+                timer_id = -1_000_000 - action.request_id
+                self._held[timer_id] = action
+                actions.append(SetTimer(timer_id, now_s + 0.5))
+            else:
+                actions.append(action)
+        return actions

@@ -14,7 +14,6 @@ from suites.affinity import MOVED_AT_MOST
 from suites.scenarios import (
     CALM,
     KEY_MOVERS,
-    SWEEP_RATE_PER_S,
     disturbing_intervals_s,
     key_carrier,
     leave_and_return,
@@ -23,6 +22,7 @@ from suites.scenarios import (
 )
 
 KEYS = 300
+SWEEP_RATE_PER_S = 600.0
 START_S = 0.1
 
 CHANGE_S = 0.1

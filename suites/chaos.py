@@ -31,8 +31,14 @@ THINK_S = 0.1
 
 
 def node_crash(claims: Claims) -> Scenario:
-    """One of three backends is killed and is back 1.5 s later."""
-    return programme("node-crash", FLEET, claims, FOR_S)
+    """One of three backends is killed and is back 1.5 s later, under a closed loop, too.
+
+    That is a crowd of 30 chats that wait for their answers and think 0.1 s on average.
+    """
+    scenario = programme("node-crash", FLEET, claims, FOR_S)
+    chats = Chats(CHATS, THINK_S, scenario.end_s)
+    crowd = Stream(CROWD, 0.0, CHATS / THINK_S, KEYS, Keys(KEYS, "uniform"), timeout_s=PATIENCE_S, chats=chats)
+    return replace(scenario, load=replace(scenario.load, streams=(*scenario.load.streams, crowd)))
 
 
 def blackhole(claims: Claims) -> Scenario:
@@ -43,15 +49,6 @@ def blackhole(claims: Claims) -> Scenario:
 def grey_failure(claims: Claims) -> Scenario:
     """One of three backends takes half a second for everything, for 1.5 s."""
     return programme("grey-failure", FLEET, claims, FOR_S)
-
-
-def crowd(claims: Claims) -> Scenario:
-    """A backend crashes and returns under a closed loop, too: 30 chats that wait for their answers and think 0.1 s."""
-    scenario = node_crash(claims)
-    chats = Chats(CHATS, THINK_S, scenario.end_s)
-    asks = Stream(CROWD, 0.0, CHATS / THINK_S, KEYS, Keys(KEYS, "uniform"), timeout_s=PATIENCE_S, chats=chats)
-    load = replace(scenario.load, streams=(*scenario.load.streams, asks))
-    return replace(scenario, name=CROWD, load=load)
 
 
 @declare("chaos.node-crash.recovers", needs=(Failover,), scenario=node_crash)
@@ -83,6 +80,17 @@ def node_crash_answers_belong(history: History, claims: Claims) -> Findings:
     entry as in `integrity.answer-belongs-to-request`.
     """
     yield from answers_belong(history, claims)
+
+
+@declare("chaos.node-crash.crowd-keeps-its-pace", needs=(Failover,), scenario=node_crash)
+def crowd_keeps_its_pace(history: History, claims: Claims) -> Findings:
+    """Later than the claimed time after a return, a crowd that waits for its answers gets through as much as before.
+
+    In a closed loop nothing need be lost for harm to be done: whoever waits longer asks less. A balancer that goes on
+    trying the dead first, that has lost places for requests with the backend, or that has grown cautious, answers
+    everything and still serves fewer people. Counts are compared with their own chance, at nine tenths of the pace.
+    """
+    yield from keeps_pace(history, claims, CROWD)
 
 
 @declare("chaos.blackhole.recovers", needs=(Failover,), scenario=blackhole)
@@ -140,14 +148,3 @@ def grey_failure_answers_belong(history: History, claims: Claims) -> Findings:
     Hedges and time limits leave attempts behind whose answers come later; they must reach nobody.
     """
     yield from answers_belong(history, claims)
-
-
-@declare("chaos.crowd.keeps-its-pace", needs=(Failover,), scenario=crowd)
-def crowd_keeps_its_pace(history: History, claims: Claims) -> Findings:
-    """Later than the claimed time after a return, a crowd that waits for its answers gets through as much as before.
-
-    In a closed loop nothing need be lost for harm to be done: whoever waits longer asks less. A balancer that goes on
-    trying the dead first, that has lost places for requests with the backend, or that has grown cautious, answers
-    everything and still serves fewer people. Counts are compared with their own chance, at nine tenths of the pace.
-    """
-    yield from keeps_pace(history, claims, CROWD)

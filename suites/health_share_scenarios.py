@@ -14,7 +14,7 @@ from harness.stats import ALPHA, ShareTest
 from harness.timeline import CutOff, FailingStatus, NotReady, Slow
 
 SICK = "gpu-1"
-RATE_PER_S = 600.0
+RATE_PER_S = 750.0
 """Rate of what is judged, in seconds of a run that are short."""
 
 TRICKLE_PER_S = 100.0

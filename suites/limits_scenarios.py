@@ -60,8 +60,8 @@ NORMAL, CRITICAL = "normal", "critical"
 CROWD_TIMES = 2.0
 """So many times what the claimed number of requests at a time gets through is sent."""
 
-CRITICAL_SHARE = 0.1
-CRITICALS = 20
+CRITICAL_SHARE = 0.2
+CRITICALS = 16
 RATE_TO_SPARE = 0.8
 """Of the claimed rate a crowd takes at most this much, so that nobody is refused for the rate."""
 
@@ -73,7 +73,7 @@ MOST_FILLING_S = 2.0
 def crowd(claims: Claims) -> Scenario:
     """Twice what can be got through with the claimed number at a time: the queue is full of normal requests.
 
-    One request in ten is critical: far fewer than there is room for, so that the queue is never full of those.
+    One request in five is critical: far fewer than there is room for, so that the queue is never full of those.
     """
     limits = claims[Limits]
     if limits.concurrency is None or not limits.queue:

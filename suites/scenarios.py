@@ -77,7 +77,7 @@ def steady(claims: Claims) -> Scenario:
     traffic = Stream(
         name="traffic",
         start_s=0.1,
-        rate_per_s=600.0,
+        rate_per_s=800.0,
         requests=1000,
         keys=Keys(250, "sweep"),
         arrivals="poisson",
@@ -92,7 +92,7 @@ def steady(claims: Claims) -> Scenario:
 
 
 LEAVE_KEYS = 1000
-SWEEP_RATE_PER_S = 600.0
+SWEEP_RATE_PER_S = 800.0
 SETTLE_S = 0.8
 """From one sweep to the next, with a change a quarter of the way in: the rest is for a reload to be through."""
 

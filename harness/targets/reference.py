@@ -33,7 +33,10 @@ from harness.targets.gateway_target import GatewayTarget
 LIMITS = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0), concurrency=8, queue=16)
 """What the reference under test lets in where limits are on: so little that they can be put to the test live."""
 
-DEFAULTS = Settings(limits=LIMITS, ejection=EjectionSettings(failures=5, open_s=1.0, cap_share=0.5))
+SPARE_S = 0.5
+"""From when the first attempts at a silent backend are given up until nobody is sent there any more."""
+
+DEFAULTS = Settings(attempt_timeout_s=1.5, limits=LIMITS, ejection=EjectionSettings(failures=5, open_s=0.5, cap_share=0.5))
 """The reference as it is judged: with all that can be claimed."""
 
 
@@ -69,7 +72,7 @@ def _features(settings: Settings) -> list[Feature]:
     """What is switched on, claimed with its numbers."""
     features: list[Feature] = [
         Affinity(key="header:x-model-id", algorithm="ring", virtual_nodes=settings.virtual_nodes),
-        Failover(within_s=2.5),
+        Failover(within_s=settings.attempt_timeout_s + SPARE_S),
     ]
     if settings.update_policy is not None:
         features.append(Spread(policy=settings.update_policy))

@@ -127,14 +127,14 @@ def test_keys_of_survivors(algorithm: str, survivors: int, allowed: int, ok: boo
     found = only(only_departed_keys_move, leaving(moved(survivors), algorithm), claimed(algorithm))
     assert (found.ok, found.observed, found.bound, found.sample) == (ok, survivors, allowed, 750)
     assert found.exact
-    assert found.note == f"gpu-0 left at 2.0 s: {survivors} of 750 keys of the survivors moved"
+    assert found.note == f"gpu-0 left at 1.6 s: {survivors} of 750 keys of the survivors moved"
 
 
 @pytest.mark.parametrize(("survivors", "ok"), [(0, True), (1, False)])
 def test_jump_hashing_loses_its_last_backend(survivors: int, ok: bool) -> None:
     found = only(only_departed_keys_move, leaving(moved(survivors, leaver=3), "jump"), claimed("jump"))
     assert (found.ok, found.observed, found.bound, found.sample) == (ok, survivors, 0, 750)
-    assert found.note.startswith("gpu-3 left at 2.0 s")
+    assert found.note.startswith("gpu-3 left at 1.6 s")
 
 
 def test_without_survivors_no_finding() -> None:

@@ -138,7 +138,7 @@ def test_the_longest_claimed_time_counts() -> None:
 
 def crowded(paces: dict[float, float], claims: Claims = CLAIMS) -> History:
     """A crowd that asks so often (per second) from each of these times on."""
-    scenario = chaos.crowd(claims)
+    scenario = chaos.node_crash(claims)
     starts_s = [*paces, scenario.end_s]
     parts = [
         Stream("crowd", start_s, rate_per_s, round((until_s - start_s) * rate_per_s))
@@ -170,9 +170,9 @@ def test_the_pace_says_nothing_where_nothing_was_struck_or_nothing_is_left() -> 
 
 
 def test_the_crowd_is_a_closed_loop_for_the_whole_run() -> None:
-    scenario = chaos.crowd(CLAIMS)
+    scenario = chaos.node_crash(CLAIMS)
     (crowd,) = (stream for stream in scenario.load.streams if stream.chats is not None)
-    assert crowd.end_s == scenario.end_s == chaos.node_crash(CLAIMS).end_s
+    assert crowd.end_s == scenario.end_s
 
 
 # --- contained and nothing lost -----------------------------------------------------------------------------
@@ -265,8 +265,9 @@ def test_scenarios_last_until_all_has_recovered() -> None:
 
 
 def test_openai_has_neither_updates_nor_get() -> None:
-    (stream,) = chaos.node_crash(replace(CLAIMS, protocol="openai")).load.streams
-    assert len(stream.methods) == 1
+    streams = chaos.node_crash(replace(CLAIMS, protocol="openai")).load.streams
+    assert [stream.name for stream in streams] == ["traffic", chaos.CROWD]
+    assert [len(stream.methods) for stream in streams] == [1, 1]
 
 
 def test_properties_of_a_programme_share_its_run() -> None:

@@ -69,7 +69,7 @@ def test_scenarios_last_as_long_as_the_claims() -> None:
 def test_all_updates_come_over_connections_of_their_own(scenario_of: Callable[[Claims], Scenario]) -> None:
     streams = [stream for stream in scenario_of(CLAIMS).load.streams if stream.kind is Kind.UPDATE]
     assert {stream.connections.value for stream in streams} == {"fresh"}
-    assert max(stream.rate_per_s for stream in streams) <= 600.0
+    assert max(stream.rate_per_s for stream in streams) <= 750.0
     assert scenario_of(CLAIMS).end_s < 10.0
 
 

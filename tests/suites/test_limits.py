@@ -24,7 +24,7 @@ from suites.limits import (
     refusals_told_at_once,
     urgency_critical_first,
 )
-from suites.limits_scenarios import CRITICAL, HOT, NORMAL, crowd, hot_second
+from suites.limits_scenarios import CRITICAL, CRITICALS, HOT, NORMAL, crowd, hot_second
 from tests.suites.histories import SEED, history_of, only, outcome
 
 CLAIMS = Claims((Limits(rate_per_s=100.0, burst=20, concurrency=8, queue=16, by_urgency=True),))
@@ -199,7 +199,7 @@ def crowded(critical_waits_s: float | None, normal_waits_s: float = 0.5, service
 
 def test_critical_first() -> None:
     findings = urgency_critical_first(crowded(0.001), CLAIMS)
-    assert len(findings) == 20
+    assert len(findings) == CRITICALS
     assert all(isinstance(found, Held) and found.ok for found in findings)
 
 
@@ -222,9 +222,9 @@ def test_urgency_counts_only_where_that_is_claimed() -> None:
     assert urgency_critical_first(crowded(0.5), Claims((Limits(concurrency=8, queue=16),))) == []
 
 
-@pytest.mark.parametrize(("service_s", "most"), [(0.0999, 8), (0.112, 9)])
+@pytest.mark.parametrize(("service_s", "most"), [(0.124, 8), (0.126, 9)])
 def test_no_more_at_a_time_than_claimed(service_s: float, most: int) -> None:
-    """A normal request every 1/72 s; a critical one at the same time as every ninth of them makes one more."""
+    """A normal request every 1/64 s, so that the ninth comes an eighth of a second after the first."""
     history = crowded(0.5, service_s=service_s)
     normal = history.attempts[history.in_stream(NORMAL)[history.attempts["request"]]]
     found = only(concurrency_never_more, replace(history, attempts=normal), CLAIMS)

@@ -103,12 +103,13 @@ class Completions(OpenAi):
         prompt = data.get("prompt")
         # Always read: what is no prompt must not pass because a header says how long it is.
         prompts = ("",) if prompt is None else fields.prompts_of(prompt)
+        count = len(prompts)
         output_tokens = wire.limit_of(data, "max_tokens")
         if output_tokens is None:
             output_tokens = wire.DEFAULT_OUTPUT_TOKENS
         stream, include_usage = stream_options(data)
-        choices = wire.choices_of(data, output_tokens, len(prompts))
-        each = choices // len(prompts)
+        choices = wire.choices_of(data, output_tokens, count)
+        each = choices // count
         if data.get("best_of") not in (None, each):
             seen = wire.shown(data["best_of"])
             raise BadRequestError(f"best_of is {seen}, expected n, here {each}: all that is made is given", "best_of")
@@ -119,7 +120,7 @@ class Completions(OpenAi):
             0 if stopped else output_tokens,
             stream,
             include_usage,
-            prompts[0] if len(prompts) == 1 else "",
+            prompts[0] if count == 1 else "",
             "stop" if stopped else "length",
             choices=choices,
         )

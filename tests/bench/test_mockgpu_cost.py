@@ -25,7 +25,7 @@ from mockgpu.log import AttemptLog, Kind, Outcome, Row, read_header, read_rows
 HERE = Path(__file__).parent
 CONNECTIONS = 32
 ROUND_S = 0.3
-ROUNDS = 12
+PAIRS, ROUNDS = 5, 4
 
 
 def setup_of(service_s: float = 0.0, step_s: float = 0.0) -> Setup:
@@ -110,28 +110,35 @@ def cost_us(server: Server, request: bytes) -> float:
     return (server.cpu_s() - before_s) / answers * 1e6
 
 
-def compared(ours: Server, theirs: Server) -> float:
-    """Our cost as a multiple of theirs: the median over many short rounds, which take turns at being first."""
-    rounds = []
-    for number in range(ROUNDS):
-        costs = {server: cost_us(server, request_of()) for server in ((ours, theirs) if number % 2 else (theirs, ours))}
-        rounds.append((costs[ours], costs[theirs]))
-    del rounds[:2]  # to warm up
-    ratio = statistics.median(one / other for one, other in rounds)
-    mine, other = (statistics.median(each) for each in zip(*rounds, strict=True))
-    print(f"\nmock {mine:.1f} µs, bare {other:.1f} µs, ratio {ratio:.2f}")
-    return ratio
+def compared(folder: Path, service_s: float) -> float:
+    """Our cost as a multiple of theirs, for requests that take so long: the median of the medians of five pairs.
+
+    Rounds are short, and the two take turns at being first. Each pair of processes is new: where things come to lie in
+    memory moves the ratio by some hundredths for as long as a process lives.
+    """
+    ratios = []
+    for pair in range(PAIRS):
+        (place := folder / f"pair-{pair}").mkdir()
+        with mock(place, setup_of(service_s)) as ours, bare(service_s) as theirs:
+            rounds = []
+            for number in range(ROUNDS):
+                first, second = (ours, theirs) if number % 2 else (theirs, ours)
+                costs = {server: cost_us(server, request_of()) for server in (first, second)}
+                rounds.append((costs[ours], costs[theirs]))
+        del rounds[:1]  # to warm up
+        ratios.append(statistics.median(one / other for one, other in rounds))
+        mine, other = (statistics.median(each) for each in zip(*rounds, strict=True))
+        print(f"\nmock {mine:.1f} µs, bare {other:.1f} µs, ratio {ratios[-1]:.2f}", end="")
+    return statistics.median(ratios)
 
 
 def test_a_request_costs_no_more_than_half_again_as_much_as_bare_aiohttp(tmp_path: Path) -> None:
-    with mock(tmp_path, setup_of()) as ours, bare(0.0) as theirs:
-        assert compared(ours, theirs) <= 1.5
+    assert compared(tmp_path, 0.0) <= 1.5
 
 
 def test_a_request_that_takes_its_time(tmp_path: Path) -> None:
     """Five milliseconds: against asyncio.sleep, which is cheaper because it wakes in whole milliseconds, for many."""
-    with mock(tmp_path, setup_of(0.005)) as ours, bare(0.005) as theirs:
-        assert compared(ours, theirs) <= 3.0
+    assert compared(tmp_path, 0.005) <= 3.0
 
 
 def test_an_event_of_a_stream_costs_little_more_than_with_bare_aiohttp(tmp_path: Path) -> None:

@@ -36,7 +36,11 @@ LIMITS = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0)
 SPARE_S = 0.5
 """From when the first attempts at a silent backend are given up until nobody is sent there any more."""
 
-DEFAULTS = Settings(attempt_timeout_s=1.5, limits=LIMITS, ejection=EjectionSettings(failures=5, open_s=0.5, cap_share=0.5))
+DEFAULTS = Settings(
+    attempt_timeout_s=1.5,
+    limits=LIMITS,
+    ejection=EjectionSettings(failures=5, open_s=0.5, cap_share=0.5),
+)
 """The reference as it is judged: with all that can be claimed."""
 
 

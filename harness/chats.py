@@ -38,7 +38,9 @@ class Crowd:
             _check(stream)
             asked = asked_by(load, index, seed)
             self.asked += asked
-            talks = itertools.cycle(_talks(asked))
+            everything = _talks(asked)
+            # No two workers hold the same conversation at a time, unless there are fewer than workers.
+            talks = itertools.cycle(everything[worker::workers] or everything)
             for number in range(stream.chats.count):
                 if (dealt + number) % workers == worker:
                     thinking = random.Random(f"{seed}/chat/{index}/{number}")

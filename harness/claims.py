@@ -114,12 +114,14 @@ class Failover(Feature):
 class Ejection(Feature):
     """Passive ejection: after `failures` failed attempts in a row a backend gets nothing for `open_s`.
 
-    Of the backends at most `cap_share` (above 0, up to 1) are out at once, but one always may be; None: not claimed.
+    `statuses`: answers that count as failures, besides connections that fail. Of the backends at most `cap_share`
+    (above 0, up to 1) are out at once, but one always may be; None: not claimed.
     """
 
     table: ClassVar[str] = "ejection"
     failures: int = 3
     open_s: float = 1.0
+    statuses: tuple[int, ...] = ()
     cap_share: float | None = None
 
     def __post_init__(self) -> None:

@@ -174,6 +174,8 @@ def _check_load(scenario: Scenario) -> None:
             f"scenario.load.key_carrier: {load.key_carrier!r}: expected header:NAME, json:PATH, cookie:NAME, session or"
             " prompt-prefix:N"
         )
+    if not load.streams:
+        raise ValueError("scenario.load.streams: none: expected one at least")
     for number, stream in enumerate(load.streams):
         place = f"scenario.load.streams[{number}]"
         for told in _out_of_range(stream):

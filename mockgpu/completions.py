@@ -139,11 +139,17 @@ class Completions(OpenAi):
         """text_completion events; the last token's has the finish reason."""
         head = _head(ask, served, "text_completion")
         first, *further = _afters(ask, f'"text": "{wire.WORD}", "logprobs": null')
+        nothing = [
+            f'data: {head}"choices": [{{"index": {index}, "text": "", "logprobs": null, '
+            f'"finish_reason": "{ask.finish}"}}]}}\n\n'
+            for index in range(ask.choices)
+        ]
         return Events(
             before=f'data: {head}"token": '.encode(),
             after=first[0],
             last_after=first[1],
             closing=_end(ask, served, head),
+            empty="".join(nothing).encode(),
             further=tuple(further),
         )
 

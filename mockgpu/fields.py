@@ -85,6 +85,7 @@ RESPONSE: dict[str, Rule] = {
     "metadata": _OBJECT,
     "parallel_tool_calls": _FLAG,
     "previous_response_id": _TEXT,
+    "stream_options": _OBJECT,
     "tool_choice": _CHOICE,
     "tools": _list_of(dict, "objects"),
 }

@@ -93,7 +93,7 @@ def _find(path: str) -> Mapping[str, Handler] | None:
     if path.startswith("/v1/models/"):
         return {"GET": extras.model}
     if path.startswith("/v2/models/") and path != "/v2/models/":
-        if path.endswith("/infer"):
+        if path.endswith("/infer") and path != "/v2/models/infer":
             return {"POST": repository.model}  # never called: each POST is an inference
         return {"GET": repository.model}
     if path.startswith("/v2/repository/models/"):

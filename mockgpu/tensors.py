@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -76,10 +77,10 @@ def read_inputs(data: Mapping[str, Any], raw: bytes) -> list[Tensor]:
             raise BadRequestError(f"inputs holds {shown(given)}, expected an object with a name", "inputs")
         tensor, raw = _read_input(given, raw)
         tensors.append(tensor)
-    names = [tensor.name for tensor in tensors]
-    twice = next((name for name in names if names.count(name) > 1), None) if len(names) > 1 else None
-    if twice is not None:
-        raise BadRequestError(f"two inputs are named {shown(twice)}, expected different names", "inputs")
+    if len(tensors) > 1:
+        twice = [name for name, count in Counter(tensor.name for tensor in tensors).items() if count > 1]
+        if twice:
+            raise BadRequestError(f"two inputs are named {shown(twice[0])}, expected different names", "inputs")
     if raw:
         raise BadRequestError(f"{len(raw)} bytes follow the tensors, expected none", "inputs")
     return tensors

@@ -70,8 +70,12 @@ class Visit:
 
     async def whole(self, ask: wire.Ask) -> web.StreamResponse:
         """Answer when all tokens are there."""
-        for _ in self._api.build(ask):
+        stay = self.stay
+        assert stay is not None
+        for _ in () if stay.refused else self._api.build(ask):
             await asyncio.sleep(0)
+            if stay.refused:  # meanwhile
+                break
         if not await self._come_to(Stage.ENDED):
             return await self._refuse()
         response = await self._complete(self._api.whole(ask, self._served()), ask.output_tokens, ask.choices)

@@ -267,7 +267,16 @@ def keeps_pace(history: History, claims: Claims, crowd: str) -> Findings:
     share = PACE * later_s / (PACE * later_s + lasts_s)
     least, _ = band(binomial_pmf(before + after, share), 2 * PROGRAMME_ALPHA)
     note = f"{before / lasts_s:.0f} a second before, {after / later_s:.0f} after: {after}, {least} at least due"
-    yield held(after >= least, after_s[0], after, least, sample=before + after, alpha=PROGRAMME_ALPHA, note=note)
+    yield held(
+        after >= least,
+        after_s[0],
+        after,
+        least,
+        until_s=history.scenario.end_s,
+        sample=before + after,
+        alpha=PROGRAMME_ALPHA,
+        note=note,
+    )
 
 
 # --- any programme ------------------------------------------------------------------------------------------

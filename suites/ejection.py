@@ -37,6 +37,8 @@ LEAST_IN_WINDOW = 25
 
 def _failing(name: str, claims: Claims, backends: int, sick: int) -> Scenario:
     ejection = claims[Ejection]
+    if FAILURE not in ejection.statuses:
+        raise UnsupportedError(f"an answer of {FAILURE} is not claimed to count as a failure")
     rate_per_s = max(RATE_PER_S, LEAST_IN_WINDOW * backends / (WINDOW_SHARE * ejection.open_s))
     lasts_s = STAYS * ejection.open_s + 4 * ejection.failures * backends / rate_per_s
     if rate_per_s > 2000 or lasts_s > 20:
@@ -85,10 +87,9 @@ def out_gets_nothing(history: History, claims: Claims) -> Findings:
         return
     ejection, late_s = claims[Ejection], _late_s(history)
     mine = history.attempts[(history.attempts["backend"] == fault.backend) & (history.attempts["request"] >= 0)]
-    mine = mine[mine["start_s"] >= fault.effective_s]
     over_s, end_s = -np.inf, history.scenario.phase(FAILING).end_s
     while True:
-        failed_s = np.sort(mine["end_s"][(mine["start_s"] >= over_s) & (mine["status"] == FAILURE)])
+        failed_s = np.sort(mine["end_s"][(mine["start_s"] >= over_s - late_s) & (mine["status"] == FAILURE)])
         if len(failed_s) < ejection.failures:
             return
         began_s = float(failed_s[ejection.failures - 1])
@@ -118,6 +119,9 @@ def cap_never_more(history: History, claims: Claims) -> Findings:
     out = np.zeros(len(moments_s), dtype=np.int64)
     for number in range(scenario.backends):
         out += _silent(np.sort(attempts["start_s"][attempts["backend"] == number]), moments_s, window_s)
+    # The last one never fails, so it is never out: where it got nothing either, something stood still on the way.
+    healthy = np.sort(attempts["start_s"][attempts["backend"] == scenario.backends - 1])
+    out[_silent(healthy, moments_s, window_s)] = 0
     if not len(out) or not out.any():
         return
     worst = int(out.argmax())

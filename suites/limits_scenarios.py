@@ -77,7 +77,7 @@ def crowd(claims: Claims) -> Scenario:
     """
     limits = claims[Limits]
     if limits.concurrency is None or not limits.queue:
-        raise UnsupportedError("no queue is claimed")
+        raise UnsupportedError("no number of requests at a time is claimed, or no queue")
     most_per_s = math.inf if limits.rate_per_s is None else RATE_TO_SPARE * limits.rate_per_s
     service_s = max(SERVICE_S, CROWD_TIMES * limits.concurrency / most_per_s)
     through_per_s = limits.concurrency / service_s

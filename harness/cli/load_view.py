@@ -138,7 +138,8 @@ def closing_line(
         return none_good_line(figures, timeout_s)
     if late and not broken:
         told = " and ".join(repr(item.text) for item in late)
-        return f"{told} could not be judged: the generator was late itself; take a lower rate or a quieter machine"
+        slower = "fewer chats" if figures.closed else "a lower rate"
+        return f"{told} could not be judged: the generator was late itself; take {slower} or a quieter machine"
     return None
 
 

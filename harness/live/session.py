@@ -298,7 +298,7 @@ class _Run:
 
 def check_recorded(requests: Rows, scenario: Scenario, seed: int) -> None:
     """HarnessError unless all requests of the open loop are recorded, and those of chats are numbered on from there."""
-    chats = np.array([stream.chats is not None for stream in scenario.load.streams])
+    chats = np.array([stream.chats is not None for stream in scenario.load.streams], dtype=bool)
     expected, recorded = len(draw(scenario.load, seed)), int(np.count_nonzero(~chats[requests["stream"]]))
     if recorded != expected:
         raise HarnessError(f"the load process recorded {recorded} requests, {expected} were to be sent")

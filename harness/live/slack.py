@@ -82,7 +82,7 @@ def slack_by_second(
     """
     slack = np.full(int(scenario.end_s) + 1, calibrated_s)
     # A request that waits for its only connection is late by the balancer's doing, not by the generator's.
-    paced = np.array([stream.connections is not Connections.ONE for stream in scenario.load.streams])
+    paced = np.array([stream.connections is not Connections.ONE for stream in scenario.load.streams], dtype=bool)
     own = paced[requests["stream"]] & ~np.isnan(requests["sent_s"])
     _raise(slack, requests["intended_s"][own], (requests["sent_s"] - requests["intended_s"])[own])
     served = ~np.isnan(attempts["service_actual_s"])

@@ -98,7 +98,8 @@ class Steps:
         for place in ended:
             del in_force[place]
             self._healed(place, effective_s or time.monotonic())
-        in_force[position] = fault
+        if not isinstance(fault, Evict):  # it is over at once
+            in_force[position] = fault
         self.note(position, fault, asked_s, effective_s)
 
     def _heal(self, position: int, fault: Fault) -> None:

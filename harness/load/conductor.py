@@ -83,6 +83,11 @@ class Conductor:
         return [client.id for client in runner.clients.all if client.state != STATE_MISSING]
 
     @property
+    def chats(self) -> int:
+        """How many chats the run under way has."""
+        return self._now.plan.chats if self._now is not None else 0
+
+    @property
     def size(self) -> int:
         """How many players a run has: the one under way, else one that began now."""
         now = self._now
@@ -136,9 +141,8 @@ class Conductor:
             self._await(now, lambda player: not now.receipts[player].complete, ends_s)
             self._write(now)
             if not now.stopping:
-                missing = sum(now.receipts[player].missing for player in now.lost)
                 left = "what came before is in the file, the run as a whole proves nothing"
-                self._complain(now, f"and with them the records of {missing} or more requests; {left}")
+                self._complain(now, f"and with them the records of {_lost(now)}; {left}")
         except Exception as error:
             self._fail(str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}")
         finally:
@@ -234,13 +238,12 @@ class Conductor:
     def _write(self, now: Performance) -> None:
         numbers: dict[str, int] = {}
         rows = np.concatenate([receipts.all_rows(numbers) for receipts in now.receipts.values()])
-        lost = sum(now.receipts[player].missing for player in now.lost)
         about = {
             **now.plan.as_data(),
             "backends": list(numbers),
             "began_unix_s": now.began_unix_s,
             "clock_error_s": now.clock_error_s,
-            "lost": lost,
+            "lost": None if _unknown(now) else _missing(now),
             "leaving": sorted(number for receipts in now.receipts.values() for number in receipts.leaving),
             "players": [
                 {"rows": receipts.rows, "lateness_s": receipts.lateness_s} for receipts in now.receipts.values()
@@ -250,7 +253,7 @@ class Conductor:
             del about[name]
         late = max((receipts.lateness_s.get("p99", 0.0) for receipts in now.receipts.values()), default=0.0)
         unsent = int((rows["failure"] == Failure.NOT_SENT).sum())
-        told = f"{len(rows)} records from {len(now.receipts)} players, {lost} lost, {unsent} of requests not sent"
+        told = f"{len(rows)} records from {len(now.receipts)} players, {_lost(now)} lost, {unsent} not sent"
         told += f"; p99 of lateness {late * 1e3:.2f} ms"
         if now.out:
             records.write_requests(Path(now.out), rows, about)
@@ -267,3 +270,19 @@ class Conductor:
 
     def _say(self, player: str, kind: str, **data: Any) -> None:
         self.runner.send_message(named(kind), data, player)
+
+
+def _missing(now: Performance) -> int:
+    """How many records the players that are lost still owed, as far as is known."""
+    return sum(now.receipts[player].missing for player in now.lost)
+
+
+def _unknown(now: Performance) -> bool:
+    """Whether nobody can say that: what chats would have asked is not known before."""
+    return bool(now.lost) and now.plan.chats > 0
+
+
+def _lost(now: Performance) -> str:
+    if _unknown(now):
+        return "an unknown number of requests"
+    return f"{_missing(now)} or more requests" if now.lost else "none"

@@ -25,7 +25,7 @@ from harness.load.conductor import Conductor
 from harness.load.job import Job, text_of
 from harness.load.messages import Plan
 from harness.load.player import Player
-from harness.load.profiles import PROFILES, crowd_of, load_of, planned
+from harness.load.profiles import PROFILES, chats_in, crowd_of, load_of, planned
 from harness.model import ClaimsError, HarnessError, SteelyardError
 
 DURATION_S = 30.0
@@ -57,8 +57,7 @@ class Shape(LoadTestShape):
         conductor = self.conductor
         if conductor is None or conductor.finished:
             return None
-        options: Any = conductor.environment.parsed_options
-        users = max(options.chats, conductor.size, 1)
+        users = max(conductor.chats, conductor.size, 1)
         return users, users
 
 
@@ -133,16 +132,20 @@ def _plan(environment: Environment) -> Plan:
         load = load_of(options.profile, options.rate, options.duration)
     requests = planned(load)
     lasts_s = max((stream.end_s for stream in load.streams), default=0.0) if job else options.duration
+    chats = chats_in(load)
+    rate_per_s = requests / max(lasts_s, 1e-9) if job else options.rate
+    if chats:
+        rate_per_s = 0.0  # chats have none
     return Plan(
         run=0,
         profile=f"job:{options.job}" if job else options.profile,
-        rate_per_s=requests / max(lasts_s, 1e-9) if job else options.rate,
+        rate_per_s=rate_per_s,
         duration_s=lasts_s,
         seed=job.seed if job else options.seed,
         nonce=0,
         url=_site(environment.host or (job.url if job else "")),
         protocol=job.protocol if job else options.protocol,
-        chats=0 if job else options.chats,
+        chats=chats,
         think_s=options.think_time,
         worker=0,
         workers=1,

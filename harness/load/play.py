@@ -148,12 +148,7 @@ class Play:
 
     def walk(self) -> None:
         """Send everything there is to send, then wait for all answers."""
-        chats = gevent.pool.Group()
-        for chat in self._crowd.chats:
-            talking = gevent.Greenlet(self._talk, chat)
-            for group in (chats, self._at_work):
-                group.add(talking)
-            talking.start()
+        talking = [self._at_work.spawn(self._talk, chat) for chat in self._crowd.chats]
         for lane in self._lanes.values():
             self._at_work.spawn(lane.work)
         with Pacer() as pacer:
@@ -174,7 +169,7 @@ class Play:
                 gevent.sleep(0)  # it goes out now, not after the next one is ready
         for lane in self._lanes.values():
             lane.queue.put(None)
-        chats.join(raise_error=True)
+        gevent.joinall(talking, raise_error=True)
         self._at_work.join()
 
     def close(self) -> None:

@@ -28,8 +28,8 @@ LONG_S = 60.0
 """Patience of clients whose answers may be long."""
 
 QUICK_S = 0.1
-LEAST_DIFFERENT, MOST_DIFFERENT = 1_000, 20_000
-"""How many different requests are drawn for chats."""
+LEAST_DIFFERENT, MOST_DIFFERENT, A_CHAT = 1_000, 20_000, 12
+"""How many different requests are drawn for chats: the second but for very many chats, which get `A_CHAT` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,18 @@ def crowd_of(name: str, count: int, think_s: float, duration_s: float) -> Load:
     if asked >= 1 << NUMBER_BITS:
         told = f"{count} chats for {duration_s:g} s may ask {asked:.0f} requests"
         raise ClaimsError(f"{told}: expected less than {1 << NUMBER_BITS}; make it shorter, or have fewer")
-    different = min(max(asked, LEAST_DIFFERENT), MOST_DIFFERENT)
+    different = min(max(asked, LEAST_DIFFERENT), max(MOST_DIFFERENT, count * A_CHAT))
     load = load_of(name, different / duration_s, duration_s)
     if not all(isinstance(stream.shape, Constant | Poisson | Recorded) for stream in load.streams):
         raise ClaimsError(f"load profile {name!r} as chats: expected one of a constant rate, as poisson or chat")
     (stream,) = talking(load, count, think_s).streams
     # A trace of few requests would end early.
     return replace(load, streams=(replace(stream, chats=Chats(count, think_s, duration_s)),))
+
+
+def chats_in(load: Load) -> int:
+    """How many chats the closed loops of `load` have together."""
+    return sum(stream.chats.count for stream in load.streams if stream.chats)
 
 
 def planned(load: Load) -> int:

@@ -33,6 +33,9 @@ from harness.targets.gateway_target import GatewayTarget
 LIMITS = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0), concurrency=8, queue=16)
 """What the reference under test lets in where limits are on: so little that they can be put to the test live."""
 
+COUNTED = (500, 502, 503, 504)
+"""Answers that the balancer takes for failures: all from 500 on, of which these are claimed."""
+
 SPARE_S = 0.5
 """From when the first attempts at a silent backend are given up until nobody is sent there any more."""
 
@@ -85,7 +88,7 @@ def _features(settings: Settings) -> list[Feature]:
     if settings.ejection is not None:
         ejection = settings.ejection
         cap_share = None if ejection.cap_share == 1 else ejection.cap_share
-        features.append(Ejection(failures=ejection.failures, open_s=ejection.open_s, cap_share=cap_share))
+        features.append(Ejection(ejection.failures, ejection.open_s, COUNTED, cap_share))
     if (checks := settings.checks) is not None:
         features.append(HealthChecks(checks.interval_s, checks.timeout_s, checks.unhealthy, checks.healthy))
     if (breaker := settings.breaker) is not None:

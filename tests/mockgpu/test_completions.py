@@ -75,7 +75,9 @@ def test_a_streamed_completion_numbers_its_tokens() -> None:
 def test_usage_comes_only_where_asked_for() -> None:
     ask = Ask("m", 1, 1, True, False)
     assert len(events_of(Completions().events(ask, SERVED), 1)) == 2
-    assert events_of(Completions().events(Ask("m", 1, 0, True), SERVED), 0) == ["data: [DONE]"]
+    (only, done) = events_of(Completions().events(Ask("m", 1, 0, True), SERVED), 0)
+    (choice,) = only["choices"]
+    assert (choice["text"], choice["finish_reason"], done) == ("", "length", "data: [DONE]")
 
 
 def test_a_stop_that_occurs_leaves_nothing() -> None:

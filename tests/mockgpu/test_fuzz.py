@@ -276,7 +276,7 @@ DEEP = [
       ('{"messages": @}', '{"messages": [@]}', '{"messages": [{"role": @}]}', '{"messages": [{"content": @}]}',
        '{"messages": [{"content": [{"text": @}]}]}', '{"messages": [{}], "tools": @}', '{"max_completion_tokens": @}')],
     *[("/v1/responses", '{"input": "a", "NAME": @}'.replace("NAME", name)) for name in
-      ("input", "instructions", "max_output_tokens")],
+      ("input", "instructions", "max_output_tokens", "stream_options")],
     *[("/v1/embeddings", '{"input": "a", "NAME": @}'.replace("NAME", name)) for name in
       ("input", "dimensions", "encoding_format")],
     *[("/v1/updates", '{"NAME": @}'.replace("NAME", name)) for name in ("model", "prompt", "seed", "mock_fault")],

@@ -16,7 +16,7 @@ GOOD = EjectionSettings(failures=5, open_s=1.0, cap_share=0.5)
 class Ejecting(ReferenceGateway):
     """No fault: the reference with nothing on but passive ejection."""
 
-    claims: tuple[Ejection, ...] = (Ejection(failures=5, open_s=1.0, cap_share=0.5),)
+    claims: tuple[Ejection, ...] = (Ejection(failures=5, open_s=1.0, statuses=(500,), cap_share=0.5),)
     ejection = GOOD
 
     def __init__(self, random: Random) -> None:

@@ -16,7 +16,7 @@ from harness.property import Held
 from suites.ejection import FAILURE, cap_never_more, many_fail, one_fails, out_gets_nothing
 from tests.suites.histories import history_of, only
 
-CLAIMS = Claims((Ejection(failures=3, open_s=1.0, cap_share=0.5),))
+CLAIMS = Claims((Ejection(failures=3, open_s=1.0, statuses=(500,), cap_share=0.5),))
 
 
 def ejecting(scenario: Scenario, sick: int, out: Callable[[int, float], bool]) -> History:
@@ -91,10 +91,11 @@ def test_where_nobody_is_out_no_cap_is_put_to_the_test() -> None:
 @pytest.mark.parametrize(
     ("ejection", "scenario", "told"),
     [
-        (Ejection(), many_fail, "no cap is claimed"),
-        (Ejection(cap_share=0.75), many_fail, "a cap of 0.75 is none for 4 backends"),
-        (Ejection(open_s=0.05), one_fails, "too short or too long to be seen"),
-        (Ejection(open_s=30.0), one_fails, "too short or too long to be seen"),
+        (Ejection(), one_fails, "500 is not claimed to count as a failure"),
+        (Ejection(statuses=(500,)), many_fail, "no cap is claimed"),
+        (Ejection(statuses=(500,), cap_share=0.75), many_fail, "a cap of 0.75 is none for 4 backends"),
+        (Ejection(open_s=0.05, statuses=(500,)), one_fails, "too short or too long to be seen"),
+        (Ejection(open_s=30.0, statuses=(500,)), one_fails, "too short or too long to be seen"),
     ],
 )
 def test_what_cannot_be_put_to_the_test(ejection: Ejection, scenario: Callable[[Claims], Scenario], told: str) -> None:

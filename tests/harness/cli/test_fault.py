@@ -42,10 +42,18 @@ def test_add_list_and_clear(stage: Up) -> None:
 
 
 def test_what_never_takes_effect_is_exit_code_1(stage: Up) -> None:
+    """A thin way for what is far less than it lets through."""
+    done = stage.fault("add", "--name", "two", "gpu-1", "bandwidth", "--kb-per-s", "1000000")
+    assert done.returncode == 1, done
+    assert done.stdout == "bandwidth on gpu-1 never took effect: no probe saw it, so it was taken back\n"
+    assert stage.fault("list", "--json", "--name", "two").stdout == "[]\n"
+
+
+def test_what_would_hide_behind_another_fault_is_exit_code_2(stage: Up) -> None:
     assert stage.fault("add", "--name", "two", "gpu-1", "down").returncode == 0
     done = stage.fault("add", "--name", "two", "gpu-1", "latency", "--latency", "1s")
-    assert done.returncode == 1
-    assert done.stdout == "latency on gpu-1 never took effect: no probe saw it, so it was taken back\n"
+    assert done.returncode == 2
+    assert "latency does not go with it: no probe would see it behind that" in done.stderr
     assert stage.fault("clear", "--name", "two").stdout == "down on gpu-1 cleared\n"
 
 

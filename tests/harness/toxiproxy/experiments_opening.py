@@ -78,7 +78,7 @@ def dial_refused(lab: Lab) -> dict[str, object]:
     with rig.connect(port) as silent:
         no_data = read(silent, patience_s=2).ending
     after_send = "EOF"
-    for _ in range(20):  # only a client whose data is there before the proxy closes is reset
+    for _ in range(300):  # a matter of microseconds: only a client whose data is there before the proxy closes is reset
         if after_send == "EOF":
             with rig.connect(port) as talker:
                 failure = fails_with(partial(talker.sendall, b"GET / HTTP/1.1\r\n\r\n"))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from harness.arrivals import Arrival, asked_by
-from harness.model import Connections, Load, Stream
+from harness.model import Connections, Failure, Load, Stream
 
 BACK_OFF_S = 0.05
 """How long a chat waits at least after a failure."""
@@ -77,6 +77,11 @@ class Chat:
             self._turns = iter(next(self._talks))
             turn = next(self._turns)
         return replace(turn, number=next(self._numbers), at_s=at_s)
+
+
+def disappoints(failure: Failure, status: int) -> bool:
+    """Whether an answer was none, or an error: its chat backs off."""
+    return failure is not Failure.NONE or status >= 400
 
 
 def _talks(asked: Iterable[Arrival]) -> list[list[Arrival]]:

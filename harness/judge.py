@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.claims import Feature, Limits
+from harness.claims import FEATURES, Feature, Limits
 from harness.course import course_of
 from harness.frozen import stretched
 from harness.history import History
@@ -102,6 +102,7 @@ class Judge:
             for feature in without + item.off
             if feature in claims and feature.table in self._target.switches
         )
+        off |= self._target.switches - FEATURES.keys()  # no claim is about them, so no property could allow for them
         # A scenario is made for what is on: only its numbers and intervals can play a part in the run.
         on = replace(claims, features=tuple(feature for feature in claims.features if feature.table not in off))
         return replace(item.scenario(on), off=off)

@@ -50,13 +50,14 @@ class Launch:
     """Files to write (by path relative to the workdir) and the command that starts the balancer in the foreground.
 
     `start` empty: the balancer runs already. `check` is run first where given; if it exits with anything but 0 the
-    configuration was refused.
+    configuration was refused. `early`: the command waits for its files, so it may be started while its backends are.
     """
 
     files: Mapping[str, str]
     start: tuple[str, ...]
     check: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    early: bool = False
 
 
 # --- steps of a membership change -------------------------------------------------------------------------

@@ -198,8 +198,11 @@ class Engine:
 
     def leave(self, stay: Stay) -> None:
         """Take a job out whose client has gone; does nothing if it has ended."""
+        if stay.job.id not in self._stays:
+            return
+        now_s = time.monotonic()
+        self._pump(now_s)  # what was due by now has happened, perhaps its end
         if self._stays.pop(stay.job.id, None) is not None:
-            now_s = time.monotonic()
             self._gpu.cancel(now_s, stay.job.id)
             self._pump(now_s)
 

@@ -25,7 +25,7 @@ def more_models_than_fit_one(claims: Claims) -> Scenario:
     traffic = Stream(
         name="traffic",
         start_s=0.1,
-        rate_per_s=250.0,
+        rate_per_s=320.0,
         requests=1000,
         keys=Keys(MODELS_PER_BACKEND * backends, "uniform"),
         arrivals="poisson",

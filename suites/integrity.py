@@ -19,7 +19,7 @@ ENDED_BY = (Kill.__name__, Restart.__name__)
 
 
 CALM_PER_S, RUSH_PER_S = 120.0, 600.0
-RUSH = Spike(CALM_PER_S, RUSH_PER_S, at_s=1.0, for_s=0.4, duration_s=2.0)
+RUSH = Spike(CALM_PER_S, RUSH_PER_S, at_s=0.6, for_s=0.4, duration_s=1.5)
 MOST_BYTES = 200_000
 """Of a body: what every balancer takes as it is shipped (nginx: a megabyte)."""
 

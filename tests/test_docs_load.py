@@ -16,8 +16,8 @@ from harness.chats import BACK_OFF_S
 from harness.cli import app
 from harness.live.ports import is_free
 from harness.load.figures import MOST_LATE
-from harness.load.in_flight import MOST_IN_FLIGHT
 from harness.load.profiles import LONG_S, MOST_DIFFERENT, PROFILES, load_of
+from harness.load.share import MOST_IN_FLIGHT
 from harness.load.thresholds import threshold_of
 from harness.load.traces import MOST_TOKENS
 from harness.load.wire import NUMBER_BITS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from harness.balancer.breaker import BreakerSettings
@@ -16,8 +18,22 @@ from harness.balancer.retry import RetrySettings
 from harness.balancer.session_affinity import AffinitySettings
 from harness.claims import BoundedLoad, Breaker, Ejection, HealthChecks, HealthShare, Hedge, Limits, Retry, Spread
 
-UNCLAIMED = ("sessions", "slow_start")
-"""Mechanisms that can be switched off and that no claim is about."""
+SWITCHES: Mapping[str, str] = MappingProxyType(
+    {
+        BoundedLoad.table: "bounded_load",
+        Breaker.table: "breaker",
+        Ejection.table: "ejection",
+        HealthChecks.table: "checks",
+        HealthShare.table: "health",
+        Hedge.table: "hedge",
+        Limits.table: "limits",
+        Retry.table: "retry",
+        Spread.table: "update_policy",
+        "sessions": "sessions",
+        "slow_start": "slow_start",
+    }
+)
+"""What can be switched off, by the table of its claim, and the field that is None then. The last two are no claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +113,6 @@ class Settings:
     drain_deadline_s: float = 30.0
 
     def without(self, off: frozenset[str]) -> Settings:
-        """The same with the mechanisms whose names stand in `off` switched off: tables of claims, and `UNCLAIMED`."""
-        parts = {
-            BoundedLoad.table: "bounded_load",
-            Breaker.table: "breaker",
-            Ejection.table: "ejection",
-            HealthChecks.table: "checks",
-            HealthShare.table: "health",
-            Hedge.table: "hedge",
-            Limits.table: "limits",
-            Retry.table: "retry",
-            Spread.table: "update_policy",
-            **{name: name for name in UNCLAIMED},
-        }
-        changes: dict[str, Any] = {parts[table]: None for table in off if table in parts}
+        """The same with the mechanisms whose names stand in `off` switched off: keys of `SWITCHES`."""
+        changes: dict[str, Any] = {SWITCHES[name]: None for name in off if name in SWITCHES}
         return replace(self, **changes)

@@ -15,36 +15,14 @@ from dataclasses import replace
 from random import Random
 
 from harness.balancer.bare import settled_by
+from harness.balancer.claimed import claimed
 from harness.balancer.members import Members, Sent
 from harness.balancer.protocol import Backend, NowFunction, Request
 from harness.balancer.settings import Settings
-from harness.claims import Affinity, Backoff, BoundedLoad, Breaker, Failover, Feature, Spread
+from harness.claims import HealthShare
 
 SETTINGS = Settings(checks=None, hedge=None, retry=None)
 NO_REPORT = 0
-
-
-def _claims(settings: Settings) -> tuple[Feature, ...]:
-    """What these settings amount to behind three methods."""
-    assert settings.breaker is not None and settings.bounded_load is not None and settings.update_policy is not None
-    breaker = settings.breaker
-    return (
-        Affinity(virtual_nodes=settings.virtual_nodes),
-        BoundedLoad(factor=settings.bounded_load),
-        Breaker(
-            failures=breaker.failures,
-            error_rate=breaker.error_rate,
-            minimum_calls=breaker.minimum_calls,
-            window_s=breaker.window_s,
-            slow_p99_s=breaker.slow_p99_s,
-            open_s=breaker.open_s,
-            probes=breaker.probes,
-            successes=breaker.successes,
-            backoff=Backoff(breaker.multiplier, breaker.max_open_s, breaker.jitter),
-        ),
-        Failover(within_s=2.5),
-        Spread(policy=settings.update_policy),
-    )
 
 
 class _Known(Members):
@@ -66,7 +44,8 @@ class _Known(Members):
 class ThreeMethods:
     """The reference balancer as harness.balancer.protocol.Policy; see the module. `now` is the world's clock."""
 
-    claims = _claims(SETTINGS)
+    # By health alone nothing is handed out, as two choices are on and nobody can switch them off.
+    claims = tuple(claim for claim in claimed(SETTINGS) if not isinstance(claim, HealthShare))
 
     def __init__(self, now: NowFunction, random: Random) -> None:
         self._now = now

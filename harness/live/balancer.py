@@ -30,26 +30,42 @@ NOT_STARTED = "start it first, or give a [run] table so that Steelyard does"
 
 
 class Balancer:
-    """A target at a place. TargetError if it cannot start; DiedError if it ends or refuses a change later on."""
+    """A target at a place. TargetError if it cannot start; DiedError if it ends or refuses a change later on.
 
-    def __init__(self, target: Target, place: Place) -> None:
+    Without `begin` only one that waits for its files is started, and `begin` must be called when its backends listen.
+    """
+
+    def __init__(self, target: Target, place: Place, begin: bool = True) -> None:
         self._target = target
         self._place = place
         self._child: Child | None = None
         self._environment = {name: value for name, value in os.environ.items() if name != "NGINX"}
-        launch = target.launch(place)
-        self._environment.update(launch.environment)
+        self._launch = target.launch(place)
+        self._environment.update(self._launch.environment)
         self.url = target.url or f"http://{place.host}:{place.port}"
-        for path, text in launch.files.items():
-            _write(place.workdir, path, text)
-        if launch.check:
-            self._check(launch.check)
-        if launch.start:
-            port = int(self.url.rpartition(":")[2].rstrip("/"))
-            if not is_free(port):
-                raise TargetError(f"port {port} is taken; {target.name} cannot listen there: free it or choose another")
-            logs = [place.workdir / log for log in target.logs]
-            self._child = Child(launch.start, place.workdir / "balancer.log", self._environment, more_logs=logs)
+        if self._launch.early:
+            self._start()
+        if begin:
+            self.begin()
+
+    def begin(self) -> None:
+        """Give it its files, and start it if it has not been."""
+        for path, text in self._launch.files.items():
+            _write(self._place.workdir, path, text)
+        if self._launch.check:
+            self._check(self._launch.check)
+        if self._launch.start and self._child is None:
+            self._start()
+
+    def _start(self) -> None:
+        port = int(self.url.rpartition(":")[2].rstrip("/"))
+        if not is_free(port):
+            raise TargetError(
+                f"port {port} is taken; {self._target.name} cannot listen there: free it or choose another"
+            )
+        workdir = self._place.workdir
+        logs = [workdir / log for log in self._target.logs]
+        self._child = Child(self._launch.start, workdir / "balancer.log", self._environment, more_logs=logs)
 
     def _check(self, words: tuple[str, ...]) -> None:
         try:

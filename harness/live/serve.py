@@ -1,5 +1,6 @@
 """A gateway as a process, in its aiohttp shell, with an admin interface: `python -m harness.live.serve CONFIG.json`.
 
+With `--wait` before it the file may come later: half a second of imports goes by while backends start.
 `steelyard balancer` serves by the same code.
 """
 
@@ -28,6 +29,7 @@ from harness.live.upstreams import Place, place_of
 from harness.model import ClaimsError
 
 LOOPBACK = "127.0.0.1"
+LOOK_S = 0.005
 BACKLOG = 1024
 
 
@@ -147,9 +149,12 @@ class _Asked:
             task.cancel()
 
 
-def main(path: str) -> int:
-    """Exit status: 0 after a stop, 2 if it cannot start."""
-    config = json.loads(Path(path).read_text(encoding="utf-8"))
+def main(path: str, waits: bool = False) -> int:
+    """Exit status: 0 after a stop, 2 if it cannot start. `waits`: for the file, which must come by a rename."""
+    file = Path(path)
+    while waits and not file.exists():
+        time.sleep(LOOK_S)
+    config = json.loads(file.read_text(encoding="utf-8"))
     config["backends"] = tuple(place_of(item) for item in config["backends"])
     config["limits"] = ConnectionLimits(**config.get("limits", {}))
     serving = Serving(**config)
@@ -165,4 +170,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[-1], waits="--wait" in sys.argv[1:-1]))

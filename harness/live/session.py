@@ -162,12 +162,13 @@ class _Run:
     def play(self) -> History:
         """From start to history."""
         self._check_changes()
+        balancer = Balancer(self._target, self._place(), begin=False)
+        self._stack.callback(balancer.stop)
         self._fleet.await_ready()
         self._way.await_ready()
         for name, number in self._numbers.items():
             self._way.open(name, self._listen[name], (HOST, self._block.backend(number)))
-        balancer = Balancer(self._target, self._place())
-        self._stack.callback(balancer.stop)
+        balancer.begin()
         self._load.await_ready()
         balancer.await_listening()
         sentinel = self._sentinel()

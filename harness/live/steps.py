@@ -122,5 +122,5 @@ class Steps:
         hits = {active["kind"]: active["hits"] for active in self._fleet.faults(backend)}
         for place, fault in counted.items():
             struck = hits.get(as_mock(fault, 0)["kind"])
-            if isinstance(struck, int) and not isinstance(fault, Evict):
+            if isinstance(struck, int):
                 self.seen[place] = replace(self.seen[place], hits=struck)

@@ -80,9 +80,11 @@ class FaultBook:
             try:
                 effective_s = self._way.begin(fault, self._fleet, self._seed)
             except HarnessError:
+                self._forget_ended(fault)
                 self._undo(fault)
                 raise
             if effective_s is None:
+                self._forget_ended(fault)
                 self._undo(fault)
                 return False, f"{kind} on {name} never took effect: no probe saw it, so it was taken back"
             took = f"{kind} on {name} in force after {duration(effective_s - asked_s)}"

@@ -17,53 +17,29 @@ from typing import Any
 import aiohttp
 
 from harness import records
-from harness.arrivals import Arrival, draw, share_of
-from harness.chats import Chat, Crowd
-from harness.load.answer import Answer, Ledger, spread
+from harness.arrivals import Arrival
+from harness.chats import Chat, disappoints
+from harness.load.answer import Answer, spread
 from harness.load.engine_client import Site
 from harness.load.figures import gave_up, is_good
-from harness.load.in_flight import most_in_flight
 from harness.load.job import Job
+from harness.load.share import Share
 from harness.load.timer import Waiting, best_waiting
-from harness.load.wire import WireRequest, forms_of, request_of
-from harness.model import Failure, HarnessError
+from harness.load.wire import WireRequest
+from harness.model import HarnessError
 
 GRACE_S = 1.0
 """How long what is under way may go on after a stop."""
 
-SPARE_S = 2.0
-"""How long after the last possible timeout a job ends by itself."""
 
-
-class Engine:
-    """The state of one job. `ends_s` on CLOCK_MONOTONIC is when it ends by itself, at the latest.
-
-    ValueError for a job that cannot be played, OSError if its host is unknown.
-    """
+class Engine(Share):
+    """One job, played on aiohttp. ValueError if it cannot be played, OSError if its host is unknown."""
 
     def __init__(self, job: Job, waiting: Callable[[], Waiting] = best_waiting) -> None:
-        self.job = job
-        everything = draw(job.load, job.seed)
-        self.arrivals = share_of(everything, job.worker, job.workers)
-        self._crowd = Crowd(job.load, job.seed, len(everything), job.worker, job.workers)
-        asked = [*self.arrivals, *self._crowd.asked]
-        for one in forms_of(asked):
-            self._request(one)  # one of each form, so that a job that cannot be said fails before anything is sent
+        super().__init__(job)
         self.site = Site.of(job.url)
-        self.ledger = Ledger(job.start_s, job.backends, open_ended=not job.backends)
-        self.dropped = 0
-        """Arrivals that were not sent because too many were under way."""
-        self.leaving: set[int] = set()
-        """Numbers of requests sent whose clients give up before their timeout."""
-        self._sent: set[int] = set()
-        last_s = max((arrival.at_s for arrival in self.arrivals), default=0.0)
-        chats_end_s = max((stream.end_s for stream in job.load.streams if stream.chats), default=0.0)
-        longest_s = max((arrival.timeout_s for arrival in asked), default=0.0)
-        self.ends_s = job.start_s + max(last_s, chats_end_s) + longest_s + SPARE_S
         self._waiting = waiting
         self._stopped = asyncio.Event()
-        self._under_way = 0
-        self._most = most_in_flight()
 
     async def play(self) -> dict[str, Any]:
         """Send every arrival at its time, wait for all answers, write the records; the figures of `play.perform`.
@@ -94,7 +70,7 @@ class Engine:
                 await client.close()
             waiting.close()
         sent = self.ledger.rows()
-        self.ledger.add_unsent(arrival for arrival in self.arrivals if arrival.number not in self._sent)
+        self.add_unsent()
         about = {"backends": self.ledger.backends, "leaving": sorted(self.leaving)}
         records.write_requests(Path(self.job.out), self.ledger.rows(), about)
         return {
@@ -104,11 +80,6 @@ class Engine:
             "dropped": self.dropped,
             "lateness_s": spread(self.ledger.lateness_s),
         }
-
-    @property
-    def sent(self) -> int:
-        """How many requests have been sent so far."""
-        return len(self._sent)
 
     @property
     def stopped(self) -> bool:
@@ -124,17 +95,12 @@ class Engine:
     ) -> Answer:
         """Send one request, now and once, and record it. `could_s`: when it could have been sent at the earliest."""
         answer = Answer()
-        self._sent.add(arrival.number)
-        if arrival.patience_s < arrival.timeout_s:
-            self.leaving.add(arrival.number)
-        self._under_way += 1
+        self.begun(arrival)
         try:
             await self.site.exchange(client, request, answer, arrival.patience_s)
         finally:  # also when it is cut off
-            self._under_way -= 1
             answer.end_s = monotonic()
-            self.ledger.lateness_s.append(answer.sent_s - could_s)
-            self.ledger.add(arrival, request.hex, answer)
+            self.ended(arrival, request.hex, answer, could_s)
         return answer
 
     async def _everything(
@@ -143,7 +109,7 @@ class Engine:
         async with asyncio.TaskGroup() as group:
             for lane in lanes.values():
                 group.create_task(lane.work())
-            for chat in self._crowd.chats:
+            for chat in self.crowd.chats:
                 group.create_task(self._talk(chat, kept, fresh))
             walk = group.create_task(self._walk(group, waiting, kept, fresh, lanes))
             stop = group.create_task(self._stopped.wait())
@@ -162,12 +128,12 @@ class Engine:
         lanes: dict[int, _Lane],
     ) -> None:
         for arrival in self.arrivals:
-            request = self._request(arrival)  # before its time
+            request = self.request(arrival)  # before its time
             due_s = self.job.start_s + arrival.at_s
             await waiting.until(due_s)
             if arrival.connection >= 0:
                 lanes[arrival.connection].queue.put_nowait((arrival, request, due_s))
-            elif self._under_way >= self._most:
+            elif self.full:
                 self.dropped += 1
             else:
                 group.create_task(self.send(fresh if arrival.fresh else kept, arrival, request, due_s))
@@ -184,12 +150,8 @@ class Engine:
                 return
             arrival = chat.ask(due_s)
             client = fresh if arrival.fresh else kept
-            answer = await self.send(client, arrival, self._request(arrival), start_s + due_s)
-            free_s, failed = monotonic(), answer.failure is not Failure.NONE or answer.status >= 400
-
-    def _request(self, arrival: Arrival) -> WireRequest:
-        job = self.job
-        return request_of(arrival, job.load.key_carrier, job.seed, job.nonce, job.protocol)
+            answer = await self.send(client, arrival, self.request(arrival), start_s + due_s)
+            free_s, failed = monotonic(), disappoints(answer.failure, answer.status)
 
 
 class _Lane:

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
-from harness.load.answer import Ledger
 from harness.load.figures import gave_up, is_good
+from harness.load.share import Share
 from harness.records import REQUEST
 
 Told = dict[str, float | int | None]
 
 
-class Playing(Protocol):
-    """A load under way, whatever engine plays it.
-
-    `sent` and `dropped`: how many requests were sent so far, and how many were not because too many were under way.
-    `leaving`: numbers of those sent whose clients give up before their timeout.
-    """
-
-    @property
-    def ledger(self) -> Ledger:
-        """Its records; nobody else takes from it."""
-
-    @property
-    def leaving(self) -> set[int]:
-        """See above."""
-
-    @property
-    def sent(self) -> int:
-        """See above."""
-
-    @property
-    def dropped(self) -> int:
-        """See above."""
-
-
 class News:
-    """What `playing` has done since it was asked last."""
+    """What `playing` has done since it was asked last; nobody else may take from its ledger."""
 
-    def __init__(self, playing: Playing) -> None:
+    def __init__(self, playing: Share) -> None:
         self._playing = playing
         self._ended = 0
         self._failed = 0

@@ -23,19 +23,16 @@ from locust.env import Environment
 from locust.exception import StopUser
 
 from harness import records
-from harness.arrivals import Arrival, draw, share_of
-from harness.chats import Chat, Crowd
-from harness.load.answer import Answer, Ledger, spread
+from harness.arrivals import Arrival
+from harness.chats import Chat, disappoints
+from harness.load.answer import Answer, spread
 from harness.load.client import Pool, Site
-from harness.load.in_flight import most_in_flight
 from harness.load.job import Job
 from harness.load.news import News, Told
 from harness.load.pacing import Pacer, sleep_until
-from harness.load.wire import WireRequest, forms_of, request_of
+from harness.load.share import Share
+from harness.load.wire import WireRequest
 from harness.model import Failure, HarnessError
-
-SPARE_S = 2.0
-"""How long after the last possible timeout a job ends by itself."""
 
 
 class OpenLoopUser(User):
@@ -99,48 +96,22 @@ def _tell(play: Play, on_news: Callable[[Told], None], news_s: float) -> None:
         on_news(news.since_last(monotonic()))
 
 
-class Play:
-    """A job's load, or a worker's share of it. `ends_s` (CLOCK_MONOTONIC) is when it is over even if not all has ended.
+class Play(Share):
+    """A worker's share of a job, played in greenlets. `over` is set at its end, `error` is what broke it.
 
-    ValueError if the job's url or its requests cannot be said, OSError if its host is unknown.
+    ValueError if it cannot be played, OSError if its host is unknown.
     """
 
     def __init__(self, job: Job, environment: Environment) -> None:
-        self.job = job
+        super().__init__(job)
         self.environment = environment
         self.site = Site.of(job.url)
-        self.ledger = Ledger(job.start_s, job.backends, open_ended=not job.backends)
         self.over = gevent.event.Event()
         self.error: Exception | None = None
-        self.sent = 0
-        """How many requests have been sent so far."""
-        self.dropped = 0
-        """Arrivals that were not sent because too many were under way."""
-        self.leaving: set[int] = set()
-        """Numbers of requests sent whose clients give up before their timeout."""
-        self._under_way = 0
-        self._most = most_in_flight()
         self._shared = Pool(self.site)
         self._at_work = gevent.pool.Group()
-        everything = draw(job.load, job.seed)
-        self.arrivals = share_of(everything, job.worker, job.workers)
-        self._crowd = Crowd(job.load, job.seed, len(everything), job.worker, job.workers)
-        asked = [*self.arrivals, *self._crowd.asked]
-        for one in forms_of(asked):
-            self.ready(one)  # one of each form, so that a job that cannot be said fails before anything is sent
-        last_s = max((arrival.at_s for arrival in self.arrivals), default=0.0)
-        chats_end_s = max((stream.end_s for stream in job.load.streams if stream.chats), default=0.0)
-        longest_s = max((arrival.timeout_s for arrival in asked), default=0.0)
-        self.lasts_s = max(last_s, chats_end_s) + longest_s + SPARE_S
-        """How long it goes on at the most, from second 0."""
-        self._sent: set[int] = set()
         numbers = sorted({arrival.connection for arrival in self.arrivals if arrival.connection >= 0})
         self._lanes = {number: _Lane(self) for number in numbers}
-
-    @property
-    def ends_s(self) -> float:
-        """When the job is over even if not everything has ended."""
-        return self.ledger.start_s + self.lasts_s
 
     def begin(self, start_s: float) -> None:
         """Make `start_s` on CLOCK_MONOTONIC second 0, instead of the job's. Before anything is sent."""
@@ -148,7 +119,7 @@ class Play:
 
     def walk(self) -> None:
         """Send everything there is to send, then wait for all answers."""
-        talking = [self._at_work.spawn(self._talk, chat) for chat in self._crowd.chats]
+        talking = [self._at_work.spawn(self._talk, chat) for chat in self.crowd.chats]
         for lane in self._lanes.values():
             self._at_work.spawn(lane.work)
         with Pacer() as pacer:
@@ -161,7 +132,7 @@ class Play:
                     self._at_work.add(sending)
                     start = sending.start
                 pacer.sleep_until(ready.due_s)
-                if arrival.connection < 0 and self._under_way >= self._most:
+                if arrival.connection < 0 and self.full:
                     self._at_work.discard(sending)
                     self.dropped += 1
                 else:
@@ -178,13 +149,11 @@ class Play:
         self._shared.close()
         for lane in self._lanes.values():
             lane.pool.close()
-        self.ledger.add_unsent(arrival for arrival in self.arrivals if arrival.number not in self._sent)
-        self._sent.update(arrival.number for arrival in self.arrivals)
+        self.add_unsent()
 
     def ready(self, arrival: Arrival) -> Ready:
         """The request of `arrival`, in bytes."""
-        job = self.job
-        request = request_of(arrival, job.load.key_carrier, job.seed, job.nonce, job.protocol)
+        request = self.request(arrival)
         data = request.encoded(self.site.authority, self.site.base_path, close=arrival.fresh)
         return Ready(arrival, request, data, self.ledger.start_s + arrival.at_s)
 
@@ -192,16 +161,12 @@ class Play:
         """Send one request, now, and record it. `could_s`: when it could have been sent at the earliest."""
         answer = Answer()
         arrival = ready.arrival
-        self.sent += 1
-        self._under_way += 1
-        if arrival.patience_s < arrival.timeout_s:
-            self.leaving.add(arrival.number)
+        self.begun(arrival)
         try:
             pool.exchange(ready.data, answer, arrival.patience_s, keep=not arrival.fresh)
         finally:  # also when the job is stopped meanwhile
-            self._under_way -= 1
-            self.ledger.lateness_s.append(answer.sent_s - could_s)
-            self._record(ready, answer)
+            self.ended(arrival, ready.request.hex, answer, could_s)
+            self._tell_locust(ready, answer)
         return answer
 
     def _talk(self, chat: Chat) -> None:
@@ -212,12 +177,10 @@ class Play:
             if start_s + due_s > monotonic():
                 sleep_until(start_s + due_s)
             answer = self.send(self._shared, self.ready(chat.ask(due_s)), start_s + due_s)
-            free_s, failed = monotonic(), answer.failure is not Failure.NONE or answer.status >= 400
+            free_s, failed = monotonic(), disappoints(answer.failure, answer.status)
 
-    def _record(self, ready: Ready, answer: Answer) -> None:
-        """A row for the ledger, and an event for Locust's own statistics; both count from the intended time."""
-        self._sent.add(ready.arrival.number)
-        self.ledger.add(ready.arrival, ready.request.hex, answer)
+    def _tell_locust(self, ready: Ready, answer: Answer) -> None:
+        """An event for Locust's own statistics, which like the record counts from the intended time."""
         gave_up = answer.failure is Failure.TIMEOUT and ready.arrival.number in self.leaving  # on purpose: no failure
         self.environment.events.request.fire(  # type: ignore[no-untyped-call]
             request_type=ready.request.method,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from harness.arrivals import Arrival
 from harness.balancer.describe import described
 from harness.balancer.protocol import ClientGone, Event, Request, RequestArrived
-from harness.chats import Chat, Crowd
+from harness.chats import Chat, Crowd, disappoints
 from harness.claims import Claims
 from harness.load.wire import request_of
 from harness.model import Echo, Failure, HarnessError
@@ -184,7 +184,7 @@ class Clients:
         connection = self._connection_of.pop(row.number)
         chat = self._chat_of.pop(row.number, None)
         if chat is not None:
-            self._think(chat, self._agenda.now.now_s, row.failure is not Failure.NONE or row.status >= 400)
+            self._think(chat, self._agenda.now.now_s, disappoints(row.failure, row.status))
         queue = self._queues.get(connection)
         if queue is None:
             if not self._arrivals[row.number].fresh:

@@ -45,8 +45,9 @@ class GatewayTarget(Target):
         path = str(place.workdir / SHELL_CONFIG)
         return Launch(
             files={SHELL_CONFIG: json.dumps(config, indent=1)},
-            start=(sys.executable, "-m", "harness.live.serve", path),
+            start=(sys.executable, "-m", "harness.live.serve", "--wait", path),
             environment={HASH_SEED: "0"},
+            early=True,
         )
 
     def change(self, place: Place) -> tuple[ChangeStep, ...]:

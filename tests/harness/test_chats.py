@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from harness.arrivals import asked_by, draw
-from harness.chats import BACK_OFF_S, Chat, Crowd
+from harness.chats import BACK_OFF_S, Chat, Crowd, disappoints
 from harness.content import Content, Fixed, Sessions
-from harness.model import Chats, Connections, Keys, Load, Stream
+from harness.model import Chats, Connections, Failure, Keys, Load, Stream
 from harness.shapes import Poisson
 
 THREE = Chats(count=3, think_s=0.5, duration_s=10.0)
@@ -84,6 +84,23 @@ def test_workers_share_chats_and_numbers() -> None:
     assert [[chat.ask(0.0).number for chat in share.chats] for share in shares] == [[10, 12], [11]]
     thoughts = [times_of(chat) for share in shares for chat in share.chats]
     assert sorted(thoughts) == sorted(times_of(chat) for chat in Crowd(load(), 1, 0).chats)
+
+
+def test_no_two_workers_hold_the_same_conversation() -> None:
+    content = Content(prompt=Fixed(3), output=Fixed(5), sessions=Sessions(4, 3))
+    shares = [Crowd(load(requests=60, content=content), 1, 0, worker, 2) for worker in (0, 1)]
+    held = [{chat.ask(0.0).session for chat in share.chats for _ in range(6)} for share in shares]
+    assert len(held[0]) > 1 and not held[0] & held[1]
+    few = [Crowd(load(requests=1), 1, 0, worker, 2).chats[0].ask(0.0) for worker in (0, 1)]
+    assert [one.key for one in few] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "put_off"),
+    [(Failure.NONE, 200, False), (Failure.NONE, 399, False), (Failure.NONE, 400, True), (Failure.TIMEOUT, 0, True)],
+)
+def test_what_makes_a_chat_back_off(failure: Failure, status: int, put_off: bool) -> None:
+    assert disappoints(failure, status) is put_off
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ FAULT = "scenario.timeline[0]: "
         (with_steps(Kill("gpu-1", 4000.0)), "scenario: it lasts 4000 s, expected 3600 s at most"),
         (with_scenario(backends=0), "scenario: 0 backends and 0 spare: expected one"),
         (with_scenario(spare=-1), "scenario: 4 backends and -1 spare"),
+        (with_scenario(load={"is": "Load", "streams": []}), "scenario.load.streams: none: expected one at least"),
         (with_scenario(backends=25, spare=4), "28 in all at most"),
         (with_scenario(intervals_s=[0.5, 0.0]), "scenario.intervals_s[1]: 0: expected a number above 0"),
         (

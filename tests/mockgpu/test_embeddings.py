@@ -10,7 +10,7 @@ import pytest
 
 from mockgpu.catalogue import Gpu, Model, Setup
 from mockgpu.embeddings import DEFAULT_DIMENSIONS, Embeddings, vector_of
-from mockgpu.wire import BadRequestError, Served
+from mockgpu.wire import Ask, BadRequestError, Served
 
 SERVED = Served(1, "gpu-1", 5)
 
@@ -53,6 +53,22 @@ def test_many_are_made_in_slices_and_are_the_same(texts: int, dimensions: int) -
     assert all(after - before <= max(1, 1_024 // dimensions) for before, after in pairwise([*made, texts]))
     assert (len(made) > 1) == (texts * dimensions > 1_024)
     assert api.whole(ask, SERVED) == api.whole(api.ask({}, "", fields), SERVED)
+
+
+def test_who_is_refused_has_none_made(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Ask] = []
+
+    def build(api: Embeddings, ask: Ask) -> list[None]:
+        made.append(ask)
+        return []
+
+    monkeypatch.setattr(Embeddings, "build", build)
+
+    async def test(it: Any) -> None:
+        status, body = await it.post("/v1/embeddings", input="a")
+        assert status == 503 and not made, body
+
+    serve(test, Setup(Gpu("box", 1_000, 4, 0), Model("any", 2_000, 0.0, 1e9, 0.0)))
 
 
 def test_others_are_served_while_many_are_made(serve: Any) -> None:

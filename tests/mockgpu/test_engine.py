@@ -46,6 +46,22 @@ def test_a_stay_knows_when_each_token_is_due() -> None:
     run(test)
 
 
+def test_a_first_token_that_was_due_counts_though_its_client_leaves() -> None:
+    async def test(engine: Engine, _: Told) -> None:
+        firsts: list[float] = []
+        engine._on_first_token = lambda model, after_s: firsts.append(after_s)
+        await engine.submit("inference", "m", 100, 1).until(Stage.ENDED)
+        stay = engine.submit("inference", "m", 100, 5)
+        due_s = stay.token_due_s(0)
+        assert due_s is not None
+        while time.monotonic() < due_s:  # so that no callback runs meanwhile
+            pass
+        engine.leave(stay)
+        assert len(firsts) == 2
+
+    run(test)
+
+
 def test_a_stay_knows_its_batch_and_what_was_cached() -> None:
     async def test(engine: Engine, _: Told) -> None:
         blocks = (1, 2, 3, 4)

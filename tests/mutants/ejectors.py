@@ -7,8 +7,9 @@ from random import Random
 
 from harness.balancer import ejection
 from harness.balancer.gateway import ReferenceGateway
-from harness.balancer.settings import EjectionSettings, Settings
+from harness.balancer.settings import EjectionSettings
 from harness.claims import Ejection
+from tests.mutants.nothing import NOTHING_ON
 
 GOOD = EjectionSettings(failures=5, open_s=1.0, cap_share=0.5)
 
@@ -20,19 +21,7 @@ class Ejecting(ReferenceGateway):
     ejection = GOOD
 
     def __init__(self, random: Random) -> None:
-        super().__init__(
-            Settings(
-                bounded_load=None,
-                checks=None,
-                breaker=None,
-                health=None,
-                hedge=None,
-                retry=None,
-                sessions=None,
-                ejection=self.ejection,
-            ),
-            random,
-        )
+        super().__init__(replace(NOTHING_ON, ejection=self.ejection), random)
 
 
 class NoCap(Ejecting):

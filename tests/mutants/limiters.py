@@ -9,8 +9,8 @@ from random import Random
 from harness.balancer.gateway import ReferenceGateway
 from harness.balancer.limits import Admission, AdmissionSettings, Admitted, Bucket, BucketSettings, Queued, Refused
 from harness.balancer.protocol import Action, Event, Reply, SetTimer, TimerFired
-from harness.balancer.settings import Settings
 from harness.claims import Limits
+from tests.mutants.nothing import NOTHING_ON
 
 GOOD = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0), concurrency=8, queue=16)
 
@@ -23,19 +23,7 @@ class Limiting(ReferenceGateway):
     admission: type[Admission] = Admission
 
     def __init__(self, random: Random) -> None:
-        super().__init__(
-            Settings(
-                bounded_load=None,
-                checks=None,
-                breaker=None,
-                health=None,
-                hedge=None,
-                retry=None,
-                sessions=None,
-                limits=self.limits,
-            ),
-            random,
-        )
+        super().__init__(replace(NOTHING_ON, limits=self.limits), random)
         if self._doorway is not None and self.limits is not None:
             self._doorway._admission = self.admission(self.limits)
 

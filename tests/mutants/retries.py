@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from harness.balancer import retry
+from harness.balancer.claimed import retry_claim
 from harness.balancer.exchange import Attempt, Exchange
 from harness.balancer.gateway import ReferenceGateway
 from harness.balancer.members import Members
@@ -23,17 +24,7 @@ STORMY = replace(GOOD, statuses=frozenset({502, 503, 504}))
 
 def claimed(settings: RetrySettings) -> tuple[Retry, ...]:
     """What a balancer with these settings would claim."""
-    return (
-        Retry(
-            attempts=settings.attempts,
-            statuses=tuple(sorted(settings.statuses)),
-            on_timeout=settings.on_timeout,
-            budget_share=settings.budget_share,
-            budget_floor=settings.budget_floor,
-            budget_window_s=settings.budget_window_s,
-            deadline_s=settings.deadline_s,
-        ),
-    )
+    return (retry_claim(settings),)
 
 
 class Retrying(ReferenceGateway):

@@ -169,6 +169,13 @@ def test_the_pace_says_nothing_where_nothing_was_struck_or_nothing_is_left() -> 
     assert outcome(chaos.crowd_keeps_its_pace, late, CLAIMS) is Outcome.INCONCLUSIVE
 
 
+def test_the_pace_is_trusted_as_far_as_the_slack_of_all_that_was_counted() -> None:
+    history = crowded({0.0: 290.0})
+    (found,) = chaos.crowd_keeps_its_pace(history, CLAIMS)
+    assert isinstance(found, Held)
+    assert found.at_s == pytest.approx(BOUND_S) and found.until_s == history.scenario.end_s
+
+
 def test_the_crowd_is_a_closed_loop_for_the_whole_run() -> None:
     scenario = chaos.node_crash(CLAIMS)
     (crowd,) = (stream for stream in scenario.load.streams if stream.chats is not None)

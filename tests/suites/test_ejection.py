@@ -79,6 +79,11 @@ def test_no_more_are_out_than_the_cap(out: set[int], ok: bool) -> None:
     assert found.until_s is not None and 0.5 < found.until_s < 1.3
 
 
+def test_where_even_the_one_that_never_fails_gets_nothing_something_stood_still() -> None:
+    history = ejecting(many_fail(CLAIMS), 3, lambda number, at_s: 0.3 < at_s < 1.3)
+    assert cap_never_more(history, CLAIMS) == []
+
+
 def test_who_takes_turns_at_being_out_is_counted_by_the_moment() -> None:
     history = ejecting(many_fail(CLAIMS), 3, lambda number, at_s: number == int(at_s / 0.5) % 3)
     assert only(cap_never_more, history, CLAIMS).observed == 1

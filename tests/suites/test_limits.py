@@ -240,8 +240,9 @@ def test_slack_allows_for_ends_that_are_seen_late() -> None:
 
 def test_a_sliver_of_a_crowd_proves_nothing() -> None:
     history = crowded(0.5)
-    few = replace(history, attempts=history.attempts[:20])
+    few = replace(history, attempts=history.attempts[:31])
     (found,) = concurrency_never_more(few, CLAIMS)
+    assert only(concurrency_never_more, replace(history, attempts=history.attempts[:32]), CLAIMS).sample == 32
     assert found == undecided(found.why)  # type: ignore[union-attr]
     assert concurrency_never_more(crowded(0.5), Claims((Limits(),))) == []
 

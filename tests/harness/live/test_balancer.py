@@ -16,10 +16,12 @@ import pytest
 from harness.claims import Claims
 from harness.live import balancer as module
 from harness.live.balancer import Balancer
-from harness.live.calls import call
+from harness.live.calls import accepts, call
 from harness.model import DiedError, TargetError, UnsupportedError
 from harness.target import Address, Call, ChangeStep, Launch, Place, RunCommand, Signal, Target, WriteFile
+from harness.targets.gateway_target import SHELL_CONFIG
 from harness.targets.nginx import NginxTarget
+from harness.targets.reference import ReferenceTarget
 from tests.harness.live.helpers import HOST, PATIENCE_S, RawBackend, fine, free_ports, runs, tree, until
 from tests.harness.live.helpers import Call as Seen
 
@@ -89,6 +91,31 @@ def pid_of(balancer: Balancer) -> int:
 
 
 # --- the start --------------------------------------------------------------------------------------------
+
+
+def test_one_that_waits_for_its_files_is_started_before_them(start: Start, place: Place) -> None:
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(place.workdir / 'late')!r}).exists(): time.sleep(.01)\n"
+    early = Balancer(Stub(Launch({"late": "now"}, python(waits + LISTENS, place.port), early=True)), place, begin=False)
+    try:
+        assert early._child is not None and not (place.workdir / "late").exists()
+        assert not accepts(HOST, place.port)
+        early.begin()
+        early.await_listening()
+    finally:
+        early.stop()
+    plain = Balancer(listening(place), place, begin=False)
+    assert plain._child is None
+
+
+def test_the_shell_waits_for_its_file(start: Start, place: Place) -> None:
+    balancer = Balancer(ReferenceTarget(), place, begin=False)
+    try:
+        assert not (place.workdir / SHELL_CONFIG).exists()
+        balancer.check()
+        balancer.begin()
+        balancer.await_listening()
+    finally:
+        balancer.stop()
 
 
 def test_files_environment_and_process(

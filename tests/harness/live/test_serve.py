@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import os
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals
 
 import pytest
 
+from harness.live import serve
 from harness.live.calls import accepts
 from tests.harness.live.helpers import HOST, PATIENCE_S, Call, RawBackend, ShellProcess, fine, free_ports, until
 
@@ -161,6 +164,25 @@ def test_a_taken_port_is_one_line(tmp_path: Path, place: int) -> None:
         assert "in use" in line
         assert [str(port) in line for port in ports] == [place == 0, place == 1]
         shell.child.stop()
+
+
+def test_its_file_may_come_later(tmp_path: Path) -> None:
+    config = {
+        "spec": "python:no.such.module:Gateway",
+        "host": HOST,
+        "port": 0,
+        "admin_port": None,
+        "health_path": "/health",
+    }
+    (tmp_path / "part").write_text(json.dumps(config | {"key_carrier": "header:x", "seed": 1, "backends": []}))
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(serve.main, str(tmp_path / "late.json"), waits=True)
+        with pytest.raises(TimeoutError):
+            ended.result(0.1)
+        (tmp_path / "part").rename(tmp_path / "late.json")
+        assert ended.result(PATIENCE_S) == 2
+    with pytest.raises(FileNotFoundError):
+        serve.main(str(tmp_path / "never.json"))
 
 
 def test_it_listens_on_loopback_only(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ it (`harness.live.probes`), not from the call that asked for it.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import TypeVar, assert_never
 from urllib.parse import urlsplit
 
 from harness.live.calls import accepts
-from harness.live.children import Child
+from harness.live.children import NO_CERTIFICATES, Child
 from harness.live.fleet import Fleet
 from harness.live.ports import HOST, PortBlock
 from harness.live.probes import Listener, awaited, bites
@@ -75,7 +76,7 @@ class FaultWay:
         if kind == "embedded":
             words = [sys.executable, "-m", "harness.toxiproxy", "--host", host, "--port", str(port), "--with-parent"]
             words += ["--seed", str(seed)]
-            self._child = Child(words, workdir / "toxiproxy.log")
+            self._child = Child(words, workdir / "toxiproxy.log", {**os.environ, **NO_CERTIFICATES})
         elif kind == "real":
             binary = shutil.which(REAL)
             if binary is None:

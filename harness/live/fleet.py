@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Protocol
 
 from harness.live.calls import Answer, accepts, call
-from harness.live.children import Child
+from harness.live.children import NO_CERTIFICATES, Child
 from harness.live.evidence import log_rows, own_failures
 from harness.live.ports import HOST, PortBlock
 from harness.model import HarnessError
@@ -38,7 +39,7 @@ class Fleet:
         words += ["--ports", ",".join(str(block.backend(number)) for number in range(count))]
         words += ["--control-port", str(block.fleet_control), "--setup", str(setup), "--with-parent"]
         words += ["--processes"] if processes else []
-        self._child = Child(words, workdir / "fleet.log")
+        self._child = Child(words, workdir / "fleet.log", {**os.environ, **NO_CERTIFICATES})
 
     def await_ready(self) -> None:
         """Return when every backend accepts. HarnessError if it ends or takes too long."""

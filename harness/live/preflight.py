@@ -24,7 +24,9 @@ from harness.records import Rows
 from mockgpu.log import Kind, Outcome
 
 READY_S = 15.0
-BATCH = 24
+BATCH = 8
+"""Requests before the logs are looked at: each may cost a backend the loading of a model."""
+
 PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
 """Between rounds that brought nothing new, doubled each time: a balancer that still starts needs the core itself."""

@@ -131,7 +131,7 @@ WAYS = {
     "reset-down": Mix(lambda name: (Reset(name, AT_S, 1.2), Down(name, 0.8, 0.3)), closed_until_both_let_go),
     "blackhole-down": Mix(lambda name: (Blackhole(name, AT_S, 1.2), Down(name, 0.8, 0.3)), silent_around_a_closed_way),
     "latency-down": Mix(
-        lambda name: (Latency(name, AT_S, LATE_S, 1.6), Down(name, 1.0, 0.3)), late_around_a_closed_way
+        lambda name: (Latency(name, AT_S, LATE_S, 1.9), Down(name, 1.2, 0.3)), late_around_a_closed_way
     ),
 }
 PROCESSES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import get_args
 
@@ -13,7 +12,8 @@ from harness.live.session import LiveSession
 from harness.timeline import Step
 from tests.harness.fault_effects import CASES, IDS, Effect, Trial
 
-SEED = os.getpid()
+SEED = 11
+"""A draw in which every backend owns four keys or more."""
 TRIES = 3
 NOISY_S = 0.02
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -39,10 +39,10 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes a method in `mockgpu.completions` raise in every fleet of this test."""
 
     def break_function(place: str) -> None:
-        def start(words: Sequence[str], log: Path) -> Child:
+        def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Child:
             python, dash_m, name, *rest = words
             assert (dash_m, name) == ("-m", "mockgpu")
-            return Child([python, "-c", BUGGY.format(place=place), *rest], log)
+            return Child([python, "-c", BUGGY.format(place=place), *rest], log, environment)
 
         monkeypatch.setattr(module, "Child", start)
 

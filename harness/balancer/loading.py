@@ -5,6 +5,7 @@ Used by the targets and by the live shell, which is a process of its own and is 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
@@ -28,7 +29,7 @@ PYTHON = "python:"
 
 def reference_spec(settings: Settings) -> str:
     """The text that `gateway_from` makes a reference balancer of."""
-    return REFERENCE + _form().dump_json(settings).decode()
+    return REFERENCE + form().dump_json(settings).decode()
 
 
 def gateway_from(spec: str, now: NowFunction, generator: Random) -> Gateway:
@@ -37,7 +38,7 @@ def gateway_from(spec: str, now: NowFunction, generator: Random) -> Gateway:
     ClaimsError of one line if the class is not there, is no balancer or cannot be made.
     """
     if spec.startswith(REFERENCE):
-        return ReferenceGateway(_form().validate_json(spec.removeprefix(REFERENCE)), generator)
+        return ReferenceGateway(form().validate_json(spec.removeprefix(REFERENCE)), generator)
     stranger = load_class(spec)
     try:
         made = stranger(**_wanted(stranger, now, generator))
@@ -54,7 +55,9 @@ def gateway_from(spec: str, now: NowFunction, generator: Random) -> Gateway:
     return BareGateway(made)
 
 
-def _form() -> TypeAdapter[Settings]:
+@functools.cache
+def form() -> TypeAdapter[Settings]:
+    """What reads and writes the settings; to make it takes 40 ms, for which nobody need wait."""
     return TypeAdapter(Settings)
 
 

@@ -28,9 +28,6 @@ TAIL_LINES = 20
 
 NO_OUTPUT = "(no output)"
 
-NO_CERTIFICATES = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
-"""For children of ours that never speak TLS: aiohttp reads the machine's certificates when it is imported, 40 ms."""
-
 
 class Child:
     """A running command. `log` collects its standard error, and its standard output unless `pipes` is set.

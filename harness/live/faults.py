@@ -20,11 +20,12 @@ from typing import TypeVar, assert_never
 from urllib.parse import urlsplit
 
 from harness.live.calls import accepts
-from harness.live.children import NO_CERTIFICATES, Child
+from harness.live.children import Child
 from harness.live.fleet import Fleet
 from harness.live.ports import HOST, PortBlock
 from harness.live.probes import Listener, awaited, bites
 from harness.model import HarnessError, TargetError
+from harness.target import LEAN
 from harness.timeline import (
     Bandwidth,
     Blackhole,
@@ -76,7 +77,7 @@ class FaultWay:
         if kind == "embedded":
             words = [sys.executable, "-m", "harness.toxiproxy", "--host", host, "--port", str(port), "--with-parent"]
             words += ["--seed", str(seed)]
-            self._child = Child(words, workdir / "toxiproxy.log", {**os.environ, **NO_CERTIFICATES})
+            self._child = Child(words, workdir / "toxiproxy.log", {**os.environ, **LEAN})
         elif kind == "real":
             binary = shutil.which(REAL)
             if binary is None:

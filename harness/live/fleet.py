@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.live.calls import Answer, accepts, call
-from harness.live.children import NO_CERTIFICATES, Child
+from harness.live.children import Child
 from harness.live.evidence import log_rows, own_failures
 from harness.live.ports import HOST, PortBlock
 from harness.model import HarnessError
 from harness.records import Rows
+from harness.target import LEAN
 
 START_S = 10.0
 
@@ -39,7 +40,7 @@ class Fleet:
         words += ["--ports", ",".join(str(block.backend(number)) for number in range(count))]
         words += ["--control-port", str(block.fleet_control), "--setup", str(setup), "--with-parent"]
         words += ["--processes"] if processes else []
-        self._child = Child(words, workdir / "fleet.log", {**os.environ, **NO_CERTIFICATES})
+        self._child = Child(words, workdir / "fleet.log", {**os.environ, **LEAN})
 
     def await_ready(self) -> None:
         """Return when every backend accepts. HarnessError if it ends or takes too long."""

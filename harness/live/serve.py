@@ -19,7 +19,7 @@ from random import Random
 
 from aiohttp import web
 
-from harness.balancer.loading import gateway_from
+from harness.balancer.loading import form, gateway_from
 from harness.balancer.protocol import NowFunction, ShutdownAsked
 from harness.live.admin import Admin
 from harness.live.front import ConnectionLimits, Front
@@ -152,6 +152,7 @@ class _Asked:
 def main(path: str, waits: bool = False) -> int:
     """Exit status: 0 after a stop, 2 if it cannot start. `waits`: for the file, which must come by a rename."""
     file = Path(path)
+    form()
     while waits and not file.exists():
         time.sleep(LOOK_S)
     config = json.loads(file.read_text(encoding="utf-8"))

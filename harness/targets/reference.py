@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import replace
 
 from harness.balancer.claimed import claimed
 from harness.balancer.health_score import HealthSettings
@@ -11,6 +12,7 @@ from harness.balancer.loading import reference_spec
 from harness.balancer.settings import SWITCHES, EjectionSettings, Settings
 from harness.claims import Claims
 from harness.frozen import stretched
+from harness.target import LEAN, Launch, Place
 from harness.targets.gateway_target import GatewayTarget
 
 LIMITS = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0), concurrency=8, queue=16)
@@ -42,6 +44,11 @@ class ReferenceTarget(GatewayTarget):
     def spec(self, off: frozenset[str]) -> str:
         """The settings with the mechanisms in `off` switched off."""
         return reference_spec(self._settings.without(off))
+
+    def launch(self, place: Place) -> Launch:
+        """As any gateway; ours speaks plain HTTP only."""
+        launch = super().launch(place)
+        return replace(launch, environment={**launch.environment, **LEAN})
 
     def scaled(self, factor: float) -> ReferenceTarget:
         """Every time of the settings, and the claims with them, times `factor`."""

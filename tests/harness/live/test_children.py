@@ -11,8 +11,9 @@ from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
-from harness.live.children import NO_CERTIFICATES, Child, descendants, telling_line
+from harness.live.children import Child, descendants, telling_line
 from harness.model import HarnessError
+from harness.target import LEAN
 from tests.harness.live.helpers import PATIENCE_S, group, runs, tree, until
 
 Start = Callable[..., Child]
@@ -203,9 +204,9 @@ def test_the_environment_is_the_one_given(tmp_path: Path) -> None:
     assert child.last_line() == "this False"
 
 
-def test_without_certificates_none_are_read(tmp_path: Path) -> None:
+def test_a_lean_environment_has_no_certificates(tmp_path: Path) -> None:
     code = "import ssl; print(ssl.create_default_context().cert_store_stats()['x509'])"
-    child = Child((sys.executable, "-c", code), tmp_path / "log", {**os.environ, **NO_CERTIFICATES})
+    child = Child((sys.executable, "-c", code), tmp_path / "log", {**os.environ, **LEAN})
     assert child.wait(PATIENCE_S)
     child.stop()
     assert child.last_line() == "0"

@@ -1,3 +1,4 @@
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -19,10 +20,15 @@ from harness.claims import (
     Retry,
 )
 from harness.model import Kind, World
-from harness.target import Target
+from harness.target import LEAN, Place, Target
 from harness.targets.reference import LIMITS, ReferenceTarget
 
 BACKENDS = tuple(Backend(f"gpu-{number}", f"127.0.0.1:{9000 + number}") for number in range(4))
+
+
+def test_its_process_starts_lean(tmp_path: Path) -> None:
+    launch = ReferenceTarget().launch(Place(tmp_path, "127.0.0.1", 8000, 8001, ()))
+    assert launch.environment.items() >= {**LEAN, "PYTHONHASHSEED": "0"}.items()
 
 
 def told(target: ReferenceTarget, off: frozenset[str] = frozenset()) -> Settings:

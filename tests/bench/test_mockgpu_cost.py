@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
+import os
+import select
 import statistics
 import subprocess
 import sys
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.clock import Clock
+from mockgpu.clock import Clock, _timerfd_create, _timerfd_setter
 from mockgpu.engine import Engine, Stage
 from mockgpu.log import AttemptLog, Kind, Outcome, Row, read_header, read_rows
 
@@ -246,6 +249,20 @@ async def lateness_of_sleep_s() -> list[float]:
     return await at_200_a_second(sleep)
 
 
+def lateness_of_the_kernel_s() -> float:
+    """The median of how much later than asked a process that waits for a timer alone goes on."""
+    descriptor = _timerfd_create()
+    set_to = _timerfd_setter(descriptor)
+    late_s = []
+    for _ in range(40):
+        due_s = time.monotonic() + 0.005
+        set_to(math.ceil(due_s * 1e9))
+        select.select([descriptor], [], [])
+        late_s.append(time.monotonic() - due_s)
+    os.close(descriptor)
+    return statistics.median(late_s)
+
+
 async def at_200_a_second(serve: Callable[[], Coroutine[None, None, float]]) -> list[float]:
     """Begin a hundred, not all at the same place within a millisecond, as arrivals are not."""
     began_s = time.monotonic()
@@ -257,22 +274,27 @@ async def at_200_a_second(serve: Callable[[], Coroutine[None, None, float]]) -> 
 
 
 def test_service_is_never_early_and_closer_than_asyncio_sleep() -> None:
+    """Beyond what the kernel takes to wake anybody, which a busy machine adds to either: at most a fifth."""
     early: list[float] = []
     ours_s: list[float] = []
     theirs_s: list[float] = []
-    # What else runs only ever adds to lateness, so the best round of each says what it can do. It comes in spells of
-    # some seconds, through which more rounds help.
+    least_s: list[float] = []
+    # What else runs only ever adds to ours, so the best round says what it can do; it comes in spells of some seconds,
+    # through which more rounds help. That of asyncio.sleep is half a millisecond by its nature, less or more as the
+    # beginnings of a round happen to lie.
     ratio = 1.0
-    while len(early) < 5 or (ratio > 1 / 4 and len(early) < 20):
+    while len(early) < 5 or (ratio > 1 / 5 and len(early) < 20):
         # In turn, and each in a loop of its own: they would wake each other.
         late_s = asyncio.run(lateness_of_service_s())
         early.append(min(late_s))
         ours_s.append(statistics.median(late_s))
         theirs_s.append(statistics.median(asyncio.run(lateness_of_sleep_s())))
-        ratio = min(ours_s) / min(theirs_s)
+        least_s.append(lateness_of_the_kernel_s())
+        ratio = (min(ours_s) - min(least_s)) / (statistics.median(theirs_s) - min(least_s))
     print(f"\nlate by {statistics.median(ours_s) * 1e3:.3f} ms (at best {min(ours_s) * 1e3:.3f} ms), ", end="")
-    print(f"{ratio:.2f} of what asyncio.sleep is late by", end="")
+    print(f"asyncio.sleep by {statistics.median(theirs_s) * 1e3:.3f} ms, ", end="")
+    print(f"the kernel by {min(least_s) * 1e3:.3f} ms, ratio beyond that {ratio:.2f}", end="")
     # The sum of sixteen steps and their product may differ in the last digits.
     assert min(early) >= -1e-9
-    # As a rule .06 to .15, busy or not; without a timer of its own it would be 1.
-    assert ratio <= 1 / 4
+    # Without a timer of its own it would be 1.
+    assert ratio <= 1 / 5

@@ -47,8 +47,9 @@ NOT_COMPARED = {
 }
 
 TIMES_WITHIN = {
-    # 100 ms for the latency, and then as long as reader and server take for 20 MiB: the real one, 10 to 31 ms.
-    "latency_bulk/total": (100.0, 145.0),
+    # 100 ms for the latency, and then as long as reader and server take for 20 MiB: the real one 10 to 31 ms, or some
+    # times that where they share a core. Were it waited for with every chunk, it would be seconds.
+    "latency_bulk/total": (100.0, 300.0),
     # At the end of what reader and server can do: the real one takes 11 to 25 % longer than was asked.
     "bandwidth_rates/100000KBs_50000000B/total": (495.0, 700.0),
 }
@@ -158,7 +159,7 @@ def differences(real: object, seen: object, counts: Callable[[Lap], bool], path:
         if not isinstance(real, int | float):
             yield f"{path}: {seen:.1f} ms, recorded {real!r}"
         elif path in TIMES_WITHIN:
-            if not TIMES_WITHIN[path][0] <= seen <= TIMES_WITHIN[path][1]:
+            if seen < TIMES_WITHIN[path][0] or (counts(seen) and seen > TIMES_WITHIN[path][1]):
                 yield f"{path}: {seen:.1f} ms, expected {TIMES_WITHIN[path]}"
         elif counts(seen) and abs(seen - real) > max(TOLERANCE_MS, TOLERANCE * abs(real)):
             yield f"{path}: {seen:.1f} ms, recorded {real} ms"

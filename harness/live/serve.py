@@ -152,9 +152,10 @@ class _Asked:
 def main(path: str, waits: bool = False) -> int:
     """Exit status: 0 after a stop, 2 if it cannot start. `waits`: for the file, which must come by a rename."""
     file = Path(path)
-    form()
-    while waits and not file.exists():
-        time.sleep(LOOK_S)
+    if waits:
+        form()  # kept, and needed by the reference: better made while there is nothing else to do
+        while not file.exists():
+            time.sleep(LOOK_S)
     config = json.loads(file.read_text(encoding="utf-8"))
     config["backends"] = tuple(place_of(item) for item in config["backends"])
     config["limits"] = ConnectionLimits(**config.get("limits", {}))

@@ -1,0 +1,69 @@
+"""Write down what the simulator says of the reference balancer, so that a change of structure can be held against it.
+
+    python -m tests.referee before.json        # on the commit before the change
+    python -m tests.referee after.json before.json
+
+The second form also prints every difference and exits with 1 if there is one. A row is one property at one seed: scenario
+digest, history digest, outcome, figures and every finding. Keep the files outside the repository.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness.judge import Judge
+from harness.model import World
+from harness.property import catalogue
+from harness.sim.world import play
+from harness.targets import resolve
+
+SEEDS = (1, 2, 3)
+APART = ("history",)
+"""Columns in which a difference alone is reported but is no failure: a history may gain a column."""
+
+
+def rows() -> dict[str, dict[str, Any]]:
+    """One row for each property of the sim catalogue and each seed, in plain JSON types."""
+    found = {}
+    for seed in SEEDS:
+        judge = Judge(resolve("reference"), seed, {World.SIM: play})
+        for item in catalogue():
+            if World.SIM in item.worlds:
+                record = asdict(judge.judge(item, World.SIM))
+                found[f"{item.name} seed {seed}"] = json.loads(json.dumps(record, default=str))
+    return found
+
+
+def differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """What differs: failures, and what may differ, one line each."""
+    failures = [f"{name}: only in one of the two" for name in sorted(before.keys() ^ after.keys())]
+    allowed = []
+    for name in sorted(before.keys() & after.keys()):
+        for column in sorted(before[name].keys() | after[name].keys()):
+            old, new = before[name].get(column), after[name].get(column)
+            if old != new:
+                line = f"{name}: {column}: {str(old)[:200]} -> {str(new)[:200]}"
+                (allowed if column in APART else failures).append(line)
+    return failures, allowed
+
+
+def main() -> int:
+    """Write the rows; compare them where an earlier file is given."""
+    after = rows()
+    Path(sys.argv[1]).write_text(json.dumps(after, indent=1), encoding="utf-8")
+    print(f"{len(after)} rows in {sys.argv[1]}")
+    if len(sys.argv) < 3:
+        return 0
+    failures, allowed = differences(json.loads(Path(sys.argv[2]).read_text(encoding="utf-8")), after)
+    for line in [*failures, *allowed]:
+        print(line)
+    print(f"{len(failures)} differences, {len(allowed)} of histories alone")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

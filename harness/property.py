@@ -192,11 +192,11 @@ def properties_of(module: ModuleType) -> list[Property]:
 
 
 def catalogue(package: str = "suites") -> list[Property]:
-    """All properties of a package, by name: a sorted scan of its modules."""
+    """All properties of a package, by name: a sorted scan of its modules, those of its folders too."""
     root = importlib.import_module(package)
     found: list[Property] = []
-    for info in sorted(pkgutil.iter_modules(root.__path__), key=lambda item: item.name):
-        found += properties_of(importlib.import_module(f"{package}.{info.name}"))
+    for info in sorted(pkgutil.walk_packages(root.__path__, f"{package}."), key=lambda item: item.name):
+        found += properties_of(importlib.import_module(info.name))
     names = [item.name for item in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -3,8 +3,8 @@
     python -m tests.referee before.json        # on the commit before the change
     python -m tests.referee after.json before.json
 
-The second form also prints every difference and exits with 1 if there is one. A row is one property at one seed: scenario
-digest, history digest, outcome, figures and every finding. Keep the files outside the repository.
+The second form also prints every difference and exits with 1 if there is one. A row is one property at one seed:
+scenario digest, history digest, outcome, figures and every finding. Keep the files outside the repository.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rows() -> dict[str, dict[str, Any]]:
 def differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
     """What differs: failures, and what may differ, one line each."""
     failures = [f"{name}: only in one of the two" for name in sorted(before.keys() ^ after.keys())]
-    allowed = []
+    allowed: list[str] = []
     for name in sorted(before.keys() & after.keys()):
         for column in sorted(before[name].keys() | after[name].keys()):
             old, new = before[name].get(column), after[name].get(column)

@@ -163,6 +163,17 @@ def test_imported_properties_are_not_collected_twice(suite: pytest.Pytester) -> 
     assert len([line for line in listed if "::" in line]) == 6
 
 
+def test_folders_of_a_suite_are_part_of_it(suite: pytest.Pytester) -> None:
+    suite.mkpydir("mine/deeper")
+    (suite.path / "mine/some.py").rename(suite.path / "mine/deeper/some.py")
+    name = "mine/deeper/some.py::some.thing.kept[sim]"
+    for words in (["mine"], ["mine/deeper"], ["--pyargs", "mine.deeper.some"]):
+        listed = run(suite, "--collect-only", "-q", "--world", "sim", *words).outlines
+        assert name in listed
+    result = run(suite, "mine/deeper/some.py::some.thing.broken[sim]")
+    assert "pytest 'mine/deeper/some.py::some.thing.broken[sim]'" in said(result)
+
+
 def test_a_strangers_suites_are_left_alone(suite: pytest.Pytester) -> None:
     suite.mkpydir("suites")
     (suite.path / "suites/broken.py").write_text("raise SystemExit('imported')\n")
@@ -188,7 +199,8 @@ def test_loading_the_plugin_loads_nothing_else(suite: pytest.Pytester) -> None:
 
 
 def test_a_clone_is_not_judged_by_another_harness(suite: pytest.Pytester) -> None:
-    suite.mkdir("harness").joinpath("plugin.py").touch()
+    suite.mkdir("harness").joinpath("plugin").mkdir()
+    suite.path.joinpath("harness/plugin/__init__.py").touch()
     result = run(suite, "mine")
     assert result.ret == 2
     assert "but harness from" in said(result)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-MARKER = re.compile(r"^STEELYARD_SUITE = True\s*$", re.MULTILINE)
-LIVE_ITEM = re.compile(r"::[a-z0-9-]+(\.[a-z0-9-]+)+\[live\]")
-"""Node ids of live properties; no Python test has a dotted name."""
+ROOT = Path(__file__).parents[2]
+"""The folder with `harness` in it."""
 
+MARKER = re.compile(r"^STEELYARD_SUITE = True\s*$", re.MULTILINE)
 TOO_MANY_INCONCLUSIVE = 0.2
 """Above this share of judged live items `--tolerate inconclusive` tolerates no longer."""
 
@@ -80,7 +80,7 @@ class Bench:
         self.config = config
         self.is_worker = hasattr(config, "workerinput")
         self.rows: list[dict[str, Any]] = []
-        self.suites: dict[Path, bool] = {}
+        self.suites: dict[Path, Path | None] = {}
         self.suite_files = 0
         self.lines: list[str] = []
         self.stopped = ""
@@ -104,10 +104,10 @@ class Bench:
 
     def check_roots(self, suite: Path) -> None:
         """Stop if the suite of a clone would be judged by the harness of another installation."""
-        beside = suite.parent / "harness" / "plugin.py"
+        beside = suite.parent / "harness" / "plugin" / "__init__.py"
         if beside.exists() and not beside.samefile(__file__):
             self.stop(
-                f"suites come from {suite}, but harness from {Path(__file__).parent}:"
+                f"suites come from {suite}, but harness from {ROOT / 'harness'}:"
                 " run `pip install -e .` in the clone, or `pytest --pyargs suites` outside it"
             )
 
@@ -239,7 +239,9 @@ class Bench:
         chosen = yield
         if config.getoption("dist") == "each":
             return chosen
-        return LiveOnOneWorker(chosen, lambda: _live_together(config, log, chosen))
+        from harness.plugin.one_worker import LiveOnOneWorker, live_together
+
+        return LiveOnOneWorker(chosen, lambda: live_together(config, log, chosen))
 
 
 BENCH = pytest.StashKey[Bench]()
@@ -259,29 +261,40 @@ def pytest_collect_file(
     known = parent.config.stash[BENCH].suites
     folder = file_path.parent
     if folder not in known:
-        known[folder] = _is_suite(folder)
-    if not known[folder]:
+        known[folder] = _suite_of(folder)
+    suite = known[folder]
+    if suite is None:
         return collected
     # Given, not computed: the same in a clone, with --pyargs, and from any folder.
-    return [SuiteFile.from_parent(parent, path=file_path, nodeid=f"{folder.name}/{file_path.name}")]
+    nodeid = file_path.relative_to(suite.parent).as_posix()
+    return [SuiteFile.from_parent(parent, path=file_path, nodeid=nodeid, suite=suite)]
 
 
-def _is_suite(folder: Path) -> bool:
-    try:
-        return MARKER.search((folder / "__init__.py").read_text(encoding="utf-8")) is not None
-    except (OSError, UnicodeDecodeError):
-        return False
+def _suite_of(folder: Path) -> Path | None:
+    """The suite that `folder` is, or is a package of; None if there is none."""
+    while True:
+        try:
+            text = (folder / "__init__.py").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+        if MARKER.search(text):
+            return folder
+        folder = folder.parent
 
 
 class SuiteFile(pytest.Module):
     """One file of a suite: an item for each property defined in it and each world to judge it in."""
+
+    def __init__(self, *, suite: Path, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.suite = suite
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         """Import the file and make its items."""
         bench = self.config.stash[BENCH]
         bench.suite_files += 1
         try:
-            bench.check_roots(self.path.parent)
+            bench.check_roots(self.suite)
             worlds = bench.worlds()
         except pytest.exit.Exception as error:
             raise Stop(error.msg) from None
@@ -341,58 +354,13 @@ class PropertyItem(pytest.Item):
         start = self.config.invocation_params.dir
         here = self.path.is_relative_to(start) and "site-packages" not in self.path.parts
         words = [*self.config.stash[BENCH].target().repeat_prefix(self.world), "pytest"]
-        if self.path.parent.parent == Path(__file__).parent.parent and (self.config.option.pyargs or not here):
+        shipped = isinstance(self.parent, SuiteFile) and self.parent.suite.parent == ROOT
+        if shipped and (self.config.option.pyargs or not here):
             words.append("--pyargs")
-            where = f"{self.path.parent.name}.{self.path.stem}"
+            where = ".".join(self.path.relative_to(ROOT).with_suffix("").parts)
         else:
             where = str(self.path.relative_to(start) if here else self.path)
         words.append(f"{where}::{self.name}")
         for name, value in self.config.stash[BENCH].given:
             words += [f"--{name}", value]
         return shlex.join(words)
-
-
-# --- xdist ------------------------------------------------------------------------------------------------
-
-
-class LiveOnOneWorker:
-    """Hands everything to the scheduler that the user chose, unless live properties turn out to be collected."""
-
-    def __init__(self, chosen: Any, together: Callable[[], Any]) -> None:
-        self._scheduler = chosen
-        self._together: Callable[[], Any] | None = together
-        self._collections: dict[Any, list[str]] = {}
-
-    def add_node_collection(self, node: Any, collection: Iterable[str]) -> None:
-        """Note what a worker collected, for the case that the scheduler is changed."""
-        self._collections[node] = list(collection)
-        self._scheduler.add_node_collection(node, self._collections[node])
-
-    def schedule(self) -> None:
-        """Decide, once all workers have collected, and start."""
-        together, self._together = self._together, None
-        if together and any(LIVE_ITEM.search(name) for names in self._collections.values() for name in names):
-            nodes = list(self._scheduler.nodes)
-            self._scheduler = together()
-            for node in nodes:
-                self._scheduler.add_node(node)
-            for node in nodes:
-                self._scheduler.add_node_collection(node, self._collections[node])
-        self._scheduler.schedule()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._scheduler, name)
-
-
-def _live_together(config: pytest.Config, log: Any, chosen: Any) -> Any:
-    """A scheduler with all live properties in one scope; the rest goes by the scopes of `chosen`, or one by one."""
-    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
-
-    class LiveTogether(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            if LIVE_ITEM.search(nodeid):
-                return "steelyard-live"
-            scope = chosen._split_scope(nodeid) if isinstance(chosen, LoadScopeScheduling) else nodeid
-            return str(scope)
-
-    return LiveTogether(config, log)

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.claims import FEATURES, Feature, Limits
-from harness.course import course_of
-from harness.frozen import stretched
-from harness.history import History
-from harness.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError, UnsupportedError, World
-from harness.property import Finding, Held, Property, Sampled, Undecided, Within
+from harness.claims.features import FEATURES, Feature, Limits
+from harness.evidence.history import History
+from harness.evidence.run_timeseries import course_of
+from harness.property.declare import Finding, Held, Property, Sampled, Undecided, Within
+from harness.property.verdict import Figure, FindingRow, Outcome, Record
+from harness.scenario.fast_dataclass import stretched
+from harness.scenario.fault_schedule import conflict
+from harness.scenario.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError, UnsupportedError, World
 from harness.sim.baselines import baseline_target
 from harness.sim.world import play as play_in_sim
 from harness.stats import ShareTest
-from harness.target import Target
-from harness.timetable import conflict
-from harness.verdict import Figure, FindingRow, Outcome, Record
+from harness.targets.base import Target
 
 Play = Callable[[Target, Scenario, int], History]
 

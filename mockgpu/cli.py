@@ -12,8 +12,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mockgpu.catalogue import GPUS, MODELS, Setup, SetupError, setup_of
-from mockgpu.log import LOG_ROWS
+from mockgpu.gpu.catalogue import GPUS, MODELS, Setup, SetupError, setup_of
+from mockgpu.server.attempt_log import LOG_ROWS
 
 app = typer.Typer(
     help="Mock GPU model servers for testing load balancers.",
@@ -62,7 +62,7 @@ def serve(
     When everything listens, one line says so: ready, and JSON with ids and ports.
     """
     if with_parent:
-        from mockgpu.orphans import die_with_parent
+        from mockgpu.fleet.orphans import die_with_parent
 
         # A signal that lets us tidy up; our children have a harder one.
         die_with_parent(signal.SIGTERM)
@@ -76,10 +76,10 @@ def serve(
         named = ", ".join(map(str, numbers)) if len(numbers) <= MOST_NAMED else f"{numbers[0]} to {numbers[-1]}"
         _fail(f"ports {named}: expected different ones from 1 to 65535; check {given}")
     # Imported late: a web server is no use to those who only asked for help.
-    from mockgpu.core import Options
-    from mockgpu.fleet import FleetSettings, serve_until_signal
-    from mockgpu.listening import PortError
-    from mockgpu.members import MemberError
+    from mockgpu.fleet.fleet import FleetSettings, serve_until_signal
+    from mockgpu.fleet.members import MemberError
+    from mockgpu.server.listening import PortError
+    from mockgpu.server.run_state import Options
 
     options = Options(strict_models=strict_models)
     settings = FleetSettings(made, numbers, host, control_port, token, processes, nonce, log_rows, options)
@@ -97,7 +97,7 @@ def picture(
     out: Annotated[Path | None, typer.Option(help="Write the SVG to this file instead of standard output.")] = None,
 ) -> None:
     """Draw what models do in the memories of a small fleet, with and without affinity, as SVG."""
-    from mockgpu.picture import picture as draw
+    from mockgpu.picture.drawing import picture as draw
 
     text = draw(backends, seconds, seed)
     if out is None:

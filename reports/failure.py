@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.verdict import FindingRow, Record
+from harness.property.verdict import FindingRow, Record
 from reports.figures import figure, milliseconds
 from reports.timeline import course_in, course_text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness.verdict import Figure
+from harness.property.verdict import Figure
 
 
 def figure(value: Figure) -> str:

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from harness.model import World
-from harness.verdict import FindingRow, Outcome, Record
+from harness.property.verdict import FindingRow, Outcome, Record
+from harness.scenario.model import World
 
 
 def row_of(record: Record) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.model import World
-from harness.verdict import Outcome, Record
+from harness.property.verdict import Outcome, Record
+from harness.scenario.model import World
 from reports.figures import figure, milliseconds
 from reports.timeline import course_in, course_table
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.course import is_course
-from harness.verdict import Record
+from harness.evidence.run_timeseries import is_course
+from harness.property.verdict import Record
 
 COURSE = "course"
 """Where a record's facts hold the course of its run."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.claims import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
-from harness.history import UNSEEN, History, Mask, Numbers, Times
-from harness.model import Failure, Keys, Load, ModelServer, Phase, Scenario, Stream, UnsupportedError
-from harness.property import Findings, declare, held, undecided
+from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
+from harness.evidence.history import UNSEEN, History, Mask, Numbers, Times
+from harness.property.declare import Findings, declare, held, undecided
+from harness.scenario.model import Failure, Keys, Load, ModelServer, Phase, Scenario, Stream, UnsupportedError
 from suites.scenarios import ENOUGH, key_carrier, sliver
 
 MASKS = (Retry, Hedge)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.claims import Affinity, Claims
-from harness.history import History
-from harness.model import Keys, Load, ModelServer, Scenario, Stream, UnsupportedError
-from harness.property import Findings, declare, held, undecided
+from harness.claims.features import Affinity, Claims
+from harness.evidence.history import History
+from harness.property.declare import Findings, declare, held, undecided
+from harness.scenario.model import Keys, Load, ModelServer, Scenario, Stream, UnsupportedError
 from harness.stats import ALPHA
 from suites.scenarios import CALM, ENOUGH, KEY_MOVERS, key_carrier
 

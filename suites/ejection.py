@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.claims import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
-from harness.history import History, Mask, Times
-from harness.model import Keys, Load, Phase, Scenario, Stream, UnsupportedError
-from harness.property import Findings, declare, held
-from harness.timeline import FailingStatus
+from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
+from harness.evidence.history import History, Mask, Times
+from harness.property.declare import Findings, declare, held
+from harness.scenario.faults import FailingStatus
+from harness.scenario.model import Keys, Load, Phase, Scenario, Stream, UnsupportedError
 from suites.scenarios import key_carrier
 
 MASKS = (Retry, Hedge, Breaker)

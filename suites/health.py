@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.claims import Breaker, Claims, Ejection, Failover, HealthChecks
-from harness.history import History
-from harness.model import Keys, Load, Method, Phase, Scenario, Stream
-from harness.property import Findings, declare, undecided, within
-from harness.timeline import Blackhole, Kill
+from harness.claims.features import Breaker, Claims, Ejection, Failover, HealthChecks
+from harness.evidence.history import History
+from harness.property.declare import Findings, declare, undecided, within
+from harness.scenario.faults import Blackhole, Kill
+from harness.scenario.model import Keys, Load, Method, Phase, Scenario, Stream
 from suites.scenarios import can_get, key_carrier
 
 VICTIM = "gpu-1"

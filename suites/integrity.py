@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.arrivals import draw
-from harness.claims import Claims
-from harness.content import Content, LongTail
-from harness.history import History
-from harness.model import Echo, Ending, Keys, Load, Scenario, Stream
-from harness.property import Findings, declare, held, undecided
-from harness.shapes import Spike, expected
-from harness.timeline import Kill, Restart
+from harness.claims.features import Claims
+from harness.evidence.history import History
+from harness.property.declare import Findings, declare, held, undecided
+from harness.scenario.arrival_rates import Spike, expected
+from harness.scenario.arrivals import draw
+from harness.scenario.faults import Kill, Restart
+from harness.scenario.model import Echo, Ending, Keys, Load, Scenario, Stream
+from harness.scenario.request_mix import Content, LongTail
 from suites.scenarios import CALM, ENOUGH, disturbing_intervals_s, key_carrier, steady
 
 ENDED_BY = (Kill.__name__, Restart.__name__)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from harness.claims import Affinity, Claims
-from harness.history import UNSEEN, History, StepSeen
-from harness.property import Findings, declare, held, undecided
+from harness.claims.features import Affinity, Claims
+from harness.evidence.history import UNSEEN, History, StepSeen
+from harness.property.declare import Findings, declare, held, undecided
+from harness.scenario.faults import Join, Leave
 from harness.stats import ALPHA, remap_band
-from harness.timeline import Join, Leave
-from suites.affinity_changes import changes_before, every_change, poor_sweep
+from suites.affinity.changes import changes_before, every_change, poor_sweep
 from suites.scenarios import CALM
 
 USED_REQUESTS = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.claims import (
+from harness.claims.features import (
     Affinity,
     BoundedLoad,
     Breaker,
@@ -15,9 +15,9 @@ from harness.claims import (
     Hedge,
     Retry,
 )
-from harness.history import UNSEEN, History
-from harness.model import Keys, Load, Scenario, Stream
-from harness.timeline import Join, Leave
+from harness.evidence.history import UNSEEN, History
+from harness.scenario.faults import Join, Leave
+from harness.scenario.model import Keys, Load, Scenario, Stream
 
 CALM = (BoundedLoad, Breaker, Ejection, HealthChecks, HealthShare, Hedge, Retry)
 """Features that could move a key or add an attempt for reasons of their own; off where no fault calls for them."""

@@ -9,13 +9,13 @@ import math
 
 import numpy as np
 
-from harness.claims import Claims, HealthShare, Spread
-from harness.history import UNSEEN, History
-from harness.model import Connections, Kind, Load, ModelServer, Scenario, Stream, UnsupportedError, World
-from harness.property import Findings, declare, held, sampled, undecided
+from harness.claims.features import Claims, HealthShare, Spread
+from harness.evidence.history import UNSEEN, History
+from harness.property.declare import Findings, declare, held, sampled, undecided
+from harness.scenario.faults import Slow
+from harness.scenario.model import Connections, Kind, Load, ModelServer, Scenario, Stream, UnsupportedError, World
 from harness.stats import ALPHA, ShareTest
-from harness.timeline import Slow
-from suites.health_share_crowd import inside
+from suites.health_share.connections import inside
 from suites.scenarios import CALM, disturbing_intervals_s, sliver, undisturbed
 
 Zone = tuple[float, float]

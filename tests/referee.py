@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.judge import Judge
-from harness.model import World
-from harness.property import catalogue
+from harness.property.declare import catalogue
+from harness.scenario.model import World
 from harness.sim.world import play
 from harness.targets import resolve
 

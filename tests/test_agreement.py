@@ -8,11 +8,11 @@ import pytest
 
 from harness.judge import Judge
 from harness.live.session import LiveSession
-from harness.model import World
-from harness.property import Property, catalogue
+from harness.property.declare import Property, catalogue
+from harness.property.verdict import Outcome
+from harness.scenario.model import World
 from harness.sim.world import play
 from harness.targets import resolve
-from harness.verdict import Outcome
 
 SEED = 1
 AT_MOST_INCONCLUSIVE = 0.2

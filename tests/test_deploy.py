@@ -124,7 +124,7 @@ def parsed_by_locust(args: list[str]) -> None:
     (file,) = [word.partition("=")[2] for word in args if word.startswith("--locustfile=")]
     assert file.startswith(f"{IMAGE_ROOT}/") and (ROOT / file.removeprefix(f"{IMAGE_ROOT}/")).is_file()
     script = (
-        "import sys, locust, harness.load.locustfile\n"
+        "import sys, locust, harness.load.locust_engine.locustfile\n"
         "from locust.argument_parser import parse_options\n"
         "told = parse_options(args=sys.argv[1:])\n"
         "print(told.rate, told.duration, told.host)\n"
@@ -139,7 +139,7 @@ def test_options_that_we_do_not_have_are_seen() -> None:
     with pytest.raises(Exception, match="No such option"):
         command.commands["toxiproxy"].make_context("toxiproxy", ["--prot", "1"])
     with pytest.raises(AssertionError, match=r"unrecognized arguments|expected a number"):
-        parsed_by_locust([f"--locustfile={IMAGE_ROOT}/harness/load/locustfile.py", "--rate=fast"])
+        parsed_by_locust([f"--locustfile={IMAGE_ROOT}/harness/load/locust_engine/locustfile.py", "--rate=fast"])
 
 
 @pytest.mark.parametrize(("name", "workload"), WORKLOADS, ids=ids(WORKLOADS))

@@ -12,15 +12,15 @@ from typing import Any
 
 from typer.main import get_command
 
-from harness.chats import BACK_OFF_S
 from harness.cli import app
-from harness.live.ports import is_free
-from harness.load.figures import MOST_LATE
-from harness.load.profiles import LONG_S, MOST_DIFFERENT, PROFILES, load_of
-from harness.load.share import MOST_IN_FLIGHT
-from harness.load.thresholds import threshold_of
-from harness.load.traces import MOST_TOKENS
+from harness.live.process.ports import is_free
+from harness.load.results.figures import MOST_LATE
+from harness.load.results.shard import MOST_IN_FLIGHT
+from harness.load.results.thresholds import threshold_of
 from harness.load.wire import NUMBER_BITS
+from harness.load.workloads.profiles import LONG_S, MOST_DIFFERENT, PROFILES, load_of
+from harness.load.workloads.traces import MOST_TOKENS
+from harness.scenario.closed_loop import BACK_OFF_S
 from tests.test_readme import started
 
 ROOT = Path(__file__).parent.parent

@@ -13,11 +13,11 @@ from typing import Any, get_args
 import pytest
 from aiohttp import ClientSession
 
-from mockgpu import fields as requests
-from mockgpu import routes, server
-from mockgpu.catalogue import setup_of
-from mockgpu.fault_kinds import AIM, KINDS, Aimed, Single
-from mockgpu.fleet import _STEPS, Fleet, FleetSettings
+from mockgpu.api import fields as requests
+from mockgpu.faults.kinds import AIM, KINDS, Aimed, Single
+from mockgpu.fleet.fleet import _STEPS, Fleet, FleetSettings
+from mockgpu.gpu.catalogue import setup_of
+from mockgpu.server import routes, server
 
 PAGE = (Path(__file__).parent.parent / "docs" / "mockgpu.md").read_text(encoding="utf-8")
 SECTIONS = {

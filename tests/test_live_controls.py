@@ -11,12 +11,12 @@ import pytest
 
 from harness.judge import Judge
 from harness.live.session import LiveSession
-from harness.model import World
-from harness.property import catalogue
-from harness.target import Target
+from harness.property.declare import catalogue
+from harness.property.verdict import Outcome
+from harness.scenario.model import World
+from harness.targets.base import Target
 from harness.targets.nginx import NginxTarget
 from harness.targets.python import PythonTarget
-from harness.verdict import Outcome
 
 PROPERTIES = {item.name: item for item in catalogue()}
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 import pytest
 
 from harness.judge import Judge
-from harness.model import World
-from harness.property import catalogue
+from harness.property.declare import catalogue
+from harness.property.verdict import Outcome
+from harness.scenario.model import World
 from harness.sim.world import play
-from harness.target import Target
+from harness.targets.base import Target
 from harness.targets.python import PythonTarget
 from harness.targets.reference import ReferenceTarget
-from harness.verdict import Outcome
 from tests.mutants.sketch import SKETCH, Fault
 
 SEED = 1

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.live.calls import accepts, call
-from harness.live.ports import is_free
+from harness.live.process.http import accepts, call
+from harness.live.process.ports import is_free
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.live.fault_words import KINDS, options_of
+from harness.live.faults.command_words import KINDS, options_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "up.md").read_text(encoding="utf-8")

@@ -11,23 +11,23 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from random import Random
 
-from harness.balancer.bounded_loads import BoundedLoads
-from harness.balancer.breaker import SAYS_NOTHING, CircuitBreaker, Settled, State, Ticket
-from harness.balancer.draining import Draining
-from harness.balancer.ejection import Ejection
-from harness.balancer.health_score import HealthScore
-from harness.balancer.levels import Levels
-from harness.balancer.load_table import LoadTable
-from harness.balancer.policies import Signals, make
-from harness.balancer.protocol import Action, Backend, CheckUp, Condition, Request
-from harness.balancer.readiness import PLAIN, Readiness
-from harness.balancer.ring import HashRing
-from harness.balancer.session_affinity import SessionAffinity
+from harness.balancer.health.breaker import SAYS_NOTHING, CircuitBreaker, Settled, State, Ticket
+from harness.balancer.health.draining import Draining
+from harness.balancer.health.ejection import Ejection
+from harness.balancer.health.health_score import HealthScore
+from harness.balancer.health.readiness import PLAIN, Readiness
+from harness.balancer.health.slow_start import SlowStart
+from harness.balancer.picking.bounded_loads import BoundedLoads
+from harness.balancer.picking.in_flight_total import Tally
+from harness.balancer.picking.load_table import LoadTable
+from harness.balancer.picking.policies import Signals, make
+from harness.balancer.picking.ring import HashRing
+from harness.balancer.picking.session_affinity import SessionAffinity
+from harness.balancer.picking.weight_quantiser import Levels
 from harness.balancer.settings import CheckSettings, Settings
-from harness.balancer.slow_start import SlowStart
-from harness.balancer.tally import Tally
-from harness.frozen import lean
-from harness.model import Kind
+from harness.gateway.protocol import Action, Backend, CheckUp, Condition, Request
+from harness.scenario.fast_dataclass import lean
+from harness.scenario.model import Kind
 
 INFERENCE, OK, FAILED = Kind.INFERENCE, Settled.OK, Settled.FAILED
 """Looked up once: to ask an enum for its member takes longer than to compare with it."""

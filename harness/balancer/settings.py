@@ -7,16 +7,26 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from harness.balancer.breaker import BreakerSettings
-from harness.balancer.check_answers import STATUS_200, ExpectedAnswer
-from harness.balancer.health_score import HealthSettings
-from harness.balancer.hedging import HedgeSettings
-from harness.balancer.limits import AdmissionSettings
-from harness.balancer.load_table import LoadSettings
-from harness.balancer.readiness import RotationSettings
-from harness.balancer.retry import RetrySettings
-from harness.balancer.session_affinity import AffinitySettings
-from harness.claims import BoundedLoad, Breaker, Ejection, HealthChecks, HealthShare, Hedge, Limits, Retry, Spread
+from harness.balancer.health.breaker import BreakerSettings
+from harness.balancer.health.health_score import HealthSettings
+from harness.balancer.health.readiness import RotationSettings
+from harness.balancer.picking.load_table import LoadSettings
+from harness.balancer.picking.session_affinity import AffinitySettings
+from harness.balancer.requests.hedging import HedgeSettings
+from harness.balancer.requests.limits import AdmissionSettings
+from harness.balancer.requests.retry import RetrySettings
+from harness.claims.features import (
+    BoundedLoad,
+    Breaker,
+    Ejection,
+    HealthChecks,
+    HealthShare,
+    Hedge,
+    Limits,
+    Retry,
+    Spread,
+)
+from harness.gateway.expected_answer import STATUS_200, ExpectedAnswer
 
 SWITCHES: Mapping[str, str] = MappingProxyType(
     {
@@ -38,7 +48,7 @@ SWITCHES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class CheckSettings:
-    """Active checks: see harness.balancer.readiness.
+    """Active checks: see harness.balancer.health.readiness.
 
     `rotation` None: the answers alone decide who is in rotation, no report of load or memory and no guard.
     """
@@ -53,7 +63,7 @@ class CheckSettings:
 
 @dataclass(frozen=True, slots=True)
 class EjectionSettings:
-    """Passive ejection, a plainer alternative to the breaker: see harness.balancer.ejection."""
+    """Passive ejection, a plainer alternative to the breaker: see harness.balancer.health.ejection."""
 
     failures: int = 3
     open_s: float = 1.0
@@ -62,7 +72,7 @@ class EjectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class SlowStartSettings:
-    """Ramps of those who come into rotation: see harness.balancer.slow_start."""
+    """Ramps of those who come into rotation: see harness.balancer.health.slow_start."""
 
     window_s: float
     minimum_share: float = 0.1
@@ -90,7 +100,7 @@ def _breaker() -> BreakerSettings:
 class Settings:
     """The reference balancer. `commit_at`: "head" answers with an attempt once its head is good, "first_byte" later.
 
-    `update_policy` is one of harness.balancer.policies.POLICIES; None hands updates out by health alone.
+    `update_policy` is one of harness.balancer.picking.policies.POLICIES; None hands updates out by health alone.
     """
 
     virtual_nodes: int = 150

@@ -16,7 +16,7 @@ from harness.cli.run import run
 from harness.cli.targets import targets
 from harness.cli.toxiproxy import toxiproxy
 from harness.cli.up import up
-from harness.model import ClaimsError, TargetError
+from harness.scenario.model import ClaimsError, TargetError
 
 app = typer.Typer(
     name="steelyard",

@@ -63,9 +63,9 @@ def balancer(
     import json
     import secrets
 
-    from harness.balancer.loading import reference_spec
-    from harness.live.serve import Listening, Serving, run
-    from harness.model import ClaimsError, TargetError
+    from harness.balancer.core.loading import reference_spec
+    from harness.proxy.serve import Listening, Serving, run
+    from harness.scenario.model import ClaimsError, TargetError
 
     limits = _checked(max_connection_age_s, max_connection_requests, drain_deadline_s)
     if not health_path.startswith("/"):
@@ -102,8 +102,8 @@ def balancer(
 
 def _checked(age_s: float | None, requests: int | None, drain_s: float | None) -> Any:
     """The limits of client connections. ClaimsError for numbers that make no sense."""
-    from harness.live.front import ConnectionLimits
-    from harness.model import ClaimsError
+    from harness.proxy.client_connections import ConnectionLimits
+    from harness.scenario.model import ClaimsError
 
     if drain_s is not None and not 0 < drain_s < float("inf"):
         raise ClaimsError(f"--drain-deadline-s {drain_s:g}: expected above 0")
@@ -115,8 +115,8 @@ def _checked(age_s: float | None, requests: int | None, drain_s: float | None) -
 
 def _places(texts: list[str]) -> tuple[Any, ...]:
     """The backends. ClaimsError for one that cannot be, or two of one name or address."""
-    from harness.live.upstreams import place_from
-    from harness.model import ClaimsError
+    from harness.proxy.upstreams import place_from
+    from harness.scenario.model import ClaimsError
 
     places = []
     try:
@@ -135,10 +135,10 @@ def _settings(path: Path | None, without: list[str], drain_deadline_s: float | N
     """The reference's settings for real use, with those of a file, of options, and without what is switched off."""
     from dataclasses import replace
 
-    from harness.balancer.settings_file import settings_from
-    from harness.claims import nearest
-    from harness.live.live_settings import live_settings
-    from harness.model import ClaimsError
+    from harness.balancer.core.settings_file import settings_from
+    from harness.claims.features import nearest
+    from harness.proxy.settings import live_settings
+    from harness.scenario.model import ClaimsError
     from harness.targets.reference import ReferenceTarget
 
     off = [name.strip().replace("-", "_") for item in without for name in item.split(",")]

@@ -23,8 +23,8 @@ def catalogue(
     form: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
 ) -> None:
     """List all properties: what each promises, what a balancer must claim, what must be off."""
-    from harness.property import catalogue as all_properties
-    from harness.property import catalogue_row
+    from harness.property.declare import catalogue as all_properties
+    from harness.property.declare import catalogue_row
 
     rows = [catalogue_row(item) for item in all_properties()]
     match form:

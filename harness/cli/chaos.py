@@ -42,7 +42,7 @@ def chaos(
     A run that fails in sim is shrunk to the shortest list of faults and the smallest load that still fail, printed as
     a scenario that can be pasted into a test, and kept as a file for --scenario. That file is judged as it is.
     """
-    from harness.model import World
+    from harness.scenario.model import World
     from harness.targets import resolve
 
     chosen = resolve(target, nginx or None)
@@ -68,8 +68,8 @@ def chaos(
 
 def _world(name: str, target: Any) -> Any:
     """The world to play in: the one asked for, else sim where the target can. ClaimsError otherwise."""
-    from harness.claims import nearest
-    from harness.model import ClaimsError, World
+    from harness.claims.features import nearest
+    from harness.scenario.model import ClaimsError, World
 
     valid = [item.value for item in World]
     if name and name not in valid:
@@ -83,7 +83,7 @@ def _world(name: str, target: Any) -> Any:
 
 def _check_alone(context: typer.Context) -> None:
     """ClaimsError where something is given beside --scenario that the file says."""
-    from harness.model import ClaimsError
+    from harness.scenario.model import ClaimsError
 
     for name in ("programme", "without", "seconds", "backends"):
         source = context.get_parameter_source(name)
@@ -93,7 +93,7 @@ def _check_alone(context: typer.Context) -> None:
 
 def _check_without(without: str, programme: str) -> None:
     """ClaimsError where --without is given for something that isn't drawn."""
-    from harness.model import ClaimsError
+    from harness.scenario.model import ClaimsError
 
     if without and programme != RANDOM:
         raise ClaimsError(f"--without is for random programmes; leave it out with --programme {programme}")
@@ -101,9 +101,9 @@ def _check_without(without: str, programme: str) -> None:
 
 def _kinds(without: str, target: Any) -> frozenset[str]:
     """Kinds that are not to be drawn: those named, and changes of membership where the target's list is fixed."""
-    from harness.claims import nearest
-    from harness.model import ClaimsError
-    from harness.swarm import KINDS, MEMBERSHIP
+    from harness.chaos.swarm import KINDS, MEMBERSHIP
+    from harness.claims.features import nearest
+    from harness.scenario.model import ClaimsError
 
     named = {word.strip() for word in without.split(",") if word.strip()}
     for word in sorted(named - set(KINDS)):
@@ -125,12 +125,12 @@ def _plans(
     file: Path | None,
 ) -> Iterator[tuple[int, Any]]:
     """Seed and scenario of each run. ClaimsError for a file or a name that won't do."""
-    from harness.claims import nearest
+    from harness.chaos.programmes import PROGRAMMES
+    from harness.chaos.swarm import random_programme
+    from harness.claims.features import nearest
     from harness.cli.fleet_size import fleet_size
-    from harness.model import ClaimsError, UnsupportedError
-    from harness.programmes import PROGRAMMES
-    from harness.swarm import random_programme
-    from suites.chaos_evidence import BEFORE_S, under
+    from harness.scenario.model import ClaimsError, UnsupportedError
+    from suites.chaos.evidence import BEFORE_S, under
 
     if file is None and programme not in (RANDOM, *PROGRAMMES):
         raise ClaimsError(f"--programme {programme!r} is unknown; {nearest(programme, (RANDOM, *PROGRAMMES))}")
@@ -152,8 +152,8 @@ def _plans(
 
 def _read(path: Path, target: Any) -> Any:
     """The scenario of a file. ClaimsError if it cannot be played, or not with this target."""
-    from harness.model import ClaimsError
-    from harness.scenario_text import from_json
+    from harness.chaos.scenario_text import from_json
+    from harness.scenario.model import ClaimsError
     from harness.sim.playable import check
 
     try:
@@ -171,7 +171,7 @@ def _read(path: Path, target: Any) -> Any:
 
 def _check_off(off: frozenset[str], target: Any) -> None:
     """ValueError where something is to be off that is nothing, or that the target cannot leave out."""
-    from harness.claims import FEATURES, nearest
+    from harness.claims.features import FEATURES, nearest
 
     for name in sorted(off):
         if name not in FEATURES:
@@ -186,7 +186,7 @@ def _check_off(off: frozenset[str], target: Any) -> None:
 @contextmanager
 def _worlds(world: Any, toxiproxy: str) -> Iterator[dict[Any, Any]]:
     """The one world that is played in; a live one is taken down however this ends."""
-    from harness.model import World
+    from harness.scenario.model import World
 
     if world is World.SIM:
         from harness.sim.world import play
@@ -205,10 +205,10 @@ def _played(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any,
     from rich.text import Text
 
     from harness.judge import Judge
-    from harness.verdict import Outcome
+    from harness.property.verdict import Outcome
     from reports.terminal import STYLES
     from reports.timeline import course_in, course_table
-    from suites.chaos_evidence import under_any
+    from suites.chaos.evidence import under_any
 
     console = Console(highlight=False)
     console.print(f"{scenario.name}, seed {seed}, {scenario.backends} backends, {scenario.end_s:.1f} s:", markup=False)
@@ -230,7 +230,7 @@ def _plan(scenario: Any) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from harness.course import plan_of
+    from harness.evidence.run_timeseries import plan_of
 
     table = Table("at", "for", "what", "where", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for row in plan_of(scenario.timeline):
@@ -245,7 +245,7 @@ def _make_ready(
 
     `option` is what `target` is called on the command line.
     """
-    from harness.model import World
+    from harness.scenario.model import World
 
     found = _shrunk(target, scenario, seed, name, worlds)
     path = _kept(found, folder, READY_FILE.format(name=scenario.name, seed=seed))
@@ -255,12 +255,12 @@ def _make_ready(
 
 def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, Any]) -> Any:
     """Shrink a scenario on which the property `name` fails, and print what is left."""
+    from harness.chaos.scenario_text import to_python
+    from harness.chaos.shrink import shrink
     from harness.judge import Judge
-    from harness.model import World
-    from harness.scenario_text import to_python
-    from harness.shrink import shrink
-    from harness.verdict import Outcome
-    from suites.chaos_evidence import under_any
+    from harness.property.verdict import Outcome
+    from harness.scenario.model import World
+    from suites.chaos.evidence import under_any
 
     def fails(candidate: Any) -> bool:
         (item,) = (item for item in under_any(candidate) if item.name == name)
@@ -282,8 +282,8 @@ def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, 
 
 def _kept(scenario: Any, folder: Path, name: str) -> Path:
     """Write a scenario to a file of `folder`. ClaimsError if that cannot be done."""
-    from harness.model import ClaimsError
-    from harness.scenario_text import to_json
+    from harness.chaos.scenario_text import to_json
+    from harness.scenario.model import ClaimsError
 
     path = folder / name
     try:

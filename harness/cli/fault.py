@@ -29,7 +29,7 @@ def add(
 
     Exit code: 0 in force, 1 it never took effect, 2 there is no such thing.
     """
-    from harness.live.fault_words import parse
+    from harness.live.faults.command_words import parse
 
     words = options or []
     parse(backend, kind, words)  # mistakes show without a stage, too
@@ -56,7 +56,7 @@ def list_(
     from rich.table import Table
     from rich.text import Text
 
-    from harness.live.fault_words import duration
+    from harness.live.faults.command_words import duration
 
     table = Table("backend", "in force", "since", "heals", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for row in rows:
@@ -80,7 +80,7 @@ def clear(
 @fault.command()
 def kinds() -> None:
     """List all kinds with their options and what they do."""
-    from harness.live.fault_words import KINDS, described, usage_of
+    from harness.live.faults.command_words import KINDS, described, usage_of
 
     for name, kind in KINDS.items():
         print(f"{name} {usage_of(kind)}".rstrip())
@@ -88,8 +88,8 @@ def kinds() -> None:
 
 
 def _ask(name: str, method: str, path: str, asked: dict[str, Any] | None = None) -> Any:
-    from harness.live.up_state import ask, find
-    from harness.model import HarnessError
+    from harness.scenario.model import HarnessError
+    from harness.up.run_lock import ask, find
 
     try:
         return ask(find(name), method, path, asked)

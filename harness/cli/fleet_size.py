@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.model import ClaimsError
-from harness.target import Target
+from harness.scenario.model import ClaimsError
+from harness.targets.base import Target
 
 USUAL = 4
 

@@ -71,8 +71,8 @@ def load(
     after SIGTERM.
     """
     from harness.cli.load_search import flat, search_of, searched
-    from harness.load.thresholds import threshold_of
-    from harness.model import HarnessError
+    from harness.load.results.thresholds import threshold_of
+    from harness.scenario.model import HarnessError
 
     options = {"--rate": rate, "--trace": trace, "--fail-if": fail_if, "--chats": chats, "--records": records}
     of_chats = {"--think-time": think_time}
@@ -109,7 +109,7 @@ def _check_together(
     options: Mapping[str, Any], kinds: Mapping[str, Any], of_chats: Mapping[str, Any], of_traces: Mapping[str, Any]
 ) -> None:
     """ClaimsError for options that say nothing beside each other, or nothing alone."""
-    from harness.model import ClaimsError
+    from harness.scenario.model import ClaimsError
 
     trace, chats = options["--trace"], options["--chats"]
     if trace is not None and kinds["--profile"] is not None:
@@ -127,7 +127,7 @@ def _check_together(
 
 
 def _leave_out(why: str, options: Mapping[str, Any]) -> None:
-    from harness.model import ClaimsError
+    from harness.scenario.model import ClaimsError
 
     given = [name for name, value in options.items() if value not in (None, [])]
     if given:
@@ -139,7 +139,7 @@ Said = dict[str, Any]
 
 
 def _named(profile: str, rate_per_s: float | None, duration_s: float | None) -> tuple[Any, Said]:
-    from harness.load.profiles import load_of
+    from harness.load.workloads.profiles import load_of
 
     _check_rate(rate_per_s)
     rate_per_s, duration_s = rate_per_s or 50.0, duration_s or 30.0
@@ -148,7 +148,7 @@ def _named(profile: str, rate_per_s: float | None, duration_s: float | None) -> 
 
 
 def _talking(profile: str, count: int, think_s: float | None, duration_s: float | None) -> tuple[Any, Said]:
-    from harness.load.profiles import crowd_of
+    from harness.load.workloads.profiles import crowd_of
 
     think_s, duration_s = 1.0 if think_s is None else think_s, duration_s or 30.0
     said = {"profile": profile, "chats": count, "think_s": think_s, "duration_s": duration_s}
@@ -164,7 +164,7 @@ def _replayed(
     duration_s: float | None,
     seed: int,
 ) -> tuple[Any, Said]:
-    from harness.load import traces
+    from harness.load.workloads import traces
 
     _check_rate(rate_per_s)
     rows = traces.read(trace, columns, unit)
@@ -182,7 +182,7 @@ def _replayed(
 
 
 def _check_rate(rate_per_s: float | None) -> None:
-    from harness.model import ClaimsError
+    from harness.scenario.model import ClaimsError
 
     if rate_per_s is not None and not 0 < rate_per_s < float("inf"):
         raise ClaimsError(f"--rate {rate_per_s:g}: expected a number above 0")
@@ -197,13 +197,13 @@ def _waiting(made: Any, timeout_s: float | None) -> Any:
 
 def _prepare(out: Path, records: Path | None, profile: str, about: Mapping[str, Any]) -> None:
     """What can be known to be wrong before anything is sent. `profile`: empty for a trace."""
-    from harness.arrivals import draw
-    from harness.claims import PROTOCOLS, nearest
+    from harness.claims.features import PROTOCOLS, nearest
     from harness.cli.load_file import check_writable
-    from harness.live.load_run import reach
-    from harness.load.profiles import PROFILES
+    from harness.live.load.ad_hoc import reach
     from harness.load.wire import forms_of, request_of
-    from harness.model import ClaimsError
+    from harness.load.workloads.profiles import PROFILES
+    from harness.scenario.arrivals import draw
+    from harness.scenario.model import ClaimsError
 
     protocol = about["protocol"]
     if protocol not in PROTOCOLS:
@@ -228,9 +228,9 @@ def _played(
     """Play one load, show and write what came of it; the exit code."""
     from harness.cli.load_file import write_summary
     from harness.cli.load_view import View, closing_line, summary_lines, threshold_line, title_of
-    from harness.live.load_run import generator
-    from harness.load.figures import figures_of, on_time
-    from harness.records import write_requests
+    from harness.evidence.records import write_requests
+    from harness.live.load.ad_hoc import generator
+    from harness.load.results.figures import figures_of, on_time
 
     with generator(about["engine"]) as generating, View(title_of(said), said["duration_s"]) as view:
         news_s = max(1.0, said["duration_s"] / 60) if not sys.stderr.isatty() else 0.5

@@ -10,7 +10,7 @@ from typing import Any
 
 def check_writable(option: str, path: Path) -> None:
     """ClaimsError if `path`, given as `option`, cannot be written. Creates nothing: the load may not come about."""
-    from harness.model import ClaimsError
+    from harness.scenario.model import ClaimsError
 
     if path.is_dir():
         why = "it is a folder"

@@ -28,7 +28,7 @@ def _listed(profile: str | None) -> str | None:
     """Show what loads there are, and leave, where that is asked for; else the name as it is."""
     if profile != "help":
         return profile
-    from harness.load.profiles import PROFILES
+    from harness.load.workloads.profiles import PROFILES
 
     for one in PROFILES.values():
         print(f"{one.name:<10} {one.about}")
@@ -110,8 +110,8 @@ def seconds_of(option: str, text: str | None, or_zero: bool = False) -> float | 
 
     ClaimsError unless it is one above 0, or 0 where `or_zero` allows it.
     """
-    from harness.live.fault_words import QUANTITY, UNITS_S
-    from harness.model import ClaimsError
+    from harness.live.faults.command_words import QUANTITY, UNITS_S
+    from harness.scenario.model import ClaimsError
 
     if text is None:
         return None
@@ -130,9 +130,9 @@ def seconds_of(option: str, text: str | None, or_zero: bool = False) -> float | 
 
 def columns_of(texts: Sequence[str]) -> dict[str, str]:
     """Names of columns by what they mean, from words such as `time=sent_at`. ClaimsError for others."""
-    from harness.claims import nearest
-    from harness.load.traces import ALIASES
-    from harness.model import ClaimsError
+    from harness.claims.features import nearest
+    from harness.load.workloads.traces import ALIASES
+    from harness.scenario.model import ClaimsError
 
     found: dict[str, str] = {}
     for text in texts:

@@ -10,9 +10,9 @@ from harness.cli.load_file import write_summary
 
 
 def search_of(text: str, from_per_s: float, to_per_s: float, error_rate: float, duration_s: float | None) -> Any:
-    """The harness.load.search.Search for the bound that `text` says. ClaimsError if it says none."""
-    from harness.load.search import Search, goal_of
-    from harness.load.thresholds import threshold_of
+    """The harness.load.results.search.Search for the bound that `text` says. ClaimsError if it says none."""
+    from harness.load.results.search import Search, goal_of
+    from harness.load.results.thresholds import threshold_of
 
     return Search(goal_of(threshold_of(text)), from_per_s, to_per_s, error_rate, least_s=duration_s or 5.0)
 
@@ -22,9 +22,9 @@ def flat(profile: str, wait: Callable[[Any], Any]) -> Callable[[float, float], A
 
     `wait` gives a load's clients their patience.
     """
-    from harness.load.profiles import load_of
-    from harness.model import ClaimsError
-    from harness.shapes import Constant, Poisson
+    from harness.load.workloads.profiles import load_of
+    from harness.scenario.arrival_rates import Constant, Poisson
+    from harness.scenario.model import ClaimsError
 
     if not all(isinstance(stream.shape, Constant | Poisson) for stream in load_of(profile, 100.0, 10.0).streams):
         raise ClaimsError(f"--search with --profile {profile}: expected one of a constant rate, as poisson or steady")
@@ -36,8 +36,8 @@ def searched(search: Any, make: Callable[[float, float], Any], profile: str, abo
     from dataclasses import asdict
 
     from harness.cli.load_view import View, found_line, step_line
-    from harness.live.load_run import generator
-    from harness.load.search import WARM_UP_S
+    from harness.live.load.ad_hoc import generator
+    from harness.load.results.search import WARM_UP_S
 
     runs, interrupted = 0, 0
     with generator(about["engine"]) as generating:

@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from harness.load.figures import QUANTILES, SERIES, Figures
-from harness.load.search import Search, Seen
-from harness.load.thresholds import Threshold
+from harness.load.results.figures import QUANTILES, SERIES, Figures
+from harness.load.results.search import Search, Seen
+from harness.load.results.thresholds import Threshold
 
 SHOWN_TIMES = (*QUANTILES, "max")
 LABELS = {"latency": "latency", "service": "service", "ttft": "first byte", "lateness": "lateness"}
@@ -58,7 +58,7 @@ class View:
 
 
 def news_line(news: dict[str, Any], duration_s: float) -> str:
-    """One line of what an engine told (harness.load.engine_worker) of a load whose sending takes `duration_s`."""
+    """One line of what an engine told (harness.load.asyncio_engine) of a load whose sending takes `duration_s`."""
     begin = f"{news['at_s']:.0f}/{duration_s:.0f} s"
     if news["at_s"] > duration_s:
         left = news["sent"] - news["ended"]

@@ -32,10 +32,10 @@ def up(
     steelyard fault from another terminal.
     """
     from harness.cli.fleet_size import fleet_size
-    from harness.live.up import StageOptions
-    from harness.live.up_run import run_up
-    from harness.model import DiedError, HarnessError
+    from harness.live.environment import StageOptions
+    from harness.scenario.model import DiedError, HarnessError
     from harness.targets import resolve
+    from harness.up.run import run_up
 
     try:
         chosen = resolve(target, nginx or None)

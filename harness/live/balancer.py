@@ -9,20 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from harness.live.calls import accepts, call
-from harness.live.children import Child, descendants, telling_line
-from harness.live.ports import HOST, is_free
-from harness.model import DiedError, TargetError
-from harness.target import (
-    AwaitNewWorkers,
-    Call,
-    ChangeStep,
-    Place,
-    RunCommand,
-    Signal,
-    Target,
-    WriteFile,
-)
+from harness.live.process.child import Child, descendants, telling_line
+from harness.live.process.http import accepts, call
+from harness.live.process.ports import HOST, is_free
+from harness.scenario.model import DiedError, TargetError
+from harness.targets.base import AwaitNewWorkers, Call, ChangeStep, Place, RunCommand, Signal, Target, WriteFile
 
 START_S = 15.0
 CHANGE_S = 10.0

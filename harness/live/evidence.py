@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from harness.history import ATTEMPT, CHECK_UP, CONNECTION, RESIDENCY, Numbers
-from harness.model import HarnessError, Residency
-from harness.records import Rows
+from harness.evidence.history import ATTEMPT, CHECK_UP, CONNECTION, RESIDENCY, Numbers
+from harness.evidence.records import Rows
+from harness.scenario.model import HarnessError, Residency
 from harness.toxiproxy.client import Connection
-from mockgpu.log import HEADER_SIZE, ROW_FIELDS, Kind, LogError, Outcome, read_header
-from mockgpu.tags import NUMBER_BITS
+from mockgpu.api.tags import NUMBER_BITS
+from mockgpu.server.attempt_log import HEADER_SIZE, ROW_FIELDS, Kind, LogError, Outcome, read_header
 
 LOG = np.dtype(list(ROW_FIELDS))
 UNTAGGED = -1

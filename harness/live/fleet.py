@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from harness.live.calls import Answer, accepts, call
-from harness.live.children import Child
+from harness.evidence.records import Rows
 from harness.live.evidence import log_rows, own_failures
-from harness.live.ports import HOST, PortBlock
-from harness.model import HarnessError
-from harness.records import Rows
-from harness.target import LEAN
+from harness.live.process.child import Child
+from harness.live.process.http import Answer, accepts, call
+from harness.live.process.ports import HOST, PortBlock
+from harness.scenario.model import HarnessError
+from harness.targets.base import LEAN
 
 START_S = 10.0
 
@@ -25,7 +25,7 @@ class Server(Protocol):
     """What the backends of a fleet are made of."""
 
     def as_setup(self) -> str:
-        """As JSON, in the words of `mockgpu.catalogue.Setup.from_json`."""
+        """As JSON, in the words of `mockgpu.gpu.catalogue.Setup.from_json`."""
 
 
 class Fleet:
@@ -78,7 +78,7 @@ class Fleet:
         self._control("POST", f"/fleet/{backend}/resume")
 
     def set_fault(self, backend: str, fault: dict[str, object]) -> None:
-        """Set a fault of single requests, in the words of `mockgpu.faults`; returns when it is in force."""
+        """Set a fault of single requests, in the words of `mockgpu.faults.decisions`; returns when it is in force."""
         self._control("POST", f"/fleet/{backend}/faults", json.dumps({"set": [fault]}).encode())
 
     def clear_fault(self, backend: str, kind: object) -> None:

@@ -12,16 +12,16 @@ import time
 
 import numpy as np
 
-from harness.arrivals import Arrival
+from harness.evidence.records import Rows
 from harness.live.balancer import Balancer
-from harness.live.calls import call
 from harness.live.evidence import own_numbers
 from harness.live.fleet import Fleet
+from harness.live.process.http import call
 from harness.load.wire import request_of
-from harness.model import DiedError, Load, Method
-from harness.model import Kind as RequestKind
-from harness.records import Rows
-from mockgpu.log import Kind, Outcome
+from harness.scenario.arrivals import Arrival
+from harness.scenario.model import DiedError, Load, Method
+from harness.scenario.model import Kind as RequestKind
+from mockgpu.server.attempt_log import Kind, Outcome
 
 READY_S = 15.0
 BATCH = 8

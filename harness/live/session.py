@@ -16,31 +16,25 @@ from types import TracebackType
 
 import numpy as np
 
-from harness.arrivals import draw
-from harness.history import History, empty_requests
+from harness.evidence.history import History, empty_requests
+from harness.evidence.records import Rows, read_requests
 from harness.live.balancer import Balancer
-from harness.live.evidence import (
-    attempts_of,
-    check_ups_of,
-    connections_of,
-    reconcile,
-    residency_of,
-)
-from harness.live.faults import FaultWay
+from harness.live.deployment import listening, place_after
+from harness.live.evidence import attempts_of, check_ups_of, connections_of, reconcile, residency_of
+from harness.live.faults.injector import FaultWay
+from harness.live.faults.timeline_runner import Steps
 from harness.live.fleet import Fleet
-from harness.live.load import LoadProcess
-from harness.live.places import listening, place_after
-from harness.live.ports import HOST, PortBlock, port_block
+from harness.live.load.load_process import LoadProcess
 from harness.live.preflight import preflight
+from harness.live.process.ports import HOST, PortBlock, port_block
+from harness.live.process.session_dir import session_folder, take_sigterm
 from harness.live.slack import Sentinel, slack_by_second
-from harness.live.steps import Steps
-from harness.live.tidy import session_folder, take_sigterm
 from harness.load.job import Job
-from harness.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError
-from harness.records import Rows, read_requests
-from harness.target import Place, Target
-from harness.timeline import Membership, ProcessFault
-from harness.timetable import Due, conflict, schedule
+from harness.scenario.arrivals import draw
+from harness.scenario.fault_schedule import Due, conflict, schedule
+from harness.scenario.faults import Membership, ProcessFault
+from harness.scenario.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError
+from harness.targets.base import Place, Target
 
 LEAD_S = 0.15
 """From handing out the job to second 0 of the run: the load process must have drawn its schedule by then."""

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.history import StepSeen, Times
-from harness.live.calls import call
-from harness.live.ports import HOST
-from harness.model import Connections, Scenario
-from harness.records import Rows
-from harness.timeline import Pause
+from harness.evidence.history import StepSeen, Times
+from harness.evidence.records import Rows
+from harness.live.process.http import call
+from harness.live.process.ports import HOST
+from harness.scenario.faults import Pause
+from harness.scenario.model import Connections, Scenario
 
 SENTINEL_S = 0.1
 PINGS = 20

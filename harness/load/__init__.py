@@ -1,9 +1,9 @@
 """The load process of live runs: Locust in a process of its own, fed one job for each run.
 
-`python -m harness.load` is that process (`__main__`), `job` the file that tells it what to do, `wire` the pure
-HTTP form of a request, `client` one exchange over a socket, `play` one job under Locust and `answer` its records. The
-rest of the harness imports none but the pure ones of these: the others import gevent or Locust, and that patches the
-whole interpreter.
+`python -m harness.load.locust_engine` is that process (`__main__`), `job` the file that tells it what to do, `wire`
+the pure HTTP form of a request, `client` one exchange over a socket, `play` one job under Locust and `answer` its
+records. The rest of the harness imports none but the pure ones of these: the others import gevent or Locust, and that
+patches the whole interpreter.
 
 `locustfile` is the same load by hand, on Locust's own command line and page, in one process or several: a `conductor`
 in Locust's master tells the `player` of each worker what to play, and gathers the records (`messages`).

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from harness.model import HarnessError, Load
+from harness.scenario.model import HarnessError, Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Job:
     `load` and `seed` give the arrivals, `nonce` (31 bits) marks the run's requests, `url` is where they go
     (`http://HOST:PORT`, a path is put before every request's own). `start_s` is second 0 of the run on
     CLOCK_MONOTONIC, which all processes of one Linux machine share. `backends` are the names that answers carry in
-    `x-backend-id`, in the order of their numbers. `out` is the file of request records to write (harness.records),
-    `protocol` "http" or "openai". Without `backends` they are numbered as they answer.
+    `x-backend-id`, in the order of their numbers. `out` is the file of request records to write
+    (harness.evidence.records), `protocol` "http" or "openai". Without `backends` they are numbered as they answer.
 
     Of several `workers` that play one job together, the one with the number `worker` (from 0) plays its share.
     """

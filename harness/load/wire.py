@@ -16,10 +16,10 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
-from harness.arrivals import Arrival, key_name, session_name
-from harness.claims import CARRIER, MODEL_CARRIERS, PROTOCOLS
-from harness.content import BLOCK_TOKENS
-from harness.model import Echo, Kind, Method
+from harness.claims.features import CARRIER, MODEL_CARRIERS, PROTOCOLS
+from harness.scenario.arrivals import Arrival, key_name, session_name
+from harness.scenario.model import Echo, Kind, Method
+from harness.scenario.request_mix import BLOCK_TOKENS
 
 NUMBER_BITS = 21
 NONCE_BITS = 31

@@ -113,7 +113,7 @@ class Bench:
 
     def worlds(self) -> list[Any]:
         """Worlds to judge in, sim before live; stops the session if an option or the target won't do."""
-        from harness.model import World
+        from harness.scenario.model import World
 
         target = self.target()
         wanted = [world for world in World if self.option("world") in ("all", world.value)]
@@ -126,7 +126,7 @@ class Bench:
     def target(self) -> Any:
         """The target under test; stops the session if it can't be had."""
         if self._target is None:
-            from harness.model import ClaimsError, TargetError
+            from harness.scenario.model import ClaimsError, TargetError
             from harness.targets import resolve
 
             self._check_options()
@@ -137,7 +137,7 @@ class Bench:
         return self._target
 
     def _check_options(self) -> None:
-        from harness.claims import nearest
+        from harness.claims.features import nearest
 
         world, seed, proxy = self.option("world"), self.option("seed"), self.option("toxiproxy")
         if world not in ("sim", "live", "all"):
@@ -151,7 +151,7 @@ class Bench:
 
     def judge(self, promise: Any, world: Any) -> Any:
         """The record of one property in one world; stops the session if the target can't be run at all."""
-        from harness.model import ClaimsError, TargetError
+        from harness.scenario.model import ClaimsError, TargetError
 
         if self._judge is None:
             self._judge = self._make_judge()
@@ -162,7 +162,7 @@ class Bench:
 
     def _make_judge(self) -> Any:
         from harness.judge import Judge
-        from harness.model import World
+        from harness.scenario.model import World
         from harness.sim.world import play
 
         return Judge(self.target(), int(self.option("seed")), {World.SIM: play, World.LIVE: self._play_live})
@@ -298,7 +298,7 @@ class SuiteFile(pytest.Module):
             worlds = bench.worlds()
         except pytest.exit.Exception as error:
             raise Stop(error.msg) from None
-        from harness.property import properties_of
+        from harness.property.declare import properties_of
 
         try:
             promises = properties_of(self.obj)

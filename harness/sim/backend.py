@@ -9,15 +9,16 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from harness.balancer.check_answers import ExpectedAnswer
-from harness.balancer.protocol import Backend
-from harness.frozen import lean
-from harness.model import Ending, ModelServer, Residency
-from harness.sim.way import Way
-from mockgpu import faults, wire
-from mockgpu.catalogue import Setup
-from mockgpu.events import Evicted, Finished, FirstToken, Job, Loaded, Loading, Refused, Started, State
-from mockgpu.model import GpuServer
+from harness.gateway.expected_answer import ExpectedAnswer
+from harness.gateway.protocol import Backend
+from harness.scenario.fast_dataclass import lean
+from harness.scenario.model import Ending, ModelServer, Residency
+from harness.sim.link import Way
+from mockgpu.api import wire
+from mockgpu.faults import decisions as faults
+from mockgpu.gpu.catalogue import Setup
+from mockgpu.gpu.events import Evicted, Finished, FirstToken, Job, Loaded, Loading, Refused, Started, State
+from mockgpu.gpu.model import GpuServer
 
 NAN = float("nan")
 LIVENESS = ("/ping", "/v2/health/live")
@@ -26,7 +27,7 @@ LIVENESS = ("/ping", "/v2/health/live")
 
 @dataclass(slots=True)
 class AttemptRow:
-    """One attempt at a backend, in the columns of harness.history.ATTEMPT."""
+    """One attempt at a backend, in the columns of harness.evidence.history.ATTEMPT."""
 
     request: int
     backend: int
@@ -76,8 +77,8 @@ class Attempt:
 class SimBackend:
     """Backend number `number`. `way` leads to it; `alive` and `paused` are how its process is.
 
-    Faults of single requests are those of `mockgpu.faults`, as in a real server. As answers are not streamed here, one
-    that stalls never comes, and one that drips comes when its last token would.
+    Faults of single requests are those of `mockgpu.faults.decisions`, as in a real server. As answers are not streamed
+    here, one that stalls never comes, and one that drips comes when its last token would.
 
     While it is paused nobody may let it pass time: whatever comes to it is put into `waiting` (what to do, and with
     what) until `resume`. What its GPU would have done meanwhile is done then, at once: no clock stops with a process.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from harness.balancer.bare import BareGateway
-from harness.balancer.protocol import Backend, Gateway, NowFunction, Request
-from harness.balancer.ring import HashRing
-from harness.claims import Claims
-from harness.model import World
-from harness.target import ChangeStep, Launch, Place, Target
+from harness.balancer.core.bare import BareGateway
+from harness.balancer.picking.ring import HashRing
+from harness.claims.features import Claims
+from harness.gateway.protocol import Backend, Gateway, NowFunction, Request
+from harness.scenario.model import World
+from harness.targets.base import ChangeStep, Launch, Place, Target
 
 
 class RoundRobin:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from harness.arrivals import Arrival
-from harness.balancer.describe import described
-from harness.balancer.protocol import ClientGone, Event, Request, RequestArrived
-from harness.chats import Chat, Crowd, disappoints
-from harness.claims import Claims
+from harness.claims.features import Claims
+from harness.gateway.parse_request import described
+from harness.gateway.protocol import ClientGone, Event, Request, RequestArrived
 from harness.load.wire import request_of
-from harness.model import Echo, Failure, HarnessError
-from harness.sim.agenda import Agenda
+from harness.scenario.arrivals import Arrival
+from harness.scenario.closed_loop import Chat, Crowd, disappoints
+from harness.scenario.model import Echo, Failure, HarnessError
+from harness.sim.event_queue import Agenda
 from harness.sim.evidence import ClientRow
 
 OTHER = Failure.OTHER  # looked up once, as it is needed for every request

@@ -8,12 +8,12 @@ from operator import attrgetter
 
 import numpy as np
 
-from harness.arrivals import Arrival
-from harness.history import ATTEMPT, CHECK_UP, RESIDENCY, History, StepSeen, empty_requests
-from harness.model import Echo, Failure, Scenario
-from harness.records import Rows
+from harness.evidence.history import ATTEMPT, CHECK_UP, RESIDENCY, History, StepSeen, empty_requests
+from harness.evidence.records import Rows
+from harness.scenario.arrivals import Arrival
+from harness.scenario.faults import Step
+from harness.scenario.model import Echo, Failure, Scenario
 from harness.sim.backend import SimBackend
-from harness.timeline import Step
 
 NAN = float("nan")
 ALL_CARRIERS = 15

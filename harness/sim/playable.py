@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.model import Scenario
-from harness.timeline import RequestFault, as_mock
-from mockgpu.catalogue import Setup, SetupError
-from mockgpu.faults import FaultError, from_json
+from harness.scenario.faults import RequestFault, as_mock
+from harness.scenario.model import Scenario
+from mockgpu.faults.decisions import FaultError, from_json
+from mockgpu.gpu.catalogue import Setup, SetupError
 
 
 def check(scenario: Scenario) -> None:

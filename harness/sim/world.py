@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from random import Random
 
-from harness.arrivals import draw
-from harness.balancer.crash import crash_line
-from harness.balancer.protocol import (
+from harness.evidence.history import History
+from harness.gateway.crash_report import crash_line
+from harness.gateway.protocol import (
     Action,
     AttemptEnded,
     BackendDrained,
@@ -32,18 +32,18 @@ from harness.balancer.protocol import (
     SetTimer,
     TimerFired,
 )
-from harness.chats import Crowd
-from harness.history import History
 from harness.load.wire import model_of
-from harness.model import Echo, Failure, HarnessError, Kind, Scenario
-from harness.sim.agenda import HOP_S, Agenda
+from harness.scenario.arrivals import draw
+from harness.scenario.closed_loop import Crowd
+from harness.scenario.model import Echo, Failure, HarnessError, Kind, Scenario
 from harness.sim.backend import Answered, Attempt, AttemptRow, SimBackend
 from harness.sim.clients import Answer, Clients, Reader
+from harness.sim.event_queue import HOP_S, Agenda
 from harness.sim.evidence import Evidence
-from harness.sim.faults import Timeline
-from harness.sim.way import HEAD_BYTES, REPORT_BYTES, answer_bytes
-from harness.target import Target
-from mockgpu.events import Job
+from harness.sim.link import HEAD_BYTES, REPORT_BYTES, answer_bytes
+from harness.sim.timeline_runner import Timeline
+from harness.targets.base import Target
+from mockgpu.gpu.events import Job
 
 UPDATE, OWN, NONE = Kind.UPDATE, Echo.OWN, Failure.NONE
 """Looked up once: to ask an enum for its member takes longer than to compare with it."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.balancer.loading import PYTHON, REFERENCE
-from harness.claims import nearest
-from harness.claims_file import claims_file
-from harness.model import ClaimsError, TargetError
-from harness.target import Target
+from harness.balancer.core.loading import PYTHON, REFERENCE
+from harness.claims.features import nearest
+from harness.claims.file import claims_file
+from harness.scenario.model import ClaimsError, TargetError
+from harness.targets.base import Target
 
 NAMES = ("nginx", "reference")
 
@@ -43,7 +43,7 @@ def resolve(name: str, nginx: str | None = None) -> Target:
 
 
 def _reference_from(name: str) -> Target:
-    from harness.balancer.settings_file import settings_from
+    from harness.balancer.core.settings_file import settings_from
     from harness.targets.reference import DEFAULTS, ReferenceTarget
 
     file = name.removeprefix(REFERENCE)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from harness.claims import nearest
-from harness.claims_file import ClaimsFile, RunSection, address_of
-from harness.model import ClaimsError, TargetError, UnsupportedError
-from harness.target import ChangeStep, Launch, Place, RunCommand, Target, WriteFile
+from harness.claims.features import nearest
+from harness.claims.file import ClaimsFile, RunSection, address_of
+from harness.scenario.model import ClaimsError, TargetError, UnsupportedError
+from harness.targets.base import ChangeStep, Launch, Place, RunCommand, Target, WriteFile
 
 OWN_CARRIER = "header:x-mock-tag"
 """Steelyard's private header: tried whatever the file says, for it costs nothing where it gets lost."""
@@ -23,7 +23,7 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 class FileTarget(Target):
-    """The balancer that a claims file describes (README, `harness.claims.ClaimsFile`).
+    """The balancer that a claims file describes (README, `harness.claims.features.ClaimsFile`).
 
     With `[run]` it is started from a rendered template; without, it runs already at `url` and its backends are those
     of `listen`. ClaimsError for an address or a `{name}` in a command that makes no sense.

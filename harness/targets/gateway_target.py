@@ -7,10 +7,10 @@ import sys
 from dataclasses import asdict
 from random import Random
 
-from harness.balancer.loading import gateway_from
-from harness.balancer.protocol import Gateway, NowFunction
-from harness.model import World
-from harness.target import Call, ChangeStep, Launch, Place, Target
+from harness.balancer.core.loading import gateway_from
+from harness.gateway.protocol import Gateway, NowFunction
+from harness.scenario.model import World
+from harness.targets.base import Call, ChangeStep, Launch, Place, Target
 
 SHELL_CONFIG = "balancer.json"
 HASH_SEED = "PYTHONHASHSEED"
@@ -23,7 +23,7 @@ class GatewayTarget(Target):
     worlds = frozenset({World.SIM, World.LIVE})
 
     def spec(self, off: frozenset[str]) -> str:
-        """What `harness.balancer.loading.gateway_from` makes the gateway of."""
+        """What `harness.balancer.core.loading.gateway_from` makes the gateway of."""
         raise NotImplementedError
 
     def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
@@ -45,7 +45,7 @@ class GatewayTarget(Target):
         path = str(place.workdir / SHELL_CONFIG)
         return Launch(
             files={SHELL_CONFIG: json.dumps(config, indent=1)},
-            start=(sys.executable, "-m", "harness.live.serve", "--wait", path),
+            start=(sys.executable, "-m", "harness.proxy.serve", "--wait", path),
             environment={HASH_SEED: "0"},
             early=True,
         )

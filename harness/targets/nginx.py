@@ -17,10 +17,10 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from harness.claims import Affinity, Claims, Ejection, Failover, Retry, Spread
-from harness.frozen import stretched
-from harness.model import TargetError
-from harness.target import AwaitNewWorkers, ChangeStep, Launch, Place, Signal, Target, WriteFile
+from harness.claims.features import Affinity, Claims, Ejection, Failover, Retry, Spread
+from harness.scenario.fast_dataclass import stretched
+from harness.scenario.model import TargetError
+from harness.targets.base import AwaitNewWorkers, ChangeStep, Launch, Place, Signal, Target, WriteFile
 
 CONFIG = "nginx.conf"
 ERROR_LOG = "error.log"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from random import Random
 
-from harness.balancer.loading import PYTHON, gateway_from, load_class
-from harness.balancer.protocol import NowFunction
-from harness.claims import Claims, Feature
-from harness.claims_file import ClaimsFile
-from harness.model import ClaimsError, World
-from harness.target import Target
+from harness.balancer.core.loading import PYTHON, gateway_from, load_class
+from harness.claims.features import Claims, Feature
+from harness.claims.file import ClaimsFile
+from harness.gateway.protocol import NowFunction
+from harness.scenario.model import ClaimsError, World
+from harness.targets.base import Target
 from harness.targets.gateway_target import HASH_SEED, GatewayTarget
 
 

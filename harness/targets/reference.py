@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import replace
 
-from harness.balancer.claimed import claimed
-from harness.balancer.health_score import HealthSettings
-from harness.balancer.limits import AdmissionSettings, BucketSettings
-from harness.balancer.loading import reference_spec
+from harness.balancer.core.loading import reference_spec
+from harness.balancer.core.settings_to_claims import claimed
+from harness.balancer.health.health_score import HealthSettings
+from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
 from harness.balancer.settings import SWITCHES, EjectionSettings, Settings
-from harness.claims import Claims
-from harness.frozen import stretched
-from harness.target import LEAN, Launch, Place
+from harness.claims.features import Claims
+from harness.scenario.fast_dataclass import stretched
+from harness.targets.base import LEAN, Launch, Place
 from harness.targets.gateway_target import GatewayTarget
 
 LIMITS = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0), concurrency=8, queue=16)

@@ -18,16 +18,16 @@ from locust import FastHttpUser, constant, task
 from locust.env import Environment
 from locust.rpc import Message
 
-from harness import records
-from harness.load import play as player
-from harness.load.answer import Answer, Ledger
-from harness.load.figures import is_good
+from harness.evidence import records
+from harness.load.locust_engine import engine as player
+from harness.load.results.answer import Answer, Ledger
+from harness.load.results.figures import is_good
 from harness.load.job import Job
-from harness.load.pacing import Pacer
-from harness.load.play import Play
-from harness.load.profiles import talking
+from harness.load.locust_engine.pacing import Pacer
+from harness.load.locust_engine.engine import Play
+from harness.load.workloads.profiles import talking
 from harness.load.wire import request_of
-from harness.model import Failure, Keys, Load, Stream
+from harness.scenario.model import Failure, Keys, Load, Stream
 
 TURNS = {"open": 12, "closed": 6}
 RATE, OPEN_REQUESTS = 2000.0, 300

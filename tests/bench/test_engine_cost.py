@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.load.engine import Engine
+from harness.evidence.records import Rows, read_requests
+from harness.load.asyncio_engine.engine import Engine
+from harness.load.asyncio_engine.timer import SleepWaiting, Waiting, best_waiting
 from harness.load.job import Job
-from harness.load.timer import SleepWaiting, Waiting, best_waiting
-from harness.model import Failure, Load, Stream
-from harness.records import Rows, read_requests
+from harness.scenario.model import Failure, Load, Stream
 
 LEAN = Path(__file__).parents[1] / "harness" / "load" / "lean_server.py"
 RATE_PER_S, REQUESTS, ROUNDS = 2000.0, 1000, 8

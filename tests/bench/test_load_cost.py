@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import read_requests
+from harness.evidence.records import read_requests
 from tests.harness.live.helpers import ROOT
 from tests.harness.load.locusts import locusts, serving
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.clock import Clock, _timerfd_create, _timerfd_setter
-from mockgpu.engine import Engine, Stage
-from mockgpu.log import AttemptLog, Kind, Outcome, Row, read_header, read_rows
+from mockgpu.gpu.catalogue import Gpu, Model, Setup
+from mockgpu.server.attempt_log import AttemptLog, Kind, Outcome, Row, read_header, read_rows
+from mockgpu.server.clock import Clock, _timerfd_create, _timerfd_setter
+from mockgpu.server.engine import Engine, Stage
 
 HERE = Path(__file__).parent
 CONNECTIONS = 32
@@ -91,8 +91,8 @@ _SERVE = """
 import sys, tempfile
 from pathlib import Path
 tempfile.tempdir = sys.argv[2]
-from mockgpu.catalogue import Setup
-from mockgpu.fleet import FleetSettings, serve_until_signal
+from mockgpu.gpu.catalogue import Setup
+from mockgpu.fleet.fleet import FleetSettings, serve_until_signal
 serve_until_signal(FleetSettings(Setup.from_json(Path(sys.argv[1]).read_bytes()), (0,), log_rows=2_000_000))
 """
 

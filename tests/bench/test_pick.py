@@ -20,11 +20,11 @@ from typing import TypeVar
 import pytest
 import xxhash
 
-from harness.balancer.breaker import Settled
+from harness.balancer.health.breaker import Settled
 from harness.balancer.members import Members
-from harness.balancer.protocol import Backend, Request
 from harness.balancer.settings import Settings
-from harness.model import Kind
+from harness.gateway.protocol import Backend, Request
+from harness.scenario.model import Kind
 
 NODES = 150
 SIZES = (8, 64, 1000)

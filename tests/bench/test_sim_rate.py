@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 import simpy
 
-from harness.arrivals import key_name
-from harness.balancer.limits import AdmissionSettings, BucketSettings
-from harness.balancer.ring import HashRing
+from harness.balancer.picking.ring import HashRing
+from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
 from harness.balancer.settings import EjectionSettings, Settings, SlowStartSettings
-from harness.history import History
-from harness.model import Keys, Load, ModelServer, Scenario, Stream
+from harness.evidence.history import History
+from harness.scenario.arrivals import key_name
+from harness.scenario.model import Keys, Load, ModelServer, Scenario, Stream
 from harness.sim.world import play
 from harness.targets.reference import ReferenceTarget
 

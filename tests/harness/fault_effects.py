@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.claims import HealthChecks
-from harness.history import History
-from harness.model import Ending, Keys, Load, Method, ModelServer, Scenario, Stream
-from harness.target import Target
-from harness.targets.reference import ReferenceTarget
-from harness.timeline import (
+from harness.claims.features import HealthChecks
+from harness.evidence.history import History
+from harness.scenario.faults import (
     BadMetrics,
     Bandwidth,
     Blackhole,
@@ -54,6 +51,9 @@ from harness.timeline import (
     WrongLength,
     Zombie,
 )
+from harness.scenario.model import Ending, Keys, Load, Method, ModelServer, Scenario, Stream
+from harness.targets.base import Target
+from harness.targets.reference import ReferenceTarget
 from tests.harness.fault_evidence import (
     AT_S,
     DRIP_S,

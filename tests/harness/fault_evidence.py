@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.history import History, Mask, StepSeen
-from harness.model import Echo, Ending, Failure, Residency
+from harness.evidence.history import History, Mask, StepSeen
+from harness.scenario.model import Echo, Ending, Failure, Residency
 
 AT_S, FOR_S, END_S = 0.5, 1.5, 3.2
 UNTIL_S = AT_S + FOR_S

@@ -12,18 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.history import History, Mask, StepSeen
-from harness.model import Keys, Load, Method, Scenario, Stream
-from harness.timeline import (
-    Blackhole,
-    Down,
-    FailingStatus,
-    Kill,
-    Latency,
-    Pause,
-    Reset,
-    Step,
-)
+from harness.evidence.history import History, Mask, StepSeen
+from harness.scenario.faults import Blackhole, Down, FailingStatus, Kill, Latency, Pause, Reset, Step
+from harness.scenario.model import Keys, Load, Method, Scenario, Stream
 from tests.harness.fault_effects import CALM, RATE_PER_S
 from tests.harness.fault_evidence import AT_S, PATIENCE_S, Seen
 

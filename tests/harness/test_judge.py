@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.claims import Affinity, Breaker, Claims, Failover, Hedge, Limits, Retry
-from harness.frozen import stretched
-from harness.history import History, StepSeen, empty_requests
+from harness.claims.features import Affinity, Breaker, Claims, Failover, Hedge, Limits, Retry
+from harness.evidence.history import History, StepSeen, empty_requests
 from harness.judge import Judge, Play
-from harness.model import (
+from harness.property.declare import Finding, Findings, Property, declare, held, sampled, undecided, within
+from harness.property.verdict import Outcome, Record
+from harness.scenario.fast_dataclass import stretched
+from harness.scenario.faults import Join, Kill, Leave
+from harness.scenario.model import (
     ClaimsError,
     DiedError,
     Failure,
@@ -26,10 +29,7 @@ from harness.model import (
     UnsupportedError,
     World,
 )
-from harness.property import Finding, Findings, Property, declare, held, sampled, undecided, within
-from harness.target import ChangeStep, Launch, Place, Target
-from harness.timeline import Join, Kill, Leave
-from harness.verdict import Outcome, Record
+from harness.targets.base import ChangeStep, Launch, Place, Target
 
 STREAM = Stream("traffic", start_s=0.0, rate_per_s=10.0, requests=20, keys=Keys(4))
 SCENARIO = Scenario("steady", backends=2, load=Load((STREAM,)), intervals_s=(1.0,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.claims import Claims, Limits, Retry
+from harness.claims.features import Claims, Limits, Retry
 from harness.judge import Judge
 from tests.harness.test_judge import GOOD, FakeTarget, promise
 

@@ -21,9 +21,9 @@ ROOT = Path(__file__).parent.parent.parent
 SUITE = '''
 """A family with one property for each outcome."""
 
-from harness.claims import Affinity, Failover
-from harness.model import Load, Scenario, Stream
-from harness.property import declare, held, undecided
+from harness.claims.features import Affinity, Failover
+from harness.scenario.model import Load, Scenario, Stream
+from harness.property.declare import declare, held, undecided
 
 
 def short(claims):
@@ -76,7 +76,7 @@ import sys
 import types
 from pathlib import Path
 
-from harness.model import TargetError
+from harness.scenario.model import TargetError
 from harness.sim.world import play
 
 
@@ -153,7 +153,7 @@ def test_ids_are_the_same_from_anywhere(suite: pytest.Pytester, monkeypatch: pyt
 
 def test_the_shipped_suites_are_found_from_anywhere(suite: pytest.Pytester) -> None:
     result = run(suite, "--collect-only", "-q", "--world", "sim", "--pyargs", "suites", apart=True)
-    assert any(line.startswith("suites/affinity.py::affinity.") for line in result.outlines)
+    assert any(line.startswith("suites/affinity/equal_keys.py::affinity.") for line in result.outlines)
     assert not any("[live]" in line for line in result.outlines)
 
 
@@ -164,14 +164,10 @@ def test_imported_properties_are_not_collected_twice(suite: pytest.Pytester) -> 
 
 
 def test_folders_of_a_suite_are_part_of_it(suite: pytest.Pytester) -> None:
-    suite.mkpydir("mine/deeper")
-    (suite.path / "mine/some.py").rename(suite.path / "mine/deeper/some.py")
-    name = "mine/deeper/some.py::some.thing.kept[sim]"
-    for words in (["mine"], ["mine/deeper"], ["--pyargs", "mine.deeper.some"]):
-        listed = run(suite, "--collect-only", "-q", "--world", "sim", *words).outlines
-        assert name in listed
-    result = run(suite, "mine/deeper/some.py::some.thing.broken[sim]")
-    assert "pytest 'mine/deeper/some.py::some.thing.broken[sim]'" in said(result)
+    (suite.path / "mine/some.py").rename(suite.mkpydir("mine/deeper") / "some.py")
+    name = "mine/deeper/some.py::some.thing.broken[sim]"
+    assert name in run(suite, "--collect-only", "-q", "--pyargs", "mine.deeper.some").outlines
+    assert f"pytest '{name}'" in said(run(suite, name))
 
 
 def test_a_strangers_suites_are_left_alone(suite: pytest.Pytester) -> None:
@@ -199,8 +195,8 @@ def test_loading_the_plugin_loads_nothing_else(suite: pytest.Pytester) -> None:
 
 
 def test_a_clone_is_not_judged_by_another_harness(suite: pytest.Pytester) -> None:
-    suite.mkdir("harness").joinpath("plugin").mkdir()
-    suite.path.joinpath("harness/plugin/__init__.py").touch()
+    suite.path.joinpath("harness").mkdir()
+    suite.mkpydir("harness/plugin")
     result = run(suite, "mine")
     assert result.ret == 2
     assert "but harness from" in said(result)
@@ -244,7 +240,7 @@ def test_the_failure_text_ends_with_the_command_that_repeats_it(suite: pytest.Py
 
 
 POLICY = """
-from harness.claims import Failover
+from harness.claims.features import Failover
 
 class First:
     claims = (Failover(),)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.events import Event, Job
-from mockgpu.model import GpuServer
+from mockgpu.gpu.catalogue import Gpu, Model, Setup
+from mockgpu.gpu.events import Event, Job
+from mockgpu.gpu.model import GpuServer
 
 MB = 1_000_000
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from mockgpu.catalogue import Setup
-from mockgpu.clock import Clock
-from mockgpu.log import AttemptLog, Row, read_rows
-from mockgpu.server import Backend
+from mockgpu.gpu.catalogue import Setup
+from mockgpu.server.attempt_log import AttemptLog, Row, read_rows
+from mockgpu.server.clock import Clock
+from mockgpu.server.server import Backend
 
 
 @dataclass(frozen=True, slots=True)

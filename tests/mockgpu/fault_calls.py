@@ -5,9 +5,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.log import Outcome
-from mockgpu.tags import tag_of
+from mockgpu.api.tags import tag_of
+from mockgpu.gpu.catalogue import Gpu, Model, Setup
+from mockgpu.server.attempt_log import Outcome
 
 TAG = tag_of(77, 5)
 STEP_S = 0.004

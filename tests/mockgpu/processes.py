@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.live.children import Child
-from mockgpu.log import Kind, Row, read_rows
+from harness.live.process.child import Child
+from mockgpu.server.attempt_log import Kind, Row, read_rows
 
 HOST = "127.0.0.1"
 NONCE = 77
 FROM_PORT, TO_PORT = 10_000, 20_000
-"""Below the range from which the kernel gives ports to clients, and below the blocks of `harness.live.ports`."""
+"""Below the kernel's range of client ports, and below the blocks of `harness.live.process.ports`."""
 
 
 def free_ports(count: int) -> list[int]:

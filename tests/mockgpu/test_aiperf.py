@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.log import Kind, Outcome
+from mockgpu.gpu.catalogue import Gpu, Model, Setup
+from mockgpu.server.attempt_log import Kind, Outcome
 from tests.mockgpu.processes import child, fleet
 
 AIPERF = os.environ.get("STEELYARD_AIPERF", "")

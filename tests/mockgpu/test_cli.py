@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mockgpu.catalogue import GPUS, MODELS, Model, Setup, setup_of
 from mockgpu.cli import main
-from mockgpu.fleet import FleetSettings
+from mockgpu.fleet.fleet import FleetSettings
+from mockgpu.gpu.catalogue import GPUS, MODELS, Model, Setup, setup_of
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -26,7 +26,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[FleetSettings]:
         asked.append(settings)
         print(hint, end="", file=sys.stderr)
 
-    monkeypatch.setattr("mockgpu.fleet.serve_until_signal", note)
+    monkeypatch.setattr("mockgpu.fleet.fleet.serve_until_signal", note)
     return asked
 
 
@@ -126,12 +126,12 @@ def test_help_and_no_arguments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def test_the_hot_start_path_leaves_out_what_it_does_not_need() -> None:
-    code = "import sys, mockgpu.cli, mockgpu.fleet; print({'pydantic', 'rich', 'numpy'} & set(sys.modules))"
+    code = "import sys, mockgpu.cli, mockgpu.fleet.fleet; print({'pydantic', 'rich', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 
 def test_the_model_needs_no_web_server() -> None:
-    code = "import sys, mockgpu.model; print({'aiohttp', 'asyncio', 'typer'} & set(sys.modules))"
+    code = "import sys, mockgpu.gpu.model; print({'aiohttp', 'asyncio', 'typer'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

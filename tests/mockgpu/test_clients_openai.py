@@ -12,10 +12,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.core import Options
-from mockgpu.log import Kind, Outcome, Row
-from mockgpu.tags import tag_of
+from mockgpu.api.tags import tag_of
+from mockgpu.gpu.catalogue import Gpu, Model, Setup
+from mockgpu.server.attempt_log import Kind, Outcome, Row
+from mockgpu.server.run_state import Options
 
 NONCE = 77
 SETUP = Setup(Gpu("box", 1_000, 8, None), Model("any", 0, 0.0, 10_000.0, 0.001))

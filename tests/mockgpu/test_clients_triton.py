@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mockgpu.catalogue import setup_of
-from mockgpu.log import Kind
+from mockgpu.gpu.catalogue import setup_of
+from mockgpu.server.attempt_log import Kind
 
 SCRIPT = Path(__file__).parent / "triton_calls.py"
 

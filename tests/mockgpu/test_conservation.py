@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from mockgpu.catalogue import Gpu, Model, Pools, Setup
-from mockgpu.events import (
+from mockgpu.gpu.catalogue import Gpu, Model, Pools, Setup
+from mockgpu.gpu.events import (
     AdapterLoaded,
     AdapterUnloaded,
     Event,
@@ -33,8 +33,8 @@ from mockgpu.events import (
     Started,
     Woken,
 )
-from mockgpu.model import GpuServer
-from mockgpu.task import SteppedTask, Task
+from mockgpu.gpu.model import GpuServer
+from mockgpu.gpu.scheduler_task import SteppedTask, Task
 
 MB = 1_000_000
 MODELS = (

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.log import Kind, Outcome
+from mockgpu.gpu.catalogue import Gpu, Model, Setup
+from mockgpu.server.attempt_log import Kind, Outcome
 from tests.mockgpu.fault_calls import SETUP, ask, change, complete, last_row, part_of, raw
 
 

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.clock import Clock
-from mockgpu.faults import Capacity, Change, Cut, Fault, NotReady, Slow, Status
-from mockgpu.log import AttemptLog
-from mockgpu.server import Backend
+from mockgpu.faults.decisions import Capacity, Change, Cut, Fault, NotReady, Slow, Status
+from mockgpu.gpu.catalogue import Gpu, Model, Setup
+from mockgpu.server.attempt_log import AttemptLog
+from mockgpu.server.clock import Clock
+from mockgpu.server.server import Backend
 
 SETUP = Setup(
     Gpu("box", 1_000, 4, 4, kv_share=0.5, max_adapters=1, sleep_s=(0.0, 0.0), wake_s=(0.0, 0.0), refuse_asleep=True),
@@ -331,6 +331,6 @@ def test_an_encoded_body_is_refused(running: Running, path: str, encoding: str) 
 
 
 def test_the_ear_hears(running: Running, tmp_path: Path) -> None:
-    logging.getLogger("mockgpu.listening").error("planted")
+    logging.getLogger("mockgpu.server.listening").error("planted")
     assert running.complaints == ["planted"]
     running.complaints.clear()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mockgpu.catalogue import Gpu, Model, Pools, Setup
-from mockgpu.model import GpuServer
+from mockgpu.gpu.catalogue import Gpu, Model, Pools, Setup
+from mockgpu.gpu.model import GpuServer
 from tests.mockgpu.boxes import box, drain, free, inference
 
 PLAIN, SLOPED = free(), free(slope_s=0.5)

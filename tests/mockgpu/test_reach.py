@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.fleet import Fleet, FleetSettings
-from mockgpu.listening import PortError, is_loopback, objection
+from mockgpu.fleet.fleet import Fleet, FleetSettings
+from mockgpu.gpu.catalogue import Gpu, Model, Setup
+from mockgpu.server.listening import PortError, is_loopback, objection
 
 SETUP = Setup(Gpu("box", 1_000, 4, None), Model("any", 0, 0.0, 10_000.0, 0.002))
 
@@ -47,7 +47,7 @@ def test_a_token_or_this_machine(remote: str | None, token: str, given: str, tol
 
 
 def test_calls_from_elsewhere_are_refused_at_every_control_path(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mockgpu.listening.is_loopback", lambda host: False)
+    monkeypatch.setattr("mockgpu.server.listening.is_loopback", lambda host: False)
 
     async def test(it: Any) -> None:
         for method, path in (("GET", "/mock/faults"), ("POST", "/mock/reset"), ("GET", "/mock/log")):
@@ -86,7 +86,7 @@ def test_the_control_port_is_for_this_machine_unless_there_is_a_token(
         asked.append(host)
         raise PortError("no further")
 
-    monkeypatch.setattr("mockgpu.fleet.listen", note)
+    monkeypatch.setattr("mockgpu.fleet.fleet.listen", note)
 
     async def main() -> None:
         with pytest.raises(PortError):

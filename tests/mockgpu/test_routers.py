@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, ClientTimeout
 
-from mockgpu.log import Outcome
-from mockgpu.tags import tag_of
+from mockgpu.api.tags import tag_of
+from mockgpu.server.attempt_log import Outcome
 from tests.mockgpu.processes import HOST, NONCE, Fleet, child, fleet, free_ports
 
 COMMANDS: dict[str, tuple[str, ...]] = {

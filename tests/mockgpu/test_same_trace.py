@@ -23,12 +23,12 @@ from typing import Any, Literal
 import pytest
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
-from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.events import Evicted, Finished, FirstToken, Job, Loaded, Loading, Preempted, Refused, Resumed, Started
-from mockgpu.log import Kind, Outcome, Row
-from mockgpu.model import GpuServer
-from mockgpu.prompts import blocks_of
-from mockgpu.tags import NUMBER_LIMIT, tag_of
+from mockgpu.api.tags import NUMBER_LIMIT, tag_of
+from mockgpu.gpu.catalogue import Gpu, Model, Setup
+from mockgpu.gpu.events import Evicted, Finished, FirstToken, Job, Loaded, Loading, Preempted, Refused, Resumed, Started
+from mockgpu.gpu.model import GpuServer
+from mockgpu.gpu.prompt_blocks import blocks_of
+from mockgpu.server.attempt_log import Kind, Outcome, Row
 from tests.mockgpu.processes import HOST, NONCE, Fleet, fleet
 
 REQUESTS = 1_200

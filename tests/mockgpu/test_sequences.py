@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mockgpu.events import Event, Evicted, Finished, FirstToken, Loaded, Preempted, Refused, Started
-from mockgpu.model import GpuServer
+from mockgpu.gpu.events import Event, Evicted, Finished, FirstToken, Loaded, Preempted, Refused, Started
+from mockgpu.gpu.model import GpuServer
 from tests.mockgpu.boxes import MB, box, drain, free, heavy, inference, times
 
 

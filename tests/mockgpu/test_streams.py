@@ -7,8 +7,8 @@ import json
 import time
 from typing import Any
 
-from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.log import Kind, Outcome
+from mockgpu.gpu.catalogue import Gpu, Model, Setup
+from mockgpu.server.attempt_log import Kind, Outcome
 
 STEP_S = 0.002
 

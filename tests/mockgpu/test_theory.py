@@ -19,9 +19,9 @@ from statistics import fmean, stdev
 
 import pytest
 
-from mockgpu.catalogue import Gpu, Model, Setup
-from mockgpu.events import Finished, Job, Started
-from mockgpu.model import GpuServer
+from mockgpu.gpu.catalogue import Gpu, Model, Setup
+from mockgpu.gpu.events import Finished, Job, Started
+from mockgpu.gpu.model import GpuServer
 
 Z = 5.0
 RUNS = 500

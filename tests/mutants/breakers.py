@@ -6,13 +6,13 @@ from dataclasses import replace
 from random import Random
 from typing import ClassVar
 
-from harness.balancer.breaker import BreakerSettings, CircuitBreaker, Settled, Ticket
-from harness.balancer.gateway import ReferenceGateway
+from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.health.breaker import BreakerSettings, CircuitBreaker, Settled, Ticket
 from harness.balancer.members import Members
-from harness.balancer.protocol import Action, Backend, Event, Reply, Request, SetTimer, TimerFired
 from harness.balancer.settings import Settings
-from harness.claims import Affinity, Backoff, Breaker
-from harness.model import Kind
+from harness.claims.features import Affinity, Backoff, Breaker
+from harness.gateway.protocol import Action, Backend, Event, Reply, Request, SetTimer, TimerFired
+from harness.scenario.model import Kind
 
 RULES = BreakerSettings(
     failures=5,

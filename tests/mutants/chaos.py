@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.balancer.protocol import NowFunction, Request
-from harness.claims import Failover, Feature
+from harness.claims.features import Failover, Feature
+from harness.gateway.protocol import NowFunction, Request
 from tests.mutants.policies import Conforming
 
 SLOW_S = 0.03

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 
-from harness.balancer.gateway import ReferenceGateway
-from harness.balancer.protocol import Action, CheckUp, CheckUpResult, Event
+from harness.balancer.core.gateway import ReferenceGateway
 from harness.balancer.settings import Settings
-from harness.claims import Feature
+from harness.claims.features import Feature
+from harness.gateway.protocol import Action, CheckUp, CheckUpResult, Event
 from tests.mutants.health_shares import CHECKED
 
 

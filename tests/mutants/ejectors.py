@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from harness.balancer import ejection
-from harness.balancer.gateway import ReferenceGateway
+from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.health import ejection
 from harness.balancer.settings import EjectionSettings
-from harness.claims import Ejection
+from harness.claims.features import Ejection
 from tests.mutants.nothing import NOTHING_ON
 
 GOOD = EjectionSettings(failures=5, open_s=1.0, cap_share=0.5)

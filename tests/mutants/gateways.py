@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.balancer.bare import BareGateway
-from harness.balancer.protocol import (
+from harness.balancer.core.bare import BareGateway
+from harness.gateway.protocol import (
     Action,
     AttemptEnded,
     ClientGone,

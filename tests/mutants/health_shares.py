@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from harness.balancer.gateway import ReferenceGateway
-from harness.balancer.health_score import Components, HealthScore, HealthSettings
-from harness.balancer.policies import WeightedRandom
-from harness.balancer.protocol import Backend
-from harness.balancer.readiness import Readiness
+from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.health.health_score import Components, HealthScore, HealthSettings
+from harness.balancer.health.readiness import Readiness
+from harness.balancer.health.windows import LatencyWindow
+from harness.balancer.picking.policies import WeightedRandom
 from harness.balancer.settings import CheckSettings, Settings
-from harness.balancer.windows import LatencyWindow
-from harness.claims import Feature, HealthChecks, HealthShare
+from harness.claims.features import Feature, HealthChecks, HealthShare
+from harness.gateway.protocol import Backend
 
 HEALTH = HealthSettings(window_s=2.0)
 CHECKS = CheckSettings()

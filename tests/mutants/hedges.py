@@ -7,15 +7,15 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from harness.balancer.breaker import BreakerSettings, State
-from harness.balancer.exchange import Attempt, Exchange
-from harness.balancer.gateway import ReferenceGateway
-from harness.balancer.hedging import Hedger, HedgeSettings
+from harness.balancer.core.exchange import Attempt, Exchange
+from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.health.breaker import BreakerSettings, State
 from harness.balancer.members import Members
-from harness.balancer.protocol import Action, Cancel, ClientGone, Event, Request, RequestArrived, Send
+from harness.balancer.requests.hedging import Hedger, HedgeSettings
 from harness.balancer.settings import Settings
-from harness.claims import Backoff, Breaker, Feature, Hedge
-from harness.model import Kind
+from harness.claims.features import Backoff, Breaker, Feature, Hedge
+from harness.gateway.protocol import Action, Cancel, ClientGone, Event, Request, RequestArrived, Send
+from harness.scenario.model import Kind
 
 GOOD = HedgeSettings(window=200, minimum=40, load_threshold=32.0)
 CLAIMED = Hedge(GOOD.quantile, GOOD.share, GOOD.window, GOOD.minimum, GOOD.burst, GOOD.load_threshold)

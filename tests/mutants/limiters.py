@@ -6,10 +6,18 @@ import math
 from dataclasses import replace
 from random import Random
 
-from harness.balancer.gateway import ReferenceGateway
-from harness.balancer.limits import Admission, AdmissionSettings, Admitted, Bucket, BucketSettings, Queued, Refused
-from harness.balancer.protocol import Action, Event, Reply, SetTimer, TimerFired
-from harness.claims import Limits
+from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.requests.limits import (
+    Admission,
+    AdmissionSettings,
+    Admitted,
+    Bucket,
+    BucketSettings,
+    Queued,
+    Refused,
+)
+from harness.claims.features import Limits
+from harness.gateway.protocol import Action, Event, Reply, SetTimer, TimerFired
 from tests.mutants.nothing import NOTHING_ON
 
 GOOD = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0), concurrency=8, queue=16)

@@ -6,10 +6,10 @@ import zlib
 from collections.abc import Sequence
 from random import Random
 
-from harness.balancer.protocol import Backend, Request
-from harness.balancer.ring import HashRing
-from harness.claims import Affinity, Failover, Feature, Spread
-from harness.model import Kind
+from harness.balancer.picking.ring import HashRing
+from harness.claims.features import Affinity, Failover, Feature, Spread
+from harness.gateway.protocol import Backend, Request
+from harness.scenario.model import Kind
 
 CLAIMS = (Affinity(virtual_nodes=150), Failover(within_s=5.0), Spread(policy="round_robin"))
 

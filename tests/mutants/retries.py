@@ -7,16 +7,16 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from harness.balancer import retry
-from harness.balancer.claimed import retry_claim
-from harness.balancer.exchange import Attempt, Exchange
-from harness.balancer.gateway import ReferenceGateway
+from harness.balancer.core.exchange import Attempt, Exchange
+from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.core.settings_to_claims import retry_claim
 from harness.balancer.members import Members
-from harness.balancer.protocol import Action, AttemptEnded, Event, Reply, RequestArrived, Send
-from harness.balancer.retry import RetrySettings
+from harness.balancer.requests import retry
+from harness.balancer.requests.retry import RetrySettings
 from harness.balancer.settings import Settings
-from harness.claims import Retry
-from harness.model import Kind
+from harness.claims.features import Retry
+from harness.gateway.protocol import Action, AttemptEnded, Event, Reply, RequestArrived, Send
+from harness.scenario.model import Kind
 
 GOOD = RetrySettings(statuses=frozenset({502, 504}), budget_window_s=1.0, deadline_s=1.5)
 STORMY = replace(GOOD, statuses=frozenset({502, 503, 504}))

@@ -12,12 +12,12 @@ from random import Random
 
 import xxhash
 
-from harness.balancer.gateway import ReferenceGateway
+from harness.balancer.core.gateway import ReferenceGateway
 from harness.balancer.members import Members
-from harness.balancer.protocol import Action, Backend, Event, MembershipChanged, Request
-from harness.balancer.ring import HashRing
+from harness.balancer.picking.ring import HashRing
 from harness.balancer.settings import Settings
-from harness.claims import Affinity, BoundedLoad
+from harness.claims.features import Affinity, BoundedLoad
+from harness.gateway.protocol import Action, Backend, Event, MembershipChanged, Request
 from tests.mutants.policies import Conforming
 
 VIRTUAL_NODES = 150

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from harness.balancer.gateway import ReferenceGateway
-from harness.balancer.policies import LeastConnections, TwoChoices
+from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.picking.policies import LeastConnections, TwoChoices
 from harness.balancer.settings import Settings
-from harness.claims import Spread
+from harness.claims.features import Spread
 
 
 class Spreading(ReferenceGateway):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from harness.model import World
-from harness.verdict import Figure, FindingRow, Outcome, Record
+from harness.property.verdict import Figure, FindingRow, Outcome, Record
+from harness.scenario.model import World
 from reports.failure import failure_text
 from reports.figures import figure, milliseconds
 from reports.rows import plain, record_of, row_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.course import course_of
+from harness.evidence.run_timeseries import course_of
 from reports.failure import failure_text
 from reports.rows import record_of, row_of
 from reports.terminal import as_text
 from reports.timeline import course_in, course_text
-from tests.harness.test_course import run
+from tests.harness.evidence.test_run_timeseries import run
 from tests.reports.test_texts import RECORD
 from tests.suites.histories import lost
 

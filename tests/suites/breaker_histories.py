@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.arrivals import Arrival, draw
-from harness.claims import Affinity, Backoff, Breaker, Claims
-from harness.history import ATTEMPT, History, empty_requests
-from harness.model import Ending, Failure, Scenario
+from harness.claims.features import Affinity, Backoff, Breaker, Claims
+from harness.evidence.history import ATTEMPT, History, empty_requests
+from harness.scenario.arrivals import Arrival, draw
+from harness.scenario.model import Ending, Failure, Scenario
 from tests.suites.histories import SEED, on_time
 
 HOP_S = 0.001

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from harness.arrivals import Arrival
-from harness.claims import Affinity, Claims, Feature
-from harness.history import History
-from suites.affinity_changes import every_change
+from harness.claims.features import Affinity, Claims, Feature
+from harness.evidence.history import History
+from harness.scenario.arrivals import Arrival
+from suites.affinity.changes import every_change
 from tests.suites.histories import PlaceOf, history_of
 
 BEFORE, JOINED, WITHOUT, BACKGROUND = 0, 1, 2, 6

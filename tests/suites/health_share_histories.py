@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.arrivals import Arrival
-from harness.claims import Claims, HealthChecks, HealthShare
-from harness.history import History, Mask, Times
-from harness.model import Scenario
-from harness.property import Property, Sampled, Undecided
+from harness.claims.features import Claims, HealthChecks, HealthShare
+from harness.evidence.history import History, Mask, Times
+from harness.property.declare import Property, Sampled, Undecided
+from harness.scenario.arrivals import Arrival
+from harness.scenario.model import Scenario
 from tests.suites.histories import history_of
 
 SHARE = HealthShare(window_s=2.0)

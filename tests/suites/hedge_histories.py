@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.claims import Claims, Hedge
-from harness.history import ATTEMPT, History, empty_requests
-from harness.model import Ending, Failure, Keys, Kind, Load, Phase, Scenario, Stream
+from harness.claims.features import Claims, Hedge
+from harness.evidence.history import ATTEMPT, History, empty_requests
+from harness.scenario.model import Ending, Failure, Keys, Kind, Load, Phase, Scenario, Stream
 
 NAN = float("nan")
 CLAIMS = Claims((Hedge(quantile=0.5, share=0.25, window=4, minimum=3),))

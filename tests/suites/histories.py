@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.arrivals import Arrival, draw
-from harness.claims import Claims
-from harness.history import ATTEMPT, RESIDENCY, History, StepSeen, empty_requests
+from harness.claims.features import Claims
+from harness.evidence.history import ATTEMPT, RESIDENCY, History, StepSeen, empty_requests
 from harness.judge import decide
-from harness.model import Echo, Ending, Failure, Residency, Scenario
-from harness.property import Held, Property
-from harness.verdict import Outcome
+from harness.property.declare import Held, Property
+from harness.property.verdict import Outcome
+from harness.scenario.arrivals import Arrival, draw
+from harness.scenario.model import Echo, Ending, Failure, Residency, Scenario
 
 SEED = 7
 LATENCY_S = 0.01

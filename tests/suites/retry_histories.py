@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.history import ATTEMPT, History, empty_requests
-from harness.model import Ending, Failure, Kind, Method, Scenario
+from harness.evidence.history import ATTEMPT, History, empty_requests
+from harness.scenario.model import Ending, Failure, Kind, Method, Scenario
 from tests.suites.histories import on_time
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.arrivals import Arrival
-from harness.claims import BoundedLoad, Claims
-from harness.frozen import stretched
-from harness.history import History
-from harness.model import Failure, Keys, Scenario, UnsupportedError
-from harness.property import Property, undecided
-from harness.verdict import Outcome
+from harness.claims.features import BoundedLoad, Claims
+from harness.evidence.history import History
+from harness.property.declare import Property, undecided
+from harness.property.verdict import Outcome
+from harness.scenario.arrivals import Arrival
+from harness.scenario.fast_dataclass import stretched
+from harness.scenario.model import Failure, Keys, Scenario, UnsupportedError
 from suites.bounded_load import (
     BOOKKEEPING_S,
     QUIET_S,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.claims import Affinity, Claims
-from harness.history import History
-from harness.model import UnsupportedError
-from harness.property import undecided
-from harness.verdict import Outcome
+from harness.claims.features import Affinity, Claims
+from harness.evidence.history import History
+from harness.property.declare import undecided
+from harness.property.verdict import Outcome
+from harness.scenario.model import UnsupportedError
 from suites.cache import affinity_hit_rate, more_models_than_fit_one
 from tests.suites.histories import history_of, lost, only, outcome, with_loads
 

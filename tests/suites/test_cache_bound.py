@@ -14,15 +14,15 @@ from functools import cache
 
 import pytest
 
-from harness.arrivals import draw, key_name
-from harness.balancer.ring import HashRing
-from harness.claims import Limits
+from harness.balancer.picking.ring import HashRing
+from harness.claims.features import Limits
 from harness.judge import Judge
-from harness.model import World
+from harness.property.verdict import Outcome
+from harness.scenario.arrivals import draw, key_name
+from harness.scenario.model import World
 from harness.sim.baselines import baseline_target
 from harness.sim.world import play
 from harness.targets.reference import ReferenceTarget
-from harness.verdict import Outcome
 from suites.cache import AT_MOST, FITTING, MODELS_PER_BACKEND, affinity_hit_rate, more_models_than_fit_one
 from suites.scenarios import CALM
 

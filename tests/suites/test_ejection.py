@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.arrivals import Arrival
-from harness.claims import Claims, Ejection
-from harness.history import History
-from harness.model import Scenario, UnsupportedError
-from harness.property import Held
+from harness.claims.features import Claims, Ejection
+from harness.evidence.history import History
+from harness.property.declare import Held
+from harness.scenario.arrivals import Arrival
+from harness.scenario.model import Scenario, UnsupportedError
 from suites.ejection import FAILURE, cap_never_more, many_fail, one_fails, out_gets_nothing
 from tests.suites.histories import history_of, only
 

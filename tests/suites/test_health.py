@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.arrivals import Arrival
-from harness.claims import Breaker, Claims, Ejection, Failover, HealthChecks
-from harness.history import CHECK_UP, History
-from harness.model import Method
-from harness.property import Finding, Within
-from harness.timeline import Blackhole, Kill
-from harness.verdict import Outcome
+from harness.claims.features import Breaker, Claims, Ejection, Failover, HealthChecks
+from harness.evidence.history import CHECK_UP, History
+from harness.property.declare import Finding, Within
+from harness.property.verdict import Outcome
+from harness.scenario.arrivals import Arrival
+from harness.scenario.faults import Blackhole, Kill
+from harness.scenario.model import Method
 from suites.health import AFTER_S, BEFORE_S, check_ups_independent, failover_within_bound, one_dies, one_is_silent
 from tests.suites.histories import history_of, lost, outcome
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.arrivals import draw
-from harness.claims import Claims
-from harness.history import History, StepSeen
-from harness.model import Echo, Ending
-from harness.property import Held, undecided
-from harness.verdict import Outcome
+from harness.claims.features import Claims
+from harness.evidence.history import History, StepSeen
+from harness.property.declare import Held, undecided
+from harness.property.verdict import Outcome
+from harness.scenario.arrivals import draw
+from harness.scenario.model import Echo, Ending
 from suites.integrity import answer_belongs_to_request, rush, rush_nothing_lost
 from suites.scenarios import steady
 from tests.suites.histories import SEED, history_of, lost, outcome

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.claims import Claims
-from harness.history import History
-from harness.property import Held, undecided
+from harness.claims.features import Claims
+from harness.evidence.history import History
+from harness.property.declare import Held, undecided
+from harness.property.verdict import Outcome
 from harness.stats import ALPHA, remap_band
-from harness.verdict import Outcome
 from suites.membership import join_gets_share, leave_gets_nothing
 from tests.suites.changes import BACKGROUND, BEFORE, JOINED, NEWCOMER, WITHOUT, but, changing, claimed, conforming, late
 from tests.suites.histories import outcome

@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.arrivals import Arrival
-from harness.balancer.policies import POLICIES
+from harness.balancer.picking.policies import POLICIES
 from harness.balancer.settings import Settings
-from harness.claims import SPREAD_POLICIES, Claims, HealthShare, Spread
-from harness.history import History
+from harness.claims.features import SPREAD_POLICIES, Claims, HealthShare, Spread
+from harness.evidence.history import History
 from harness.judge import Judge, decide
-from harness.model import Connections, Kind, UnsupportedError, World
-from harness.property import Sampled, undecided
+from harness.property.declare import Sampled, undecided
+from harness.property.verdict import Outcome
+from harness.scenario.arrivals import Arrival
+from harness.scenario.faults import Slow
+from harness.scenario.model import Connections, Kind, UnsupportedError, World
 from harness.sim.world import play
 from harness.stats import ShareTest
 from harness.targets.reference import ReferenceTarget
-from harness.timeline import Slow
-from harness.verdict import Outcome
 from suites.spread import (
     CLEARLY_MORE,
     SALVO,

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from harness.balancer.breaker import BreakerSettings, Settled
-from harness.balancer.check_answers import ExpectedAnswer
-from harness.balancer.health_score import HealthSettings
-from harness.balancer.load_table import LoadSettings
+from harness.balancer.health.breaker import BreakerSettings, Settled
+from harness.balancer.health.health_score import HealthSettings
+from harness.balancer.health.readiness import RotationSettings
 from harness.balancer.members import Members
-from harness.balancer.protocol import Action, Backend, CheckUp, Request, SetTimer
-from harness.balancer.readiness import RotationSettings
-from harness.balancer.ring import HashRing
-from harness.balancer.session_affinity import AffinitySettings
+from harness.balancer.picking.load_table import LoadSettings
+from harness.balancer.picking.ring import HashRing
+from harness.balancer.picking.session_affinity import AffinitySettings
 from harness.balancer.settings import CheckSettings, EjectionSettings, Settings, SlowStartSettings
-from harness.model import Kind
+from harness.gateway.expected_answer import ExpectedAnswer
+from harness.gateway.protocol import Action, Backend, CheckUp, Request, SetTimer
+from harness.scenario.model import Kind
 
 NOTHING = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None, sessions=None)
 """The ring, and two choices by load."""

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from harness.chaos.programmes import PROGRAMMES
+from harness.chaos.scenario_text import to_json
+from harness.chaos.swarm import KINDS
 from harness.cli import app
 from harness.cli.chaos import _shrunk
-from harness.model import Chats, ClaimsError, Keys, Load, Scenario, Stream, World
-from harness.programmes import PROGRAMMES
-from harness.scenario_text import to_json
+from harness.scenario.faults import Down, FailingStatus, Reset
+from harness.scenario.model import Chats, ClaimsError, Keys, Load, Scenario, Stream, World
 from harness.sim.world import play
-from harness.swarm import KINDS
 from harness.targets import resolve
-from harness.timeline import Down, FailingStatus, Reset
 from tests.harness.live.helpers import free_ports
 
 SULKS = "python:tests.mutants.chaos:SulksAfterReset"

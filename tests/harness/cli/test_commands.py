@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.model import TargetError
-from harness.property import catalogue
+from harness.property.declare import catalogue
+from harness.scenario.model import TargetError
 
 ROOT = Path(__file__).parent.parent.parent.parent
 

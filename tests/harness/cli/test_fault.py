@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.live.calls import call
+from harness.live.process.http import call
 from tests.harness.cli.test_up import Up, gone, left, said, up
 from tests.harness.live.helpers import tree
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.claims import Claims
+from harness.claims.features import Claims
 from harness.cli.fleet_size import USUAL, fleet_size
-from harness.model import ClaimsError
+from harness.scenario.model import ClaimsError
 from harness.targets.reference import ReferenceTarget
 
 

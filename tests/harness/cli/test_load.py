@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 from harness.cli import app
 from harness.cli.load import _replayed
-from harness.live import load_run
-from harness.live.load_run import Played
-from harness.model import ClaimsError, Failure
-from harness.records import Rows, read_about, read_requests
+from harness.evidence.records import Rows, read_about, read_requests
+from harness.live.load import ad_hoc as load_run
+from harness.live.load.ad_hoc import Played
+from harness.scenario.model import ClaimsError, Failure
 from tests.harness.load.rows import rows_of
 
 ROOT = Path(__file__).parents[3]

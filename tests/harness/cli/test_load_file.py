@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.load_file import check_writable
-from harness.model import ClaimsError
+from harness.scenario.model import ClaimsError
 
 
 def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from harness.cli import app
 from harness.cli.load_options import seconds_of
-from harness.load.profiles import PROFILES
-from harness.model import ClaimsError
+from harness.load.workloads.profiles import PROFILES
+from harness.scenario.model import ClaimsError
 
 
 @pytest.mark.parametrize(

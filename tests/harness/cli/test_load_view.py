@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from harness.cli.load_view import View, found_line, news_line, none_good_line, step_line, summary_lines, title_of
-from harness.load.figures import figures_of
-from harness.load.search import Search, Seen, Verdict, goal_of
-from harness.load.thresholds import threshold_of
-from harness.model import Failure
+from harness.load.results.figures import figures_of
+from harness.load.results.search import Search, Seen, Verdict, goal_of
+from harness.load.results.thresholds import threshold_of
+from harness.scenario.model import Failure
 from tests.harness.load.rows import rows_of, unsent
 
 PATIENCE_S = 60.0

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import pytest
 
 from harness import cli
-from harness.live.calls import Answer, call
-from harness.live.children import descendants
+from harness.live.process.child import descendants
+from harness.live.process.http import Answer, call
 from tests.harness.cli.test_commands import ROOT
 from tests.harness.live.helpers import PATIENCE_S, Call, RawBackend, fine, free_ports, runs, tree, until
 
@@ -168,7 +168,7 @@ def test_nginx_from_start_to_ctrl_c(tmp_path: Path) -> None:
 def test_a_part_that_dies_ends_it_with_one_line(tmp_path: Path) -> None:
     with up(tmp_path, "--rate", "0") as stage:
         family = tree(stage.process.pid)
-        (balancer,) = (pid for pid, _ in descendants(stage.process.pid) if "harness.live.serve" in command(pid))
+        (balancer,) = (pid for pid, _ in descendants(stage.process.pid) if "harness.proxy.serve" in command(pid))
         os.kill(balancer, signal.SIGKILL)
         assert re.fullmatch(r"steelyard: the balancer ended: signal SIGKILL; .*\n", stage.end())
         assert stage.process.returncode == 1
@@ -248,7 +248,7 @@ def test_other_numbers_of_backends_than_the_files_are_refused(tmp_path: Path) ->
 
 def test_a_fault_proxy_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.live.faults.START_S", 0.1)
+        patch.setattr("harness.live.faults.injector.START_S", 0.1)
         done = said(tmp_path, "up", "--toxiproxy", f"http://127.0.0.1:{free_ports(1)[0]}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith("; start toxiproxy-server there, or leave --toxiproxy out\n")

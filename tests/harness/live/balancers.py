@@ -12,8 +12,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.live.calls import Answer, call
-from harness.live.children import Child
+from harness.live.process.child import Child
+from harness.live.process.http import Answer, call
 from tests.harness.live.helpers import HOST, PATIENCE_S, ROOT, until
 
 COMMAND = "from harness.cli import main; main()"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.balancer.protocol import (
+from harness.gateway.protocol import (
     Action,
     AttemptEnded,
     Cancel,

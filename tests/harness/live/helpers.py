@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from harness.live.calls import Answer, accepts, call
-from harness.live.children import Child
-from harness.live.ports import PortBlock, port_block
-from harness.model import Keys, Load, Method, Scenario, Stream
+from harness.live.process.child import Child
+from harness.live.process.http import Answer, accepts, call
+from harness.live.process.ports import PortBlock, port_block
+from harness.scenario.faults import Step
+from harness.scenario.model import Keys, Load, Method, Scenario, Stream
 from harness.targets.reference import ReferenceTarget
-from harness.timeline import Step
 
 PATIENCE_S = 20.0
 HOST = "127.0.0.1"
@@ -200,7 +200,7 @@ class RawBackend:
 
 
 class ShellProcess:
-    """`python -m harness.live.serve` with a gateway of tests.harness.live.gateways, or another one."""
+    """`python -m harness.proxy.serve` with a gateway of tests.harness.live.gateways, or another one."""
 
     def __init__(self, folder: Path, gateway: str = "Plain", ports: tuple[int, int] | None = None) -> None:
         self.port, self.admin_port = ports or free_ports(2)
@@ -218,7 +218,7 @@ class ShellProcess:
         path.write_text(json.dumps(config))
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        self.child = Child((sys.executable, "-m", "harness.live.serve", str(path)), folder / "shell.log", environment)
+        self.child = Child((sys.executable, "-m", "harness.proxy.serve", str(path)), folder / "shell.log", environment)
 
     def await_listening(self) -> None:
         """Return when both of its ports accept."""

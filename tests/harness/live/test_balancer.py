@@ -13,12 +13,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness.claims import Claims
+from harness.claims.features import Claims
 from harness.live import balancer as module
 from harness.live.balancer import Balancer
-from harness.live.calls import accepts, call
-from harness.model import DiedError, TargetError, UnsupportedError
-from harness.target import Address, Call, ChangeStep, Launch, Place, RunCommand, Signal, Target, WriteFile
+from harness.live.process.http import accepts, call
+from harness.scenario.model import DiedError, TargetError, UnsupportedError
+from harness.targets.base import Address, Call, ChangeStep, Launch, Place, RunCommand, Signal, Target, WriteFile
 from harness.targets.gateway_target import SHELL_CONFIG
 from harness.targets.nginx import NginxTarget
 from harness.targets.reference import ReferenceTarget

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.history import ATTEMPT, empty_requests
+from harness.evidence.history import ATTEMPT, empty_requests
+from harness.evidence.records import Rows
 from harness.live.evidence import (
     attempts_of,
     check_ups_of,
@@ -19,11 +20,10 @@ from harness.live.evidence import (
     reconcile,
     residency_of,
 )
-from harness.model import Ending, HarnessError, Residency
-from harness.records import Rows
+from harness.scenario.model import Ending, HarnessError, Residency
 from harness.toxiproxy.client import Connection
-from mockgpu.log import AttemptLog, Kind, Outcome, Row
-from mockgpu.tags import tag_of
+from mockgpu.api.tags import tag_of
+from mockgpu.server.attempt_log import AttemptLog, Kind, Outcome, Row
 
 NONCE = 0x5EED5
 START_S = 1000.0

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.claims import Claims
+from harness.claims.features import Claims
 from harness.live import preflight as module
 from harness.live.balancer import Balancer
 from harness.live.fleet import Fleet
-from harness.live.ports import PortBlock, port_block
 from harness.live.preflight import preflight
-from harness.model import HarnessError, Load, ModelServer, TargetError
-from harness.target import ChangeStep, Launch, Place, Target
-from harness.timeline import FailingStatus, as_mock
+from harness.live.process.ports import PortBlock, port_block
+from harness.scenario.faults import FailingStatus, as_mock
+from harness.scenario.model import HarnessError, Load, ModelServer, TargetError
+from harness.targets.base import ChangeStep, Launch, Place, Target
 from tests.harness.live.helpers import HOST, Behave, Call, RawBackend, free_block, free_ports, until
 
 NONCE = 0x5EED5

@@ -15,21 +15,21 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness.arrivals import draw
-from harness.history import History, empty_requests
+from harness.evidence.history import History, empty_requests
+from harness.evidence.records import Rows
 from harness.judge import Judge
 from harness.live.balancer import Balancer
-from harness.live.children import Child
-from harness.live.load import LoadProcess
+from harness.live.load.load_process import LoadProcess
+from harness.live.process.child import Child
 from harness.live.session import LiveSession, check_recorded
 from harness.load.job import Job
-from harness.model import Chats, Failure, HarnessError, Load, Scenario, TargetError, World
-from harness.property import Findings, Property, declare, held
-from harness.records import Rows
-from harness.shapes import Poisson
-from harness.target import Target
+from harness.property.declare import Findings, Property, declare, held
+from harness.property.verdict import Outcome, Record
+from harness.scenario.arrival_rates import Poisson
+from harness.scenario.arrivals import draw
+from harness.scenario.model import Chats, Failure, HarnessError, Load, Scenario, TargetError, World
+from harness.targets.base import Target
 from harness.targets.reference import ReferenceTarget
-from harness.verdict import Outcome, Record
 from tests.harness.live.helpers import PATIENCE_S, ROOT, group, runs, traffic, tree, until
 
 SEED = 11
@@ -137,7 +137,7 @@ def assert_works(judged: Judged) -> None:
 
 
 def test_the_balancer_is_killed(judged: Judged, strike: Strike) -> None:
-    strike("harness.live.serve", SIGKILL)
+    strike("harness.proxy.serve", SIGKILL)
     record = judged.judge(LONG_S)
     (history,) = judged.histories
     assert history.died is not None
@@ -151,7 +151,7 @@ def test_the_balancer_is_killed(judged: Judged, strike: Strike) -> None:
 
 
 def test_the_balancer_leaves_by_itself(judged: Judged, strike: Strike) -> None:
-    strike("harness.live.serve", Signals.SIGTERM)
+    strike("harness.proxy.serve", Signals.SIGTERM)
     record = judged.judge(LONG_S)
     assert record.outcome is Outcome.FAIL
     assert record.reason.startswith("the balancer failed during the run: exit status 0; last line: ")
@@ -160,7 +160,7 @@ def test_the_balancer_leaves_by_itself(judged: Judged, strike: Strike) -> None:
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("harness.load", "the load process ended: signal SIGKILL; last line: "),
+        ("harness.load.locust_engine", "the load process ended: signal SIGKILL; last line: "),
         ("mockgpu", "the mock fleet ended: signal SIGKILL; last line: "),
         ("harness.toxiproxy", "the fault proxy ended: signal SIGKILL; last line: "),
     ],
@@ -174,12 +174,12 @@ def test_one_of_ours_is_killed_and_the_next_run_works(
     assert record.reason.startswith(told), record.reason
     assert not any(child.status is None for child in children)
     assert_works(judged)
-    assert sum("harness.load" in child.words for child in children) == 2, "a fresh load process"
+    assert sum("harness.load.locust_engine" in child.words for child in children) == 2, "a fresh load process"
 
 
 def test_a_load_process_that_died_between_runs_is_replaced(judged: Judged, children: list[Child]) -> None:
     assert_works(judged)
-    loads = [child for child in children if "harness.load" in child.words]
+    loads = [child for child in children if "harness.load.locust_engine" in child.words]
     os.kill(loads[0].pid, SIGKILL)
     until(lambda: loads[0].status is not None)
     assert_works(judged)
@@ -207,9 +207,9 @@ def test_an_error_at_the_start_leaves_nothing_but_the_load_process(
             with pytest.raises(type(error)):
                 session.play(ReferenceTarget(), traffic(0.2), SEED)
         left = [child.words for child in children if child.status is None]
-        assert all("harness.load" in words for words in left), left
+        assert all("harness.load.locust_engine" in words for words in left), left
     assert session.play(ReferenceTarget(), traffic(0.2), SEED).answered().all()
-    assert sum("harness.load" in child.words for child in children) == 1, "kept from run to run"
+    assert sum("harness.load.locust_engine" in child.words for child in children) == 1, "kept from run to run"
 
 
 def test_an_interrupt_in_the_middle_leaves_nothing_and_the_next_run_works(
@@ -245,9 +245,9 @@ def test_an_interrupt_in_the_middle_leaves_nothing_and_the_next_run_works(
 SCRIPT = """
 import signal
 import sys
-from harness.live.load import LoadProcess
+from harness.live.load.load_process import LoadProcess
 from harness.live.session import LiveSession, check_recorded
-from harness.timeline import Kill
+from harness.scenario.faults import Kill
 from harness.targets import resolve
 from tests.harness.live.helpers import traffic
 

@@ -8,10 +8,10 @@ from unittest.mock import Mock
 import pytest
 
 from harness.live.session import LiveSession
-from harness.model import UnsupportedError
-from harness.target import ChangeStep, Place
+from harness.scenario.faults import Drain, Kill, Pause, Restart, Weigh
+from harness.scenario.model import UnsupportedError
+from harness.targets.base import ChangeStep, Place
 from harness.targets.reference import ReferenceTarget
-from harness.timeline import Drain, Kill, Pause, Restart, Weigh
 from tests.harness.live.helpers import traffic
 
 SEED = 11

@@ -12,10 +12,10 @@ from math import nan
 import numpy as np
 import pytest
 
-from harness.history import ATTEMPT, StepSeen, Times, empty_requests
+from harness.evidence.history import ATTEMPT, StepSeen, Times, empty_requests
+from harness.evidence.records import Rows
 from harness.live.slack import PINGS, SENTINEL_S, Sentinel, slack_by_second
-from harness.model import Connections, Load, Phase, Scenario, Stream
-from harness.records import Rows
+from harness.scenario.model import Connections, Load, Phase, Scenario, Stream
 from tests.harness.live.helpers import PATIENCE_S, Call, RawBackend, fine, until
 
 SCENARIO = Scenario(

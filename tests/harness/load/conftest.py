@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from harness import records
+from harness.evidence import records
 from harness.load.job import Job
-from harness.model import Load, Stream
+from harness.scenario.model import Load, Stream
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 20.0
@@ -136,7 +136,7 @@ class RawServer:
 
 @dataclass
 class LoadProcess:
-    """A running `python -m harness.load`; `play` runs one job and returns its answer and its records."""
+    """A running `python -m harness.load.locust_engine`; `play` runs one job and returns its answer and its records."""
 
     folder: Path
     child: subprocess.Popen[bytes]
@@ -146,7 +146,7 @@ class LoadProcess:
 
     @classmethod
     def start(
-        cls, folder: Path, module: str = "harness.load", *options: str, most_files: int | None = None
+        cls, folder: Path, module: str = "harness.load.locust_engine", *options: str, most_files: int | None = None
     ) -> LoadProcess:
         command = [sys.executable, "-m", module, *options]
         if most_files is not None:
@@ -213,6 +213,6 @@ def server() -> Iterator[RawServer]:
 @pytest.fixture(scope="session")
 def load_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadProcess]:
     """One process for all tests, as in a session of live runs."""
-    process = LoadProcess.start(tmp_path_factory.mktemp("load"), "harness.load", "--with-parent")
+    process = LoadProcess.start(tmp_path_factory.mktemp("load"), "harness.load.locust_engine", "--with-parent")
     yield process
     process.close()

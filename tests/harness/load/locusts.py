@@ -1,4 +1,4 @@
-"""Locust as its users start it: `locust -f harness/load/locustfile.py ...`, in processes of their own."""
+"""Locust as its users start it: `locust -f harness/load/locust_engine/locustfile.py ...`, in processes of their own."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ import gevent
 from locust.env import Environment
 from locust.runners import LocalRunner
 
-from harness.load.conductor import Conductor
+from harness.load.locust_engine.coordinator import Conductor
 from harness.load.job import text_of
-from harness.load.messages import Plan
-from harness.load.player import Player
-from harness.load.profiles import load_of
+from harness.load.locust_engine.messages import Plan
+from harness.load.locust_engine.worker import Player
+from harness.load.workloads.profiles import load_of
 
 
 class Lossy(LocalRunner):

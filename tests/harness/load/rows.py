@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.model import Failure
-from harness.records import REQUEST, Rows
+from harness.evidence.records import REQUEST, Rows
+from harness.scenario.model import Failure
 
 
 def rows_of(latency_s: object, rate_per_s: float = 100.0, start_s: float = 0.0) -> Rows:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.load.job import Job, load_in, text_of
-from harness.model import Connections, HarnessError, Keys, Kind, Load, Method, Stream
+from harness.scenario.model import Connections, HarnessError, Keys, Kind, Load, Method, Stream
 
 JOB = Job(
     load=Load(

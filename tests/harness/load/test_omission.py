@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.arrivals import draw
-from harness.load.profiles import load_of
-from harness.records import read_about, read_requests
+from harness.evidence.records import read_about, read_requests
+from harness.load.workloads.profiles import load_of
+from harness.scenario.arrivals import draw
 from tests.harness.load.locusts import Locust, serving
 
 RATE, LENGTH_S, STILL_S = 100.0, 10.0, 2.0

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from harness.arrivals import Arrival, draw, key_name, session_name
-from harness.content import Content, Fixed, Sessions
 from harness.load.wire import WireRequest, echo_of, forms_of, key_of, model_of, request_of, tag_of
-from harness.model import Echo, Keys, Kind, Load, Method, Stream
-from mockgpu.completions import Chat, Completions
-from mockgpu.kserve import Infer
-from mockgpu.tags import Carrier, Tags
-from mockgpu.wire import Api
+from harness.scenario.arrivals import Arrival, draw, key_name, session_name
+from harness.scenario.model import Echo, Keys, Kind, Load, Method, Stream
+from harness.scenario.request_mix import Content, Fixed, Sessions
+from mockgpu.api.completions import Chat, Completions
+from mockgpu.api.kserve import Infer
+from mockgpu.api.tags import Carrier, Tags
+from mockgpu.api.wire import Api
 
 NONCE = 0x7FFFFFFF
 SEED = 11

@@ -8,14 +8,14 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from harness.balancer.bare import BareGateway
-from harness.balancer.protocol import Action, Backend, Event, Gateway, NowFunction, Request
-from harness.claims import Claims
-from harness.history import History
-from harness.model import Keys, Load, ModelServer, Scenario, Stream, World
+from harness.balancer.core.bare import BareGateway
+from harness.claims.features import Claims
+from harness.evidence.history import History
+from harness.gateway.protocol import Action, Backend, Event, Gateway, NowFunction, Request
+from harness.scenario.faults import Step
+from harness.scenario.model import Keys, Load, ModelServer, Scenario, Stream, World
 from harness.sim.world import play
-from harness.target import ChangeStep, Launch, Place, Target
-from harness.timeline import Step
+from harness.targets.base import ChangeStep, Launch, Place, Target
 
 SERVICE_S = 8 / 16_000 + 4 * 0.0005
 """Time that a request of the default size takes at a backend that has nothing else to do."""

@@ -6,19 +6,11 @@ import math
 
 import pytest
 
-from harness.balancer.check_answers import ExpectedAnswer
-from harness.balancer.protocol import (
-    Action,
-    CheckUp,
-    CheckUpResult,
-    Event,
-    MembershipChanged,
-    Reply,
-    RequestArrived,
-)
-from harness.model import Ending, ModelServer, Residency
+from harness.gateway.expected_answer import ExpectedAnswer
+from harness.gateway.protocol import Action, CheckUp, CheckUpResult, Event, MembershipChanged, Reply, RequestArrived
+from harness.scenario.model import Ending, ModelServer, Residency
 from harness.sim.backend import AttemptRow, SimBackend
-from mockgpu.events import Job
+from mockgpu.gpu.events import Job
 from tests.harness.sim.rig import COLD_SERVER, SERVICE_S, Listening, run, scenario
 
 

@@ -8,20 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.balancer.bare import BareGateway
-from harness.balancer.protocol import (
-    Action,
-    CheckUp,
-    CheckUpResult,
-    Event,
-    MembershipChanged,
-    SetTimer,
-    TimerFired,
-)
-from harness.history import History
-from harness.model import Echo, Ending, Failure, Keys, Residency
+from harness.balancer.core.bare import BareGateway
+from harness.evidence.history import History
+from harness.gateway.protocol import Action, CheckUp, CheckUpResult, Event, MembershipChanged, SetTimer, TimerFired
+from harness.scenario.model import Echo, Ending, Failure, Keys, Residency
 from harness.sim.world import Simulation
-from mockgpu.fault_kinds import (
+from mockgpu.faults.decisions import Change
+from mockgpu.faults.kinds import (
     KINDS,
     Capacity,
     Cut,
@@ -43,7 +36,6 @@ from mockgpu.fault_kinds import (
     WrongLength,
     Zombie,
 )
-from mockgpu.faults import Change
 from tests.harness.sim.rig import COLD_SERVER, GatewayOf, Listening, OneBackend, scenario, stream
 
 AT_S = 0.505

@@ -9,13 +9,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from harness.balancer.protocol import Backend, NowFunction, Request
-from harness.claims import Affinity, Claims
-from harness.model import Keys, Kind, World
-from harness.property import catalogue
+from harness.claims.features import Affinity, Claims
+from harness.gateway.protocol import Backend, NowFunction, Request
+from harness.property.declare import catalogue
+from harness.scenario.model import Keys, Kind, World
 from harness.sim.baselines import BASELINES, Ring, RoundRobin, baseline_target
 from harness.sim.world import play
-from harness.target import Place
+from harness.targets.base import Place
 from tests.harness.sim.rig import scenario, stream
 
 REQUEST = Request(id=0, connection=0, kind=Kind.INFERENCE, method="POST", model="m")

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.balancer.protocol import Backend, Request
-from harness.balancer.ring import HashRing
-from harness.claims import Affinity, Claims
+from harness.balancer.picking.ring import HashRing
+from harness.claims.features import Affinity, Claims
+from harness.gateway.protocol import Backend, Request
 from harness.judge import Judge
-from harness.model import HarnessError, Keys, Method, World
-from harness.property import catalogue
+from harness.property.declare import catalogue
+from harness.property.verdict import Outcome
+from harness.scenario.model import HarnessError, Keys, Method, World
 from harness.sim.world import play
 from harness.targets.python import PythonTarget
-from harness.verdict import Outcome
 from tests.harness.sim.rig import bare, run, scenario, stream
 
 PROPERTIES = {item.name: item for item in catalogue()}

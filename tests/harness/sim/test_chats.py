@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.balancer.protocol import Action, Event, Reply, RequestArrived
-from harness.chats import BACK_OFF_S
-from harness.history import History
-from harness.model import Chats, Failure, Keys, ModelServer, Scenario, Stream
-from harness.sim.agenda import HOP_S
+from harness.evidence.history import History
+from harness.gateway.protocol import Action, Event, Reply, RequestArrived
+from harness.scenario.closed_loop import BACK_OFF_S
+from harness.scenario.model import Chats, Failure, Keys, ModelServer, Scenario, Stream
+from harness.sim.event_queue import HOP_S
 from tests.harness.sim.rig import SERVICE_S, Listening, bare, run, scenario, stream
 
 WAY_S = 4 * HOP_S

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.arrivals import draw
-from harness.balancer.protocol import Request
-from harness.claims import Claims
-from harness.content import Content, Fixed, LongTail, Sessions
-from harness.model import Failure, Keys, Load, Scenario, Stream
-from harness.shapes import OnOff
+from harness.claims.features import Claims
+from harness.gateway.protocol import Request
+from harness.scenario.arrival_rates import OnOff
+from harness.scenario.arrivals import draw
+from harness.scenario.model import Failure, Keys, Load, Scenario, Stream
+from harness.scenario.request_mix import Content, Fixed, LongTail, Sessions
 from harness.sim.clients import Reader
 from harness.sim.world import play
 from harness.targets.reference import ReferenceTarget

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.claims import Affinity, Claims, Failover
-from harness.history import CONNECTION, History, StepSeen
+from harness.claims.features import Affinity, Claims, Failover
+from harness.evidence.history import CONNECTION, History, StepSeen
 from harness.sim.world import play
 from harness.targets.reference import ReferenceTarget
 from suites.cache import more_models_than_fit_one

@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
-from harness.history import History
+from harness.evidence.history import History
+from harness.scenario.faults import Step
 from harness.sim.world import play
-from harness.timeline import Step
 from tests.harness.fault_effects import CASES, IDS, TRIALS, Effect, Trial
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.arrivals import draw
-from harness.model import Echo, Ending, Failure
+from harness.scenario.arrivals import draw
+from harness.scenario.faults import Kill, Leave
+from harness.scenario.model import Echo, Ending, Failure
 from harness.sim.backend import AttemptRow, SimBackend
 from harness.sim.evidence import Evidence
-from harness.timeline import Kill, Leave
 from tests.harness.sim.rig import COLD_SERVER, bare, run, scenario, stream
 
 WHAT = scenario(Kill("gpu-1", 0.2, 0.3), Leave("gpu-0", 0.4), load=stream(requests=3), backends=2, server=COLD_SERVER)

@@ -8,14 +8,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness.history import History
+from harness.evidence.history import History
 from harness.judge import Judge
-from harness.model import ClaimsError, World
+from harness.property.verdict import Outcome
+from harness.scenario.faults import Down, Hang, Kill, Latency, Pause
+from harness.scenario.model import ClaimsError, World
 from harness.sim.world import play
 from harness.targets.reference import ReferenceTarget
-from harness.timeline import Down, Hang, Kill, Latency, Pause
-from harness.verdict import Outcome
-from suites.chaos_evidence import under, under_any
+from suites.chaos.evidence import under, under_any
 from tests.harness.fault_mixes import CASES, lacking, scenario
 from tests.harness.sim.rig import bare
 from tests.harness.sim.rig import run as run_of

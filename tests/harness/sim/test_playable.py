@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from harness.model import Load, ModelServer, Scenario, Stream
-from harness.programmes import PROGRAMMES
-from harness.property import catalogue
+from harness.chaos.programmes import PROGRAMMES
+from harness.chaos.swarm import random_programme
+from harness.property.declare import catalogue
+from harness.scenario.faults import BadMetrics, FailingStatus, Kill, OverCapacity, Slow, Step, WrongLength
+from harness.scenario.model import Load, ModelServer, Scenario, Stream
 from harness.sim.playable import check
-from harness.swarm import random_programme
 from harness.targets.reference import ReferenceTarget
-from harness.timeline import BadMetrics, FailingStatus, Kill, OverCapacity, Slow, Step, WrongLength
 
 PLAIN = Scenario("x", 2, Load((Stream("traffic", 0.0, 100.0, 20),)))
 NAMES = ("gpu-0", "gpu-1", "gpu-2", "gpu-3")

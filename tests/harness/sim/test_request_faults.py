@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.balancer.protocol import (
+from harness.evidence.history import History
+from harness.gateway.protocol import (
     Action,
     AttemptEnded,
     Cancel,
@@ -22,10 +23,7 @@ from harness.balancer.protocol import (
     ResponseHead,
     Send,
 )
-from harness.history import History
-from harness.model import Echo, Ending, Failure, Keys, Kind
-from harness.sim.agenda import HOP_S
-from harness.timeline import (
+from harness.scenario.faults import (
     Blackhole,
     CutOff,
     FailingStatus,
@@ -38,6 +36,8 @@ from harness.timeline import (
     Slow,
     Step,
 )
+from harness.scenario.model import Echo, Ending, Failure, Keys, Kind
+from harness.sim.event_queue import HOP_S
 from tests.harness.sim.rig import SERVICE_S, Listening, OneBackend, bare, run, scenario, sent_between, stream
 
 AT_S, FOR_S, HEALED_S = 0.505, 0.5, 1.005

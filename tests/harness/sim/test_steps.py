@@ -8,11 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.balancer.protocol import AttemptEnded, CheckUpResult, MembershipChanged
-from harness.history import History
-from harness.model import Ending, Failure, Keys, Residency
-from harness.sim.agenda import HOP_S
-from harness.timeline import (
+from harness.evidence.history import History
+from harness.gateway.protocol import AttemptEnded, CheckUpResult, MembershipChanged
+from harness.scenario.fault_schedule import RESTART_S
+from harness.scenario.faults import (
     Bandwidth,
     CutOff,
     Down,
@@ -31,7 +30,8 @@ from harness.timeline import (
     Timeout,
     Weigh,
 )
-from harness.timetable import RESTART_S
+from harness.scenario.model import Ending, Failure, Keys, Residency
+from harness.sim.event_queue import HOP_S
 from tests.harness.sim.rig import COLD_SERVER, OneBackend, bare, run, scenario, sent_between, stream
 
 AT_S, FOR_S, HEALED_S = 0.505, 0.5, 1.005

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from harness.balancer.protocol import (
+from harness.gateway.protocol import (
     Action,
     AttemptEnded,
     CancelTimer,
@@ -23,8 +23,8 @@ from harness.balancer.protocol import (
     SetTimer,
     TimerFired,
 )
-from harness.model import Connections, Echo, Ending, Failure, HarnessError, Keys, Kind, Method, Phase
-from harness.sim.agenda import HOP_S
+from harness.scenario.model import Connections, Echo, Ending, Failure, HarnessError, Keys, Kind, Method, Phase
+from harness.sim.event_queue import HOP_S
 from harness.sim.world import PATIENCE_S, Simulation
 from tests.harness.sim.rig import SERVICE_S, GatewayOf, Listening, bare, run, scenario, stream
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.claims_file import claims_file
-from harness.model import ClaimsError, TargetError, UnsupportedError, World
-from harness.target import Address, Place, RunCommand, WriteFile
+from harness.claims.file import claims_file
+from harness.scenario.model import ClaimsError, TargetError, UnsupportedError, World
+from harness.targets.base import Address, Place, RunCommand, WriteFile
 from harness.targets.file import FileTarget
 
 PYTHON = Path(sys.executable).as_posix()

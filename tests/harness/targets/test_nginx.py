@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from harness.claims import Affinity, Ejection, Failover, Retry, Spread
-from harness.model import TargetError, World
-from harness.target import Address, AwaitNewWorkers, Place, Signal, WriteFile
+from harness.claims.features import Affinity, Ejection, Failover, Retry, Spread
+from harness.scenario.model import TargetError, World
+from harness.targets.base import Address, AwaitNewWorkers, Place, Signal, WriteFile
 from harness.targets.nginx import NginxTarget
 
 OFF = [frozenset(names) for names in chain.from_iterable(combinations(("ejection", "retry"), n) for n in range(3))]

@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from harness.balancer.protocol import (
+from harness.claims.features import Affinity, Claims, Failover, Spread
+from harness.gateway.protocol import (
     Action,
     Backend,
     Event,
@@ -16,9 +17,8 @@ from harness.balancer.protocol import (
     RequestArrived,
     Send,
 )
-from harness.claims import Affinity, Claims, Failover, Spread
-from harness.model import ClaimsError, Kind, World
-from harness.target import Address, Call, Place
+from harness.scenario.model import ClaimsError, Kind, World
+from harness.targets.base import Address, Call, Place
 from harness.targets.python import PythonTarget
 
 MEMBERS = MembershipChanged((Backend("gpu-0", "127.0.0.1:1"), Backend("gpu-1", "127.0.0.1:2")))

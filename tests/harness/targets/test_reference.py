@@ -4,10 +4,9 @@ from random import Random
 import pytest
 from pydantic import TypeAdapter
 
-from harness.balancer.limits import AdmissionSettings, BucketSettings
-from harness.balancer.protocol import Backend, MembershipChanged, NowFunction, Request, RequestArrived, Send, SetTimer
+from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
 from harness.balancer.settings import CheckSettings, EjectionSettings, Settings, SlowStartSettings
-from harness.claims import (
+from harness.claims.features import (
     FEATURES,
     Affinity,
     Breaker,
@@ -19,8 +18,9 @@ from harness.claims import (
     Limits,
     Retry,
 )
-from harness.model import Kind, World
-from harness.target import LEAN, Place, Target
+from harness.gateway.protocol import Backend, MembershipChanged, NowFunction, Request, RequestArrived, Send, SetTimer
+from harness.scenario.model import Kind, World
+from harness.targets.base import LEAN, Place, Target
 from harness.targets.reference import LIMITS, ReferenceTarget
 
 BACKENDS = tuple(Backend(f"gpu-{number}", f"127.0.0.1:{9000 + number}") for number in range(4))

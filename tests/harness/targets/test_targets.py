@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.claims import Breaker, Hedge, Limits, Spread
-from harness.model import ClaimsError, TargetError
+from harness.claims.features import Breaker, Hedge, Limits, Spread
+from harness.scenario.model import ClaimsError, TargetError
 from harness.targets import NAMES, listing, resolve
 from harness.targets.file import FileTarget
 from harness.targets.nginx import NginxTarget

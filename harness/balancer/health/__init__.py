@@ -1,0 +1,1 @@
+"""Which backends may receive traffic and how much: breakers, ejection, readiness, scores, slow start, draining."""

@@ -1,0 +1,242 @@
+"""Circuit breaker of one backend: closed, open for a time that grows, half-open with a few probes.
+
+    closed ──trip──► open ──time──► half-open ──enough good probes──► closed
+                      ▲                 └──a failed probe──┘ (back to open, for longer)
+
+The state follows from what was settled and from the clock alone: there is no transition that a look could cause, so
+looking changes nothing. Every call holds a ticket from `acquire` and gives it up with one `settle`; what began before
+the last trip or closing decides nothing any more (App-vNext/Polly#217). Rules of their own are told at the methods.
+Sources: Nygard, "Release It!", and the documentation of Polly, resilience4j and Hystrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from typing import Literal
+
+from harness.balancer.health.windows import OutcomeWindow, rank
+
+State = Literal["closed", "open", "half-open"]
+
+SLOW_QUANTILE = 0.99
+"""The quantile that `slow_p99_s` bounds."""
+
+
+class Settled(Enum):
+    """How a call ended, as far as its backend's health goes.
+
+    NEUTRAL (the client's own error, 4xx) and ABORTED (cancelled) say nothing about it; counting them as failures opens
+    breakers fleet-wide (sgl-project/sglang#25811, tinfoilsh/confidential-model-router#278).
+    """
+
+    OK = "ok"
+    FAILED = "failed"
+    NEUTRAL = "neutral"
+    ABORTED = "aborted"
+
+
+FAILED = Settled.FAILED
+SAYS_NOTHING = (Settled.NEUTRAL, Settled.ABORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerSettings:
+    """When a breaker trips, for how long, and what closes it. None switches a reason to trip off; one must be on.
+
+    `failures` in a row; `error_rate` (0 to 1, reached) and `slow_p99_s` (exceeded) over the last `window_s` with at
+    least `minimum_calls` that ended ok or failed. Open for `open_s`, after each failed probe `multiplier` times longer
+    up to `max_open_s`, every time drawn within ± `jitter` (a share) of itself. `probes` at a time while half-open;
+    `successes` good ones close. ValueError for numbers that make no sense.
+    """
+
+    failures: int | None = 5
+    error_rate: float | None = None
+    minimum_calls: int = 20
+    window_s: float = 10.0
+    slow_p99_s: float | None = None
+    open_s: float = 2.0
+    probes: int = 1
+    successes: int = 1
+    multiplier: float = 2.0
+    max_open_s: float = 60.0
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.failures is None and self.error_rate is None and self.slow_p99_s is None:
+            raise ValueError("a breaker needs a reason to trip: failures, error_rate or slow_p99_s")
+        for name in ("failures", "minimum_calls", "probes", "successes"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)}: expected 1 or more")
+        for name in ("window_s", "slow_p99_s", "open_s"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"{name} {getattr(self, name)}: expected above 0")
+        if self.error_rate is not None and not 0 < self.error_rate <= 1:
+            raise ValueError(f"error_rate {self.error_rate}: expected above 0 and at most 1")
+        if not self.multiplier >= 1 or not self.max_open_s >= self.open_s or not 0 <= self.jitter < 1:
+            raise ValueError(
+                f"multiplier {self.multiplier}, max_open_s {self.max_open_s} and jitter {self.jitter}: expected 1 or"
+                f" more, open_s ({self.open_s}) or more, and from 0 to below 1"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """The right to make one call. Compared by identity: a breaker knows its own tickets and no others."""
+
+    generation: int
+    probe: bool
+
+
+class CircuitBreaker:
+    """The breaker of one backend; see the module. `now_s` is the caller's clock, which never goes back.
+
+    A backend that leaves and returns gets a new breaker, so nothing is inherited; tickets of the old one mean nothing
+    to the new one.
+    """
+
+    __slots__ = (
+        "_errors",
+        "_generation",
+        "_good_probes",
+        "_next_open_s",
+        "_open_until_s",
+        "_out",
+        "_probes_out",
+        "_random",
+        "_run",
+        "_settings",
+        "_slow",
+    )
+
+    def __init__(self, settings: BreakerSettings, generator: Random) -> None:
+        self._settings = settings
+        self._random = generator
+        self._generation = 0
+        self._out: set[Ticket] = set()
+        self._probes_out = 0
+        self._good_probes = 0
+        self._run = 0
+        self._open_until_s: float | None = None  # None while closed
+        self._next_open_s = settings.open_s
+        self._errors = OutcomeWindow(span_s=settings.window_s, minimum_calls=settings.minimum_calls)
+        self._slow = OutcomeWindow(span_s=settings.window_s, minimum_calls=settings.minimum_calls)
+
+    @property
+    def tickets_out(self) -> int:
+        """Number of tickets not settled yet; 0 when nothing is in flight."""
+        return len(self._out)
+
+    @property
+    def closed(self) -> bool:
+        """Whether everybody may call."""
+        return self._open_until_s is None
+
+    def state(self, now_s: float) -> State:
+        """Where the breaker is; half-open from the very end of the open time on."""
+        if self._open_until_s is None:
+            return "closed"
+        return "open" if now_s < self._open_until_s else "half-open"
+
+    def open_until_s(self, now_s: float) -> float | None:
+        """When the open time ends, on the clock of `now_s`; None unless open."""
+        until_s = self._open_until_s
+        return until_s if until_s is not None and now_s < until_s else None
+
+    def allows(self, now_s: float) -> bool:
+        """Whether `acquire` would give a ticket. Looks only; so candidates can be filtered by it at will.
+
+        While half-open, probes that are out from an earlier half-open time still hold their slots, so that the backend
+        never has more than `probes` of them.
+        """
+        until_s = self._open_until_s
+        return until_s is None or (now_s >= until_s and self._probes_out < self._settings.probes)
+
+    def acquire(self, now_s: float) -> Ticket | None:
+        """A ticket for one call, a probe's while half-open; None if there is none to be had, without waiting."""
+        if not self.allows(now_s):
+            return None
+        probe = self._open_until_s is not None
+        ticket = Ticket(self._generation, probe)
+        self._out.add(ticket)
+        self._probes_out += probe
+        return ticket
+
+    def settle(self, ticket: Ticket, settled: Settled, latency_s: float, now_s: float) -> None:
+        """End a call that took `latency_s`. Every way out frees a probe's slot (resilience4j/resilience4j#544).
+
+        Nothing else comes of a ticket from before the last trip or closing; so stragglers neither lengthen an open time
+        nor decide a half-open one. A ticket settled before, or from another breaker, is ignored.
+        """
+        if ticket not in self._out:
+            return
+        self._out.remove(ticket)
+        self._probes_out -= ticket.probe
+        if ticket.generation != self._generation or settled in SAYS_NOTHING:
+            return
+        failed = settled is FAILED
+        slow = self._settings.slow_p99_s is not None and latency_s > self._settings.slow_p99_s
+        if not ticket.probe:
+            self._call_ended(failed, slow, now_s)
+        elif failed or slow:
+            # A slow answer is no good probe where slowness is a reason to trip: closing would only trip again. And one
+            # is enough, whatever it takes to trip from closed (nodeshift/opossum#119).
+            self._trip(now_s)
+        else:
+            self._good_probe()
+
+    def _call_ended(self, failed: bool, slow: bool, now_s: float) -> None:
+        settings = self._settings
+        self._run = self._run + 1 if failed else 0
+        trips = settings.failures is not None and self._run >= settings.failures
+        if settings.error_rate is not None:
+            self._errors.record(failed, now_s)
+            rate = self._errors.rate(now_s)
+            trips |= rate is not None and rate >= settings.error_rate
+        if settings.slow_p99_s is not None:
+            self._slow.record(slow, now_s)
+            trips |= self._p99_is_slow(now_s)
+        if trips:
+            self._trip(now_s)
+
+    def _p99_is_slow(self, now_s: float) -> bool:
+        """Whether the latency of rank ceil(.99 (W + 1)), at most the largest, exceeds the bound.
+
+        It does exactly if fewer calls than its rank were within the bound; so counting them is enough.
+        """
+        slow = self._slow.bad(now_s)
+        if not slow:
+            return False
+        calls = self._slow.calls(now_s)
+        within = calls - slow
+        return calls >= self._settings.minimum_calls and within < min(rank(SLOW_QUANTILE, calls), calls)
+
+    def _trip(self, now_s: float) -> None:
+        self._generation += 1
+        self._good_probes = 0
+        self._open_until_s = now_s + self._drawn_open_s()
+        # Nothing is counted again before the breaker closes; it then starts clean.
+        self._run = 0
+        self._errors.clear()
+        self._slow.clear()
+
+    def _drawn_open_s(self) -> float:
+        """Uniform in [T (1 - jitter), T (1 + jitter)] for T = open_s multiplier^k capped; never above max_open_s.
+
+        Near the cap only the part of that range below it is drawn from. Cutting off what was drawn instead would send
+        half of all capped breakers back at the same instant.
+        """
+        settings = self._settings
+        nominal_s = self._next_open_s
+        self._next_open_s = min(nominal_s * settings.multiplier, settings.max_open_s)
+        longest_s = min(nominal_s * (1 + settings.jitter), settings.max_open_s)
+        return min(self._random.uniform(nominal_s * (1 - settings.jitter), longest_s), longest_s)
+
+    def _good_probe(self) -> None:
+        self._good_probes += 1
+        if self._good_probes >= self._settings.successes:
+            self._generation += 1
+            self._good_probes = 0
+            self._open_until_s = None
+            self._next_open_s = self._settings.open_s

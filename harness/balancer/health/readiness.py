@@ -1,0 +1,220 @@
+"""Active readiness: thresholds on check-ups, one schedule per backend so that a hung one delays no other.
+
+A check-up is good if the backend answered as expected and does not report itself overloaded. Alive is another question
+than ready: alive is who answers at all, if only to say that it is not ready.
+
+**Guard.** Under overload readiness feeds on itself: one backend goes out, the others get its load and go out in turn,
+and the whole fleet takes turns at being away (kubernetes/kubernetes#115917). So when less than a claimed share of the
+fleet would be ready, the guard fails open: everybody is in rotation that is alive and has passed a check-up before, and
+the load is shared by all of them. Keeping only those that were ready last would leave the others idle while these
+drown. Out stay newcomers that never passed one (they are still loading, and no part of the fleet yet) and the dead,
+unless that leaves nobody at all. Source: Envoy's panic threshold (50 % by default), which lets in the dead as well:
+with three of four failing their checks all four get the same share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from harness.balancer.health.health_score import free_share
+from harness.balancer.health.windows import exact_ratio
+from harness.gateway.expected_answer import STATUS_200, ExpectedAnswer
+from harness.gateway.protocol import Action, Backend, CheckUp, SetTimer
+
+
+@dataclass(frozen=True, slots=True)
+class RotationSettings:
+    """When a backend is in rotation, beyond its answers to check-ups. None switches a limit off.
+
+    Overloaded: memory in use and not evictable above `memory_share` of the total, or more than `queue_depth` requests
+    waiting. The guard acts below `minimum_ready_share` of the fleet (0: never). `gated`: newcomers are out until
+    `healthy` check-ups in a row were good. `jitter`: each interval is drawn within ± this share of itself. ValueError
+    for numbers that make no sense.
+    """
+
+    memory_share: float | None = 0.95
+    queue_depth: int | None = 100
+    minimum_ready_share: float = 0.5
+    gated: bool = False
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.memory_share is not None and not 0 < self.memory_share <= 1:
+            raise ValueError(f"memory_share {self.memory_share}: expected above 0 and at most 1")
+        if self.queue_depth is not None and self.queue_depth < 0:
+            raise ValueError(f"queue_depth {self.queue_depth}: expected 0 or more")
+        if not 0 <= self.minimum_ready_share <= 1 or not 0 <= self.jitter < 1:
+            raise ValueError(
+                f"minimum_ready_share {self.minimum_ready_share} and jitter {self.jitter}: expected from 0 to 1, and"
+                " from 0 to below 1"
+            )
+
+    def overloaded(self, report: Backend) -> bool:
+        """Whether a backend's report of itself is beyond a limit. Memory figures that can't be true decide nothing."""
+        if self.queue_depth is not None and report.queue_depth > self.queue_depth:
+            return True
+        figures = (report.memory_total_mb, report.memory_used_mb, report.memory_evictable_mb)
+        if self.memory_share is None or free_share(*figures) is None:
+            return False
+        numerator, denominator = exact_ratio(self.memory_share)
+        taken_mb = report.memory_used_mb - report.memory_evictable_mb
+        return taken_mb * denominator > numerator * report.memory_total_mb
+
+
+PLAIN = RotationSettings(memory_share=None, queue_depth=None, minimum_ready_share=0.0)
+"""The answers to check-ups alone."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    timer_id: int
+    ready: bool
+    failures: int = 0
+    successes: int = 0
+    unanswered: int = 0
+    alive: bool = True
+    passed: bool = False
+    """Whether any check-up was ever answered as expected."""
+    newest_check: int = 0
+
+    def take(self, ok: bool, good: bool, answered: bool, unhealthy: int, healthy: int) -> None:
+        """Count a check-up's result."""
+        self.failures = 0 if good else self.failures + 1
+        self.successes = self.successes + 1 if good else 0
+        self.unanswered = 0 if answered else self.unanswered + 1
+        self.alive = self.unanswered < unhealthy
+        if self.ready:
+            self.ready = self.failures < unhealthy
+        else:
+            self.ready = self.successes >= healthy
+        self.passed |= ok
+
+
+class Readiness:
+    """Who is ready. A newcomer counts as ready until its first checks say otherwise (unless gated).
+
+    `interval_s` from one check's start to the next, `timeout_s` for its answer; out after `unhealthy` failures in a
+    row, back after `healthy` successes in a row. `rotation` holds the limits and the guard; see the module.
+    `generator` draws the jitter, `expected` is what a good answer looks like. ValueError for numbers that make no
+    sense.
+    """
+
+    def __init__(
+        self,
+        interval_s: float,
+        timeout_s: float,
+        unhealthy: int,
+        healthy: int,
+        rotation: RotationSettings = PLAIN,
+        generator: Random | None = None,
+        expected: ExpectedAnswer = STATUS_200,
+    ) -> None:
+        if not interval_s > 0 or not timeout_s > 0 or unhealthy < 1 or healthy < 1:
+            raise ValueError(
+                f"interval_s {interval_s}, timeout_s {timeout_s}, unhealthy {unhealthy} and healthy {healthy}: expected"
+                " above 0, and 1 or more"
+            )
+        if rotation.jitter and generator is None:
+            raise ValueError(f"jitter {rotation.jitter} without a generator to draw it")
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._unhealthy = unhealthy
+        self._healthy = healthy
+        self._settings = rotation
+        self._random = generator
+        self._expected = expected
+        self._watched: dict[str, _Watched] = {}
+        self._timers: dict[int, str] = {}
+        self._checks: dict[int, str] = {}
+        self._next_id = 0
+        self._rotation: frozenset[str] = frozenset()
+        self._guarded = False
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the guard acts now: so few are ready that others are in rotation too."""
+        return self._guarded
+
+    @property
+    def rotation(self) -> frozenset[str]:
+        """Who is in rotation; the same object until that is decided anew."""
+        return self._rotation
+
+    def set_backends(self, backends: tuple[str, ...], now_s: float) -> list[Action]:
+        """Watch exactly `backends`; those watched already keep their state."""
+        for gone in set(self._watched) - set(backends):
+            self._timers.pop(self._watched.pop(gone).timer_id)
+        # A check-up that was out when its backend left says nothing about the one that returns under that name.
+        self._checks = {number: name for number, name in self._checks.items() if name in self._watched}
+        actions: list[Action] = []
+        for name in backends:
+            if name in self._watched:
+                continue
+            self._next_id += 1
+            self._watched[name] = _Watched(timer_id=self._next_id, ready=not self._settings.gated)
+            self._timers[self._next_id] = name
+            actions.append(SetTimer(self._next_id, now_s))
+        self._decide_rotation()
+        return actions
+
+    def timer_fired(self, timer_id: int, now_s: float) -> list[Action]:
+        """Start the check that is due and set the timer of the next; nothing for a timer of a backend that left."""
+        name = self._timers.get(timer_id)
+        if name is None:
+            return []
+        self._next_id += 1
+        self._checks[self._next_id] = name
+        check = CheckUp(self._next_id, name, self._timeout_s, self._expected)
+        return [check, SetTimer(timer_id, now_s + self._drawn_interval_s())]
+
+    def result(self, check_id: int, ok: bool, report: Backend | None = None, *, answered: bool | None = None) -> bool:
+        """Take note of a check's result; whether its backend came (back) into rotation by it, with cold caches.
+
+        `ok`: answered as expected and in time; `report` where the backend sent one; `answered` in any way, by default
+        if it is ok or there is a report. Ignored are results of backends that left, and of a check that began before
+        one whose result is known: a timeout of a hang that is over says nothing any more.
+        """
+        name = self._checks.pop(check_id, "")
+        watched = self._watched.get(name)
+        if watched is None or check_id < watched.newest_check:
+            return False
+        watched.newest_check = check_id
+        good = ok and (report is None or not self._settings.overloaded(report))
+        heard = (ok or report is not None) if answered is None else answered
+        was_in = name in self._rotation
+        before = (watched.ready, watched.alive, watched.passed)
+        watched.take(ok, good, heard, self._unhealthy, self._healthy)
+        if before != (watched.ready, watched.alive, watched.passed):
+            self._decide_rotation()
+        # Who is let in by the guard has been serving all along, and gets no second start when it is ready again.
+        return watched.ready and not was_in
+
+    def ready(self, backend: str) -> bool:
+        """Whether `backend` may get traffic, by its own check-ups or by the guard."""
+        return backend in self._rotation
+
+    def passing(self, backend: str) -> bool:
+        """Whether `backend` is ready by its own check-ups, whatever the guard does."""
+        watched = self._watched.get(backend)
+        return watched is not None and watched.ready
+
+    def alive(self, backend: str) -> bool:
+        """Whether `backend` answers its check-ups at all; dead after `unhealthy` in a row without any answer."""
+        watched = self._watched.get(backend)
+        return watched is not None and watched.alive
+
+    def _drawn_interval_s(self) -> float:
+        if not self._settings.jitter or self._random is None:
+            return self._interval_s
+        return self._interval_s * self._random.uniform(1 - self._settings.jitter, 1 + self._settings.jitter)
+
+    def _decide_rotation(self) -> None:
+        """Work out who is in rotation; only when somebody's state changed, so that asking is cheap."""
+        chosen = {name for name, watched in self._watched.items() if watched.ready}
+        proven = {name for name, watched in self._watched.items() if watched.passed}
+        numerator, denominator = exact_ratio(self._settings.minimum_ready_share)
+        self._guarded = len(chosen) * denominator < numerator * len(chosen | proven)
+        if self._guarded:
+            chosen |= {name for name in proven if self._watched[name].alive}
+        self._rotation = frozenset(chosen or proven) if self._guarded else frozenset(chosen)

@@ -1,0 +1,1 @@
+"""Choice of a backend: consistent hashing, load-aware policies, sessions."""

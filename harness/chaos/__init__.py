@@ -1,0 +1,1 @@
+"""Chaos experiments: named and drawn fault plans, shrinking, and kept scenarios. Pure."""

@@ -1,0 +1,290 @@
+"""Scenarios as text: JSON to keep and play again, Python to paste into a test. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import cache
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from harness.claims.features import CARRIER, nearest
+from harness.scenario import arrival_rates as shapes
+from harness.scenario import faults as timeline
+from harness.scenario import model
+from harness.scenario import request_mix as content
+from harness.scenario.arrivals import draw
+from harness.scenario.closed_loop import Crowd
+from harness.scenario.fast_dataclass import canonical
+from harness.scenario.fault_schedule import conflict
+from harness.scenario.faults import Leave, Membership
+from harness.scenario.model import Scenario, Stream
+
+MODULES: tuple[ModuleType, ...] = (model, content, shapes, timeline)
+"""Where everything that a scenario is made of can be imported from."""
+
+WIDTH = 100
+"""Columns from which on a value is broken into a line for each field."""
+
+MOST = 200_000
+"""Requests, keys, sessions, or pieces of a shape, that a stream of a file may have: more is taken for a slip."""
+
+MOST_CHATS = 10_000
+MOST_TURNS = 1000
+MOST_TOKENS = 1_000_000
+MOST_BACKENDS = 28
+"""For so many a live run has ports."""
+
+LONGEST_S = 3600.0
+
+LEAST: Mapping[str, int] = MappingProxyType({"weight": 1, "slice_bytes": 1})
+"""The least that a field of a step may be, where that is not 0."""
+
+MOST_OF_ANYTHING = 1_000_000_000
+
+ANY_NUMBER = ("by",)
+"""Fields of steps that the mock servers alone judge."""
+
+IS = "is"
+"""The key of an object that names its class."""
+
+
+# --- JSON -------------------------------------------------------------------------------------------------
+
+
+def to_json(scenario: Scenario) -> str:
+    """`scenario` as JSON: each object names its class under "is"."""
+    return json.dumps(canonical(scenario), indent=1) + "\n"
+
+
+def from_json(text: str) -> Scenario:
+    """The scenario that `to_json` wrote, or one written by hand. ValueError: one line on what is wrong, and where.
+
+    Whatever a world would stumble over is found here, but for what the mock servers refuse (`harness.sim.playable`).
+    """
+    try:
+        scenario = _value(_document(text), "scenario")
+    except RecursionError:
+        raise ValueError("lists or objects within one another, far too deep for a scenario") from None
+    if not isinstance(scenario, Scenario):
+        raise ValueError('expected an object with "is": "Scenario" at the top')
+    _check_fleet(scenario)
+    _check_timeline(scenario)
+    _check_load(scenario)
+    if not scenario.end_s <= LONGEST_S:
+        raise ValueError(f"scenario: it lasts {scenario.end_s:g} s, expected {LONGEST_S:g} s at most")
+    return scenario
+
+
+def _document(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not valid JSON: {error}") from None
+
+
+@cache
+def _classes() -> dict[str, type[Any]]:
+    found: dict[str, type[Any]] = {}
+    for module in MODULES:
+        found |= {name: item for name, item in vars(module).items() if isinstance(item, type)}
+    return {name: item for name, item in found.items() if dataclasses.is_dataclass(item)}
+
+
+@cache
+def _adapter(name: str) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_classes()[name])
+
+
+def _value(given: Any, where: str) -> Any:
+    """What a JSON value stands for; objects are checked from the inside out."""
+    if isinstance(given, list):
+        return tuple(_value(item, f"{where}[{number}]") for number, item in enumerate(given))
+    if not isinstance(given, dict):
+        return given
+    from pydantic import ValidationError
+
+    name = given.get(IS)
+    cls = _classes().get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise ValueError(f'{where}: "is" says {name!r}; {nearest(str(name), _classes())}')
+    names = [item.name for item in dataclasses.fields(cls)]
+    fields = {key: _value(item, f"{where}.{key}") for key, item in given.items() if key != IS}
+    for key in fields:
+        if key not in names:
+            raise ValueError(f"{where}: {name} has no {key!r}; {nearest(key, names)}")
+    try:
+        return _adapter(cls.__name__).validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join([where, *(str(part) for part in first["loc"][:1])])
+        if first["type"] == "value_error":  # the class itself says what it saw
+            raise ValueError(f"{place}: {first['ctx']['error']}") from None
+        raise ValueError(f"{place}: saw {first['input']!r}: {first['msg']}") from None
+
+
+# --- what can be played ---------------------------------------------------------------------------------------
+
+
+def _check_fleet(scenario: Scenario) -> None:
+    count = scenario.backends + scenario.spare
+    if scenario.backends < 1 or scenario.spare < 0 or count > MOST_BACKENDS:
+        seen = f"{scenario.backends} backends and {scenario.spare} spare"
+        raise ValueError(f"scenario: {seen}: expected one backend at least, {MOST_BACKENDS} in all at most")
+    for number, phase in enumerate(scenario.phases):
+        if not 0.0 <= phase.start_s <= phase.end_s < math.inf:
+            seen = f"from {phase.start_s:g} to {phase.end_s:g} s"
+            raise ValueError(f"scenario.phases[{number}]: {seen}: expected times from 0 on, in order")
+    for number, interval_s in enumerate(scenario.intervals_s):
+        if not 0.0 < interval_s < math.inf:
+            raise ValueError(f"scenario.intervals_s[{number}]: {interval_s:g}: expected a number above 0")
+
+
+def _check_timeline(scenario: Scenario) -> None:
+    known = scenario.backend_ids
+    for number, step in enumerate(scenario.timeline):
+        place = f"scenario.timeline[{number}]: {type(step).__name__} of {step.backend!r}"
+        if step.backend not in known:
+            raise ValueError(f"{place}: {nearest(step.backend, known)}")
+        if not 0.0 <= step.at_s < math.inf:
+            raise ValueError(f"{place}: at_s {step.at_s}: expected a time from 0 on")
+        for item in dataclasses.fields(step):
+            value = getattr(step, item.name)
+            if isinstance(value, bool | str | None) or item.name in ANY_NUMBER:
+                continue
+            least = LEAST.get(item.name, 0)
+            if not least <= value <= MOST_OF_ANYTHING:
+                raise ValueError(f"{place}: {item.name} {value}: expected {least} to {MOST_OF_ANYTHING}")
+    changes = sorted((step for step in scenario.timeline if isinstance(step, Membership)), key=lambda step: step.at_s)
+    for count, change in enumerate(changes):
+        if isinstance(change, Leave) and change.backend not in scenario.members(changes[:count]):
+            told = f"Leave of {change.backend!r} at {change.at_s:g} s"
+            raise ValueError(f"scenario.timeline: {told}: it is no member then; let it join first")
+    if told := conflict(scenario.timeline):
+        raise ValueError(f"scenario.timeline: {told}")
+
+
+def _check_load(scenario: Scenario) -> None:
+    load = scenario.load
+    if not CARRIER.match(load.key_carrier):
+        raise ValueError(
+            f"scenario.load.key_carrier: {load.key_carrier!r}: expected header:NAME, json:PATH, cookie:NAME, session or"
+            " prompt-prefix:N"
+        )
+    if not load.streams:
+        raise ValueError("scenario.load.streams: none: expected one at least")
+    for number, stream in enumerate(load.streams):
+        place = f"scenario.load.streams[{number}]"
+        for told in _out_of_range(stream):
+            raise ValueError(f"{place}: stream {stream.name!r}: {told}")
+        alone = dataclasses.replace(load, streams=(stream,))
+        try:
+            asked = Crowd(alone, 0, 0).asked if stream.chats is not None else draw(alone, 0)
+        except (ValueError, ArithmeticError, LookupError) as error:
+            raise ValueError(f"{place}: it cannot be drawn: {error}") from None
+        longest = max((max(one.prompt_tokens, one.output_tokens) for one in asked), default=0)
+        if longest > MOST_TOKENS:
+            raise ValueError(f"{place}: a request of {longest} tokens: expected {MOST_TOKENS} at most")
+
+
+def _out_of_range(stream: Stream) -> Iterator[str]:
+    """What is wrong with a stream that would make its drawing crash, or take for ever. Lazy: later ones rely on it."""
+    if not 0.0 < stream.rate_per_s < math.inf:
+        yield f"rate_per_s {stream.rate_per_s}: expected a number above 0"
+    if not 0.0 <= stream.start_s < math.inf:
+        yield f"start_s {stream.start_s}: expected a time from 0 on"
+    if not 0.0 < stream.timeout_s < math.inf:
+        yield f"timeout_s {stream.timeout_s}: expected a number above 0"
+    if min(stream.prompt_tokens, stream.output_tokens) < 0:
+        yield f"{stream.prompt_tokens} prompt and {stream.output_tokens} output tokens: expected none below 0"
+    if not stream.methods:
+        yield "methods are none: expected one at least"
+    if stream.shape is not None:
+        yield from _too_many("pieces of its shape", _pieces(stream.shape))
+    yield from _too_many("requests", stream.requests if stream.shape is None else shapes.expected(stream.shape), 0)
+    if stream.chats is not None:
+        yield from _too_many("chats", stream.chats.count, 1, MOST_CHATS)
+        if not 0.0 < stream.chats.duration_s < math.inf:
+            yield f"chats for {stream.chats.duration_s} s: expected a number above 0"
+    if stream.keys is not None:
+        yield from _too_many("keys", stream.keys.count, 1)
+    if stream.content is not None and stream.content.sessions is not None:
+        yield from _too_many("sessions", stream.content.sessions.count, 1)
+        yield from _too_many("turns of a session", stream.content.sessions.turns, 1, MOST_TURNS)
+
+
+def _pieces(shape: shapes.Shape) -> int:
+    """Of how many pieces a shape is made, counted up to one more than may be."""
+    if isinstance(shape, shapes.Recorded):
+        return 0
+    return sum(1 for _ in itertools.islice(shape.pieces(), MOST + 1))
+
+
+def _too_many(what: str, count: float, least: int = 0, most: int | None = None) -> Iterator[str]:
+    most = MOST if most is None else most
+    if not least <= count <= most:
+        seen = count if isinstance(count, int) else f"{count:.15g}"
+        yield f"{seen} {what}: expected {least} to {most}"
+
+
+# --- Python -----------------------------------------------------------------------------------------------
+
+
+def to_python(scenario: Scenario, name: str = "SCENARIO") -> str:
+    """`scenario` as Python source, imports first; what equals a default is left out."""
+    used: dict[str, set[str]] = {}
+    body = f"{name} = {_source(scenario, used, 0)}"
+    lines = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(used.items())]
+    return "\n".join([*lines, "", body]) + "\n"
+
+
+def _source(value: object, used: dict[str, set[str]], depth: int) -> str:
+    """Source of a value that begins `depth` levels deep; notes in `used` what must be imported from where."""
+    if isinstance(value, Enum):
+        _use(type(value), used)
+        return f"{type(value).__name__}.{value.name}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        _use(type(value), used)
+        return _call(type(value).__name__, [*_arguments(value, used, depth + 1)], depth, ")")
+    if isinstance(value, tuple):
+        items = [_source(item, used, depth + 1) for item in value]
+        return f"({items[0]},)" if len(items) == 1 and "\n" not in items[0] else _call("", items, depth, ")")
+    if isinstance(value, frozenset):
+        return f"frozenset({sorted(value)!r})"
+    return repr(value)
+
+
+def _arguments(value: Any, used: dict[str, set[str]], depth: int) -> Iterator[str]:
+    for item in dataclasses.fields(value):
+        given = getattr(value, item.name)
+        default = item.default_factory() if callable(item.default_factory) else item.default
+        if given != default:
+            yield f"{item.name}={_source(given, used, depth)}"
+
+
+def _call(name: str, items: list[str], depth: int, closing: str) -> str:
+    """`name(items)` on one line where it fits, else a line for each item."""
+    whole = f"{name}({', '.join(items)}{closing}"
+    if "\n" not in whole and len(whole) + 4 * depth <= WIDTH:
+        return whole
+    inner = "".join(f"{'    ' * (depth + 1)}{item},\n" for item in items)
+    return f"{name}(\n{inner}{'    ' * depth}{closing}"
+
+
+def _use(cls: type, used: dict[str, set[str]]) -> None:
+    """Note where a class is to be imported from: the first of MODULES that has it."""
+    for module in MODULES:
+        if getattr(module, cls.__name__, None) is cls and not _is_private(module, cls):
+            used.setdefault(module.__name__, set()).add(cls.__name__)
+            return
+
+
+def _is_private(module: ModuleType, cls: type) -> bool:
+    """Whether a module merely imported the class for its own use."""
+    return module is model and not cls.__module__.endswith("model")

@@ -1,0 +1,255 @@
+"""A stage: everything of a live run without the run. Fleet, fault proxy, balancer, and a light load where wanted.
+
+What it shows of itself is seen from outside, in the backends' logs and by its own clients; the balancer is never asked.
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.claims.features import Limits, nearest
+from harness.live.balancer import Balancer
+from harness.live.deployment import listening, place_after
+from harness.live.faults.command_words import KINDS, duration, kind_of, parse, told
+from harness.live.faults.injector import FaultWay
+from harness.live.faults.on_demand import FaultBook
+from harness.live.fleet import Fleet
+from harness.live.load.background import SteadyLoad
+from harness.live.process.http import accepts, call
+from harness.live.process.ports import HOST, port_block
+from harness.scenario.faults import Drain, Join, Leave, Membership, Weigh
+from harness.scenario.model import ClaimsError, DiedError, HarnessError, Load, Scenario, SteelyardError
+from harness.targets.base import Place, Target
+from mockgpu.gpu.catalogue import GPUS, Gpu, Model, Setup, SetupError, setup_of
+
+READY_S = 15.0
+LATE_S = 1.0
+"""A balancer that is not ready by then is said to be waited for."""
+QUICK = Setup(Gpu("quick", 2_000, 16, 256, update_s=0.002), Model("quick", 100, 0.2, 20_000.0, 0.002))
+"""Backends for people to look at: some 35 ms to an answer, twenty models to a GPU, 0.2 s to load one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageOptions:
+    """What a stage is made of. `gpu` and `model` are names of mockgpu's catalogue, both empty for `QUICK` backends.
+
+    `rate_per_s` 0: no load of its own; `models` is how many model names that load asks for.
+    """
+
+    backends: int = 4
+    toxiproxy: str = "embedded"
+    gpu: str = ""
+    model: str = ""
+    models: int = 24
+    rate_per_s: float = 20.0
+    seed: int = 1
+
+    def setup(self) -> Setup:
+        """The backends. ClaimsError for names that the catalogue does not have."""
+        if not self.gpu and not self.model:
+            return QUICK
+        gpu, model = self.gpu or "h100-80gb", self.model or "llama-8b"
+        try:
+            weights_mb = setup_of(gpu, model).default_model.weights_mb
+            fit = GPUS[gpu].weights_mb // weights_mb if weights_mb else 1
+            return setup_of(gpu, model, max(1, min(math.ceil(self.models / self.backends), fit)))
+        except SetupError as error:
+            raise ClaimsError(f"--gpu {gpu} --model {model}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    setup: Setup
+
+    def as_setup(self) -> str:
+        return self.setup.to_json()
+
+
+@contextmanager
+def _told_if_late(line: str) -> Iterator[None]:
+    """Print a line if what is done inside takes longer than `LATE_S`."""
+    timer = threading.Timer(LATE_S, print, (line,), {"flush": True})
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # not in the midst of what is printed next
+
+
+class Stage:
+    """Starts all in `workdir`; `stack` ends it. TargetError if the balancer does not start, HarnessError if we fail."""
+
+    def __init__(self, target: Target, options: StageOptions, workdir: Path, stack: ExitStack) -> None:
+        self.target = target
+        self.options = options
+        self._workdir = workdir
+        self.setup = options.setup()
+        # Whoever looks on sends what they like; the limits of a target under test would be in their way.
+        self._scenario = Scenario("up", options.backends, Load(()), off=frozenset({Limits.table}) & target.switches)
+        self.names = self._scenario.backend_ids
+        self._changes: list[Membership] = []
+        self._changing = threading.Lock()
+        self._block = stack.enter_context(port_block(options.seed, options.backends))
+        self._fleet = Fleet(self._block, options.backends, _Server(self.setup), workdir, processes=True)
+        stack.callback(self._fleet.stop)
+        self._way = FaultWay(options.toxiproxy, self._block, workdir, options.seed)
+        stack.callback(self._way.stop)
+        self._fleet.await_ready()
+        self._way.await_ready()
+        self._listen = listening(target, self._block, self.names)
+        for number, name in enumerate(self.names):
+            self._way.open(name, self._listen[name], (HOST, self._block.backend(number)))
+        self._balancer = Balancer(target, self._place())
+        stack.callback(self._balancer.stop)
+        self.url = self._balancer.url
+        with _told_if_late(f"waiting for {target.name} at {self.url}"):
+            self._balancer.await_listening()
+            self._await_answer()
+        self.book = FaultBook(self._way, self._fleet, options.seed)
+        stack.callback(self.book.close)
+        self.fleet_control = self._block.fleet_control
+        self.load = self._own_load()
+        if self.load is not None:
+            stack.callback(self.load.stop)
+            self.load.start()
+
+    @property
+    def admin(self) -> str | None:
+        """The balancer's admin interface, where something listens there."""
+        return f"http://{HOST}:{self._block.admin}" if accepts(HOST, self._block.admin) else None
+
+    def way_to(self, backend: str) -> tuple[str, int]:
+        """Host and port of a backend as the balancer knows it: its fault proxy."""
+        return self._listen[backend]
+
+    def _own_load(self) -> SteadyLoad | None:
+        options, claims = self.options, self.target.claims
+        if not options.rate_per_s:
+            return None
+        return SteadyLoad(
+            self.url, options.rate_per_s, options.models, claims.key_carrier, claims.protocol, options.seed
+        )
+
+    def _place(self) -> Place:
+        return place_after(self._changes, self._scenario, self._listen, self._block, self._workdir, self.options.seed)
+
+    def _await_answer(self) -> None:
+        """Until the balancer passes a request on and an answer back; what it asks for costs no model a load."""
+        deadline_s = time.monotonic() + READY_S
+        while True:
+            try:
+                answer = call("GET", f"{self.url.rstrip('/')}/v1/models", timeout_s=2.0)
+                if answer.status < 500:
+                    return
+                last = f"last answer: {answer.status}"
+            except (OSError, http.client.HTTPException) as error:
+                last = f"last failure: {type(error).__name__}: {error}"
+            try:
+                self._balancer.check()
+            except DiedError:
+                raise self._balancer.not_ready(last) from None
+            if time.monotonic() > deadline_s:
+                raise self._balancer.not_ready(f"no answer through it after {READY_S:.0f} s; {last}")
+            time.sleep(0.02)
+
+    # --- what is asked of it ------------------------------------------------------------------------------
+
+    def add(self, backend: str, kind: str, words: Sequence[str]) -> tuple[bool, str]:
+        """Set a fault, or change membership; whether it took effect, and a line that says so.
+
+        ClaimsError for what makes no sense (now), any other SteelyardError where it can't be done.
+        """
+        step = parse(self._known(backend), kind, words)
+        return (True, self._change(step)) if isinstance(step, Membership) else self.book.add(step)
+
+    def clear(self, backend: str | None, kind: str | None) -> list[str]:
+        """Heal faults and undo membership changes, of one backend or kind where given; a line for each."""
+        if backend is not None:
+            self._known(backend)
+        if kind is not None and kind not in KINDS:
+            raise ClaimsError(f"no fault {kind!r}; {nearest(kind, KINDS)}")
+        lines = self.book.clear(backend, kind)
+        for step in self._membership():
+            if backend in (None, step.backend) and kind in (None, kind_of(step)):
+                undo = Weigh(step.backend, 0.0, 1) if isinstance(step, Weigh) else Join(step.backend, 0.0)
+                self._change(undo)
+                lines.append(f"{kind_of(step)} of {step.backend} undone")
+        return lines
+
+    def listed(self) -> list[dict[str, Any]]:
+        """All that is in force as rows: backend, kind, told, since_s and heals_in_s (None: not by itself)."""
+        now_s = time.monotonic()
+        rows = [entry.row(now_s) for entry in self.book.entries()]
+        for step in self._membership():
+            row = {"backend": step.backend, "kind": kind_of(step), "told": told(step)}
+            rows.append({**row, "since_s": now_s - step.at_s, "heals_in_s": None})
+        return rows
+
+    def check(self) -> None:
+        """DiedError if the balancer has ended, HarnessError if fleet, fault proxy, load or a heal failed."""
+        try:
+            self._balancer.check()
+        except DiedError as error:
+            raise DiedError(f"the balancer ended: {error}") from None
+        self._fleet.check()
+        self._way.check()
+        if self.book.failed is not None:
+            raise HarnessError(f"a fault could not be healed: {self.book.failed}")
+        if self.load is not None and self.load.failed is not None:
+            raise HarnessError(f"the load failed: {self.load.failed!r}")
+
+    def _known(self, backend: str) -> str:
+        if backend not in self.names:
+            raise ClaimsError(f"no backend {backend!r}; {nearest(backend, self.names)}")
+        return backend
+
+    # --- membership ---------------------------------------------------------------------------------------
+
+    def _change(self, step: Membership) -> str:
+        """Change the balancer's membership; returns a line that says so."""
+        with self._changing:
+            members, drained = self._scenario.members(self._changes), self._scenario.drained(self._changes)
+            there, draining = step.backend in members, step.backend in drained
+            if isinstance(step, Join) and there and not draining:
+                raise ClaimsError(f"{step.backend} is a member already")
+            if isinstance(step, Leave | Drain) and not there:
+                raise ClaimsError(f"{step.backend} is no member; steelyard fault add {step.backend} join first")
+            if isinstance(step, Drain) and draining:
+                raise ClaimsError(f"{step.backend} is drained already")
+            asked_s = time.monotonic()
+            self._changes.append(replace(step, at_s=asked_s))
+            try:
+                self._balancer.change(self._place())
+            except SteelyardError as error:
+                del self._changes[-1]
+                raise type(error)(f"{self.target.name}: {kind_of(step)} of {step.backend}: {error}") from None
+            return f"{told(step)} of {step.backend} done after {duration(time.monotonic() - asked_s)}"
+
+    def _membership(self) -> list[Membership]:
+        """The changes that still hold, oldest first."""
+        last: dict[tuple[str, bool], Membership] = {}
+        for step in list(self._changes):
+            last[step.backend, isinstance(step, Weigh)] = step
+        return [step for step in last.values() if not isinstance(step, Join) and getattr(step, "weight", 0) != 1]
+
+    def changed_s(self, backend: str) -> float:
+        """When (CLOCK_MONOTONIC) the standing of a backend last changed; -inf if it never did."""
+        return max((step.at_s for step in list(self._changes) if step.backend == backend), default=-math.inf)
+
+    def standing(self, backend: str) -> str:
+        """How a backend stands in the balancer's membership: left, draining, weight 3, or "" for a plain member."""
+        changes = list(self._changes)
+        if backend not in self._scenario.members(changes):
+            return "left"
+        weight = self._scenario.weights(changes)[backend]
+        parts = ["draining"] if backend in self._scenario.drained(changes) else []
+        return ", ".join([*parts, *([f"weight {weight}"] if weight != 1 else [])])

@@ -1,0 +1,199 @@
+"""Faults and membership changes in the words of a command line: `latency --latency-ms 800 --for 10s`.
+
+Kinds and options follow from the dataclasses of `harness.scenario.faults`: a kind is a class in kebab case, an option
+one of its fields. A duration (`latency_s`) is given as --latency-s 0.8, --latency-ms 800, or with its unit as
+--latency 800ms.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from types import MappingProxyType
+from typing import Any
+
+from harness.claims.features import nearest
+from harness.scenario.faults import Step
+from harness.scenario.model import ClaimsError
+from harness.scenario.request_faults import RequestFault, as_mock
+
+UNITS_S: Mapping[str, float] = MappingProxyType({"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0})
+QUANTITY = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|m|h)")
+MAY_BE_ZERO = ("jitter_s", "retry_after_s")
+MAY_BE_NEGATIVE = ("by",)
+
+
+def kebab(name: str) -> str:
+    """`FailingStatus` or `retry_after` as failing-status or retry-after."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).replace("_", "-").lower()
+
+
+KINDS: Mapping[str, type[Step]] = MappingProxyType({kebab(kind.__name__): kind for kind in typing.get_args(Step)})
+"""Every kind of step by its name on the command line."""
+
+
+def kind_of(step: Step) -> str:
+    """The name of a step's kind."""
+    return kebab(type(step).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of a kind. `type` is float, int, bool or str; `required`: it has no default."""
+
+    field: str
+    type: type
+    required: bool
+
+    @property
+    def is_duration(self) -> bool:
+        """Whether it is in seconds, so that units can be given."""
+        return self.field.endswith("_s") and not self.field.endswith("_per_s")
+
+    @property
+    def stem(self) -> str:
+        """Its name on the command line; of a duration the one that takes a unit."""
+        return kebab(self.field.removesuffix("_s") if self.is_duration else self.field)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every spelling, with the dashes in front."""
+        return (f"--{self.stem}", f"--{self.stem}-ms", f"--{self.stem}-s") if self.is_duration else (f"--{self.stem}",)
+
+    @property
+    def usage(self) -> str:
+        """How it is given, as in --latency 800ms."""
+        if self.type is bool:
+            return f"--{self.stem}"
+        shown = {float: "NUMBER", int: "N", str: "WORD"}[self.type]
+        return f"--{self.stem} {('10s' if self.field == 'for_s' else '800ms') if self.is_duration else shown}"
+
+
+def options_of(kind: type[Step]) -> tuple[Option, ...]:
+    """The options of a kind, in the order of its fields."""
+    hints = typing.get_type_hints(kind)
+    return tuple(
+        Option(item.name, _plain(hints[item.name]), item.default is MISSING)
+        for item in fields(kind)
+        if item.name not in ("backend", "at_s")
+    )
+
+
+def usage_of(kind: type[Step]) -> str:
+    """All options of a kind in one line, those that may be left out in brackets."""
+    return " ".join(item.usage if item.required else f"[{item.usage}]" for item in options_of(kind))
+
+
+def described(kind: type[Step]) -> str:
+    """What a kind does, in one line that calls options and other kinds what the command line calls them."""
+    names = {option.field: f"--{option.stem}" for option in options_of(kind)}
+    names |= {known.__name__: name for name, known in KINDS.items()}
+    return re.sub(r"`(\w+)`", lambda found: names[found[1]], (kind.__doc__ or "").splitlines()[0])
+
+
+def parse(backend: str, kind: str, words: Sequence[str]) -> Step:
+    """The step that these words ask for (`at_s` 0). ClaimsError with the nearest valid names for anything wrong."""
+    if kind not in KINDS and backend in KINDS:
+        raise ClaimsError(f"backend first, then kind: steelyard fault add {' '.join([kind, backend, *words])}")
+    if kind not in KINDS:
+        raise ClaimsError(f"no fault {kind!r}; {nearest(kind, KINDS)}")
+    options = options_of(KINDS[kind])
+    names = {name: option for option in options for name in option.names}
+    values: dict[str, Any] = {}
+    for name, value in _pairs(words, kind, names):
+        option = names[name]
+        if option.field in values:
+            raise ClaimsError(f"{name}: {option.stem} is given twice; give it once")
+        values[option.field] = _checked(option, name, _value(option, name, value))
+    for option in options:
+        if option.required and option.field not in values:
+            raise ClaimsError(f"{kind} needs {option.usage}: steelyard fault add {backend} {kind} {option.usage}")
+    step: Step = KINDS[kind](backend=backend, at_s=0.0, **values)
+    _check_as_mock(step)
+    return step
+
+
+def told(step: Step) -> str:
+    """A step in words, without its backend and its end: `latency 800 ms, jitter 20 ms`."""
+    kind = kind_of(step)
+    parts = []
+    for option in options_of(type(step)):
+        value = getattr(step, option.field)
+        default = next(item.default for item in fields(step) if item.name == option.field)
+        if option.field == "for_s" or value is None or (value == default and not option.required):
+            continue
+        shown = duration(value) if option.is_duration else "" if option.type is bool else f"{value}"
+        parts.append(shown if option.stem == kind else f"{option.stem} {shown}".rstrip())
+    return " ".join([kind, ", ".join(parts)]).rstrip()
+
+
+def duration(seconds: float) -> str:
+    """A duration for people: 800 ms, 10 s."""
+    return f"{seconds * 1000:.3g} ms" if 0 < seconds < 1 else f"{seconds:.3g} s"
+
+
+def _plain(hint: object) -> type:
+    """The type of a field, without `None`."""
+    if isinstance(hint, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    assert isinstance(hint, type)
+    return hint
+
+
+def _pairs(words: Sequence[str], kind: str, names: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
+    """Options with their values, "" for a flag."""
+    left = list(words)
+    while left:
+        name, given, value = left.pop(0).partition("=")
+        if name not in names:
+            if not names:
+                raise ClaimsError(f"{kind} takes no options, not {name!r}")
+            raise ClaimsError(f"{kind} has no option {name!r}; {nearest(name, names)}")
+        flag = names[name].type is bool
+        if flag and given:
+            raise ClaimsError(f"{name} takes no value; leave {value!r} out")
+        if not flag and not given:
+            if not left:
+                raise ClaimsError(f"{name} needs a value, as in {names[name].usage}")
+            value = left.pop(0)
+        yield name, value
+
+
+def _value(option: Option, name: str, text: str) -> Any:
+    if option.type is bool:
+        return True
+    if option.is_duration and name == f"--{option.stem}":
+        found = QUANTITY.fullmatch(text.strip())
+        if found is None:
+            raise ClaimsError(f"{name} {text!r}: expected a duration with its unit, as in 800ms, 10s or 2m")
+        return float(found[1]) * UNITS_S[found[2]]
+    try:
+        value = option.type(text)
+    except ValueError:
+        expected = {float: "a number", int: "a whole number"}[option.type]
+        raise ClaimsError(f"{name} {text!r}: expected {expected}") from None
+    return value * UNITS_S["ms"] if option.is_duration and name.endswith("-ms") else value
+
+
+def _checked(option: Option, name: str, value: Any) -> Any:
+    """Numbers that no kind can mean are refused here, the rest where a kind says what it takes."""
+    if option.type in (float, int):
+        least = 0 if option.field in MAY_BE_ZERO else math.ulp(0.0)
+        if not math.isfinite(value) or (value < least and option.field not in MAY_BE_NEGATIVE):
+            raise ClaimsError(f"{name}: expected a number {'from 0 on' if least == 0 else 'above 0'}, not {value:g}")
+    return value
+
+
+def _check_as_mock(step: Step) -> None:
+    """A fault of single requests is checked by the mock's own rules."""
+    if isinstance(step, RequestFault):
+        from mockgpu.faults.decisions import FaultError, from_json  # late: who only asks for help needs no mock
+
+        try:
+            from_json(as_mock(step, 0))
+        except FaultError as error:
+            raise ClaimsError(f"{kind_of(step)}: {error}") from None

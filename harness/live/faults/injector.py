@@ -1,0 +1,307 @@
+"""The fault proxy between balancer and backends: set a fault, probe that it bites, heal it.
+
+Every byte between balancer and backend passes through it. Faults of processes and of single requests are the mock
+fleet's, which is asked for them here too. A fault counts from the moment at which a probe of ours sees
+it (`harness.live.faults.probes`), not from the call that asked for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, assert_never
+from urllib.parse import urlsplit
+
+from harness.live.faults.probes import Listener, awaited, bites
+from harness.live.fleet import Fleet
+from harness.live.process.child import Child
+from harness.live.process.http import accepts
+from harness.live.process.ports import HOST, PortBlock
+from harness.scenario.faults import (
+    Bandwidth,
+    Blackhole,
+    Down,
+    Fault,
+    Kill,
+    Latency,
+    LimitData,
+    Pause,
+    ProcessFault,
+    RequestFault,
+    Reset,
+    Restart,
+    Slicer,
+    SlowClose,
+    Timeout,
+    TransportFault,
+    as_mock,
+)
+from harness.scenario.model import HarnessError, TargetError
+from harness.targets.base import LEAN
+from harness.toxiproxy.client import Connection, FaultProxy, FaultProxyError
+
+Result = TypeVar("Result")
+
+START_S = 5.0
+REAL = "toxiproxy-server"
+OLDEST = (2, 7)
+"""The first release that `harness.toxiproxy.client` is made for."""
+BUILT = "git"
+"""What a real one calls its version that was built from source."""
+
+CLOSING = (Kill, Restart, Down)
+"""While one of them is in force on a backend, its proxy does not listen."""
+
+
+class FaultWay:
+    """One fault proxy with a proxy per backend, named like it. `kind`: embedded, real (from PATH) or a URL.
+
+    `seed` is that of the embedded one's jitter; a real Toxiproxy takes none.
+    """
+
+    def __init__(self, kind: str, block: PortBlock, workdir: Path, seed: int = 0) -> None:
+        self.kind = kind
+        self.version = ""
+        self._child: Child | None = None
+        self._addresses: dict[str, Listener] = {}
+        self._processes: dict[str, Listener] = {}
+        self._in_force: dict[str, dict[str, Fault]] = {}
+        host, port = HOST, block.fault_control
+        if kind == "embedded":
+            words = [sys.executable, "-m", "harness.toxiproxy", "--host", host, "--port", str(port), "--with-parent"]
+            words += ["--seed", str(seed)]
+            self._child = Child(words, workdir / "toxiproxy.log", {**os.environ, **LEAN})
+        elif kind == "real":
+            binary = shutil.which(REAL)
+            if binary is None:
+                raise TargetError(f"--toxiproxy real: no {REAL} on PATH; install it, or leave the option out")
+            self._child = Child([binary, "-host", host, "-port", str(port)], workdir / "toxiproxy.log")
+        else:
+            parts = urlsplit(kind if "//" in kind else f"http://{kind}")
+            try:
+                wanted = parts.port
+            except ValueError:  # no number, or too large a one
+                wanted = None
+            if parts.hostname not in ("127.0.0.1", "localhost") or wanted is None:
+                raise TargetError(f"--toxiproxy {kind}: expected embedded, real, or http://127.0.0.1:PORT")
+            host, port = "127.0.0.1", wanted
+        self._proxy = FaultProxy(host, port)
+        self._where = f"{host}:{port}"
+
+    def await_ready(self) -> None:
+        """Return when its control API answers, with `version` known.
+
+        HarnessError if ours does not come up; TargetError if one that was to run does not, or is too old.
+        """
+        deadline_s = time.monotonic() + START_S
+        host, _, port = self._where.rpartition(":")
+        while not accepts(host, int(port)):
+            if self._child is None:
+                raise TargetError(
+                    f"no fault proxy answers at {self._where}; start {REAL} there, or leave --toxiproxy out"
+                )
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise HarnessError(f"no fault proxy answers at {self._where} after {START_S:.0f} s")
+            time.sleep(0.01)
+        try:
+            self.version = self._do("tell its version", self._proxy.version)
+        except HarnessError as error:
+            if self._child is None:
+                raise TargetError(f"--toxiproxy {self.kind}: {error}") from None
+            raise
+        if self.version != BUILT and _release(self.version) < OLDEST:
+            raise TargetError(
+                f"--toxiproxy {self.kind}: {self._where} is Toxiproxy {self.version}, "
+                f"expected {'.'.join(map(str, OLDEST))} or later; install a newer {REAL}, or leave the option out"
+            )
+
+    def check(self) -> None:
+        """HarnessError if it has died."""
+        if self._child is not None and self._child.status is not None:
+            raise HarnessError(f"the fault proxy ended: {self._child.ending()}")
+
+    def open(self, name: str, listen: Listener, upstream: Listener) -> None:
+        """Put a proxy for backend `name` at `listen`."""
+        self._do(
+            f"open a proxy for {name} at {listen[0]}:{listen[1]}",
+            lambda: self._proxy.create(name, f"{listen[0]}:{listen[1]}", f"{upstream[0]}:{upstream[1]}"),
+        )
+        self._addresses[name] = listen  # only now is it ours to remove
+        self._processes[name] = upstream
+        self._in_force[name] = {}
+
+    def connections(self) -> list[Connection]:
+        """The connections it saw; empty for a real Toxiproxy, which does not tell."""
+        return self._do("list connections", self._proxy.connections)
+
+    def stop(self) -> None:
+        """End it, or remove our proxies from one that is not ours."""
+        if self._child is not None:
+            self._child.stop()
+            return
+        for name in self._addresses:
+            try:
+                self._proxy.delete(name)
+            except FaultProxyError:
+                continue  # it is gone already, or its server is: nothing of ours is left either way
+
+    # --- faults -------------------------------------------------------------------------------------------
+
+    def begin(self, fault: Fault, fleet: Fleet, seed: int = 0, over: threading.Event | None = None) -> float | None:
+        """Set a fault. The time (CLOCK_MONOTONIC) at which a probe saw it bite, None if none did.
+
+        `seed` decides which requests a share hits. Once `over` is set there are no more probes.
+        """
+        name = fault.backend
+        over = over or threading.Event()
+        if isinstance(fault, RequestFault):
+            words = as_mock(fault, seed)
+            fleet.set_fault(name, words)
+            return awaited(lambda: any(words.items() <= active.items() for active in fleet.faults(name)), over)
+        beside = [other for other in self._in_force[name].values() if isinstance(other, TransportFault)]
+        self._in_force[name][type(fault).__name__] = fault
+        match fault:
+            case Kill() | Restart():
+                fleet.kill(name)
+                self._disable(name)
+            case Pause():
+                fleet.pause(name)
+            case Down():
+                self._disable(name)
+            case Reset():
+                # Only connections opened under the toxic are reset, so the pooled ones are cut first.
+                self._disable(name)
+                self._add(fault)
+                self._enable(name)
+            case Latency() | Blackhole() | Bandwidth() | SlowClose() | Timeout() | Slicer() | LimitData():
+                self._add(fault)
+            case _:
+                assert_never(fault)
+        return awaited(lambda: self._bites(fault, beside), over)
+
+    def _bites(self, fault: ProcessFault | TransportFault, beside: Sequence[TransportFault]) -> bool:
+        """Whether a probe sees a fault: of a process at that process, else through the proxy."""
+        way, process = self._addresses[fault.backend], self._processes[fault.backend]
+        match fault:
+            case Kill() | Restart():
+                return bites(fault, process) and bites(fault, way)
+            case Pause():
+                return bites(fault, process)
+            case _:
+                return bites(fault, way, beside)
+
+    def heal(self, fault: Fault, fleet: Fleet) -> None:
+        """Take a fault back. A backend that was killed or restarted is let in once its listener accepts."""
+        name = fault.backend
+        if isinstance(fault, RequestFault):
+            fleet.clear_fault(name, as_mock(fault, 0)["kind"])
+            return
+        self._in_force[name].pop(type(fault).__name__, None)
+        match fault:
+            case Kill() | Restart():
+                fleet.restart(name)
+                self._enable(name)
+            case Pause():
+                fleet.resume(name)
+            case Down():
+                self._enable(name)
+            case Reset() | Latency() | Blackhole() | Bandwidth() | SlowClose() | Timeout() | Slicer() | LimitData():
+                self._remove(fault)
+            case _:
+                assert_never(fault)
+
+    def _disable(self, name: str) -> None:
+        self._do(f"disable {name}", lambda: self._proxy.disable(name))
+
+    def _enable(self, name: str) -> None:
+        """Let connections in, unless another fault keeps them out."""
+        if any(isinstance(fault, CLOSING) for fault in self._in_force[name].values()):
+            return
+        self._do(f"enable {name}", lambda: self._proxy.enable(name))
+
+    def _add(self, fault: TransportFault) -> None:
+        for toxic in toxics_of(fault):
+            self._do(
+                f"add {toxic.kind} to {fault.backend}",
+                partial(
+                    self._proxy.add_toxic,
+                    fault.backend,
+                    toxic.kind,
+                    toxic.attributes,
+                    toxic.stream,
+                    toxic_name=_name(fault, toxic),
+                ),
+            )
+
+    def _remove(self, fault: TransportFault) -> None:
+        for toxic in toxics_of(fault):
+            name = _name(fault, toxic)
+            self._do(f"remove {name} from {fault.backend}", partial(self._proxy.remove_toxic, fault.backend, name))
+
+    def _do(self, what: str, action: Callable[[], Result]) -> Result:
+        try:
+            return action()
+        except FaultProxyError as error:
+            self.check()
+            raise HarnessError(f"the fault proxy could not {what}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Toxic:
+    """One toxic: its type, its direction, and its attributes in the units of Toxiproxy."""
+
+    kind: str
+    stream: str
+    attributes: dict[str, int]
+
+
+def toxics_of(fault: TransportFault) -> tuple[Toxic, ...]:
+    """The toxics that make up a fault; none for `Down`.
+
+    All of them act on live connections, too, except that `reset_peer` ends those without a reset. Values that Toxiproxy
+    takes for "never" (a time limit of 0), stalls at (a rate of 0) or dies of (slices of 0) become the smallest others.
+    """
+    match fault:
+        case Down():
+            return ()
+        case Latency():
+            delay = {"latency": _milliseconds(fault.latency_s), "jitter": _milliseconds(fault.jitter_s)}
+            return (Toxic("latency", "downstream", delay),)
+        case Blackhole():
+            return tuple(Toxic("timeout", stream, {"timeout": 0}) for stream in ("downstream", "upstream"))
+        case Reset():
+            return (Toxic("reset_peer", "upstream", {"timeout": 0}),)
+        case Bandwidth():
+            return (Toxic("bandwidth", "downstream", {"rate": max(1, round(fault.kb_per_s))}),)
+        case SlowClose():
+            return (Toxic("slow_close", "downstream", {"delay": _milliseconds(fault.delay_s)}),)
+        case Timeout():
+            return (Toxic("timeout", "upstream", {"timeout": max(1, _milliseconds(fault.after_s))}),)
+        case Slicer():
+            slices = {"average_size": max(1, fault.slice_bytes), "size_variation": 0}
+            return (Toxic("slicer", "downstream", {**slices, "delay": round(fault.gap_s * 1_000_000)}),)
+        case LimitData():
+            return (Toxic("limit_data", "downstream", {"bytes": fault.limit_bytes}),)
+        case _:
+            assert_never(fault)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _name(fault: TransportFault, toxic: Toxic) -> str:
+    """A toxic's name: those of two kinds of fault may be of one type."""
+    return f"{type(fault).__name__.lower()}_{toxic.stream}"
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

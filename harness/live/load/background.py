@@ -1,0 +1,127 @@
+"""The light load of `steelyard up`: an open loop in a thread, so that there is something to see.
+
+Requests are due at a constant rate whatever becomes of the earlier ones, and latency counts from when they were due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+
+import aiohttp
+
+from harness.live.statistics import Answered
+from harness.load.wire import request_of
+from harness.scenario.arrivals import Arrival
+from harness.scenario.model import Kind, Method
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 32, 16
+TIMEOUT_S = 10.0
+KEPT_S = 60.0
+NONCE = 1
+NUMBERS = 1 << 21
+"""Numbers of requests begin anew after so many: a tag has no room for more."""
+
+
+class SteadyLoad:
+    """`rate_per_s` requests to `url`, each for one of `models` model names (or keys) at random."""
+
+    def __init__(self, url: str, rate_per_s: float, models: int, key_carrier: str, protocol: str, seed: int) -> None:
+        self._url = url.rstrip("/")
+        self._rate_per_s = rate_per_s
+        self._models = models
+        self._key_carrier = key_carrier
+        self._protocol = protocol
+        self._seed = seed
+        self._random = random.Random(f"up/{seed}")
+        self._seen: deque[Answered] = deque()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        self._main: asyncio.Task[None] | None = None
+        self.failed: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send no more, and break off what is under way."""
+        if self._thread.is_alive():
+            with suppress(RuntimeError):  # its loop has just ended by itself
+                self._loop.call_soon_threadsafe(lambda: self._main.cancel() if self._main else None)
+            self._thread.join()
+
+    def answered(self, since_s: float) -> list[Answered]:
+        """Requests that ended at `since_s` (CLOCK_MONOTONIC) or later, at most `KEPT_S` back."""
+        return [item for item in list(self._seen) if item.end_s >= since_s]
+
+    def _run(self) -> None:
+        try:
+            self._main = self._loop.create_task(self._send_all())
+            self._loop.run_until_complete(self._main)
+        except asyncio.CancelledError:
+            return
+        except Exception as error:  # shown by whoever looks after the stage
+            self.failed = error
+        finally:
+            self._loop.close()
+
+    async def _send_all(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
+            asyncio.TaskGroup() as group,
+        ):
+            start_s, number = time.monotonic(), 0
+            while True:
+                due_s = start_s + number / self._rate_per_s
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+                group.create_task(self._send(session, number, due_s))
+                number += 1
+
+    async def _send(self, session: aiohttp.ClientSession, number: int, due_s: float) -> None:
+        wire = request_of(self._arrival(number), self._key_carrier, self._seed, NONCE, self._protocol)
+        status, backend = 0, ""
+        try:
+            async with session.request(
+                wire.method, self._url + wire.path, headers=dict(wire.headers), data=wire.body
+            ) as response:
+                body = await response.read()
+            status, backend = response.status, _backend_in(body)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            status = 0
+        now_s = time.monotonic()
+        self._seen.append(Answered(now_s, now_s - due_s, status, backend))
+        while self._seen[0].end_s < now_s - KEPT_S:
+            self._seen.popleft()
+
+    def _arrival(self, number: int) -> Arrival:
+        return Arrival(
+            number=number % NUMBERS,
+            stream=0,
+            at_s=0.0,
+            kind=Kind.INFERENCE,
+            method=Method.POST,
+            key=self._random.randrange(self._models),
+            prompt_tokens=PROMPT_TOKENS,
+            output_tokens=OUTPUT_TOKENS,
+            connection=-1,
+            fresh=False,
+            timeout_s=TIMEOUT_S,
+        )
+
+
+def _backend_in(body: bytes) -> str:
+    """Which backend says that it gave this answer; empty where none does."""
+    try:
+        told = json.loads(body)
+    except ValueError:
+        return ""
+    name = told.get("backend", "") if isinstance(told, dict) else ""
+    return name if isinstance(name, str) else ""

@@ -1,0 +1,180 @@
+"""Child processes: started behind the guard, in a group of their own, with their output in a file; always reaped."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
+from typing import IO
+
+from harness.live.process import guard
+from harness.scenario.model import HarnessError
+
+GUARD = str(Path(guard.__file__))
+STOP_S = 5.0
+
+SEVERE = re.compile(r"\b(emerg|alert|crit|critical|fatal|panic)\b", re.IGNORECASE)
+"""What servers write before a line on something they cannot go on with."""
+
+TAIL_BYTES = 64 * 2**10
+TAIL_LINES = 20
+"""A plain "error" among the last so many lines may tell of the end; one before them is everyday noise."""
+
+NO_OUTPUT = "(no output)"
+
+
+class Child:
+    """A running command. `log` collects its standard error, and its standard output unless `pipes` is set.
+
+    `more_logs`: files that it writes by itself, which are asked too what happened to it.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        pipes: bool = False,
+        more_logs: Sequence[Path] = (),
+    ) -> None:
+        self.words = tuple(words)
+        self.log = log
+        self._more_logs = tuple(more_logs)
+        with log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", GUARD, str(os.getpid()), *words],
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else sink,
+                stderr=sink,
+                env=dict(environment) if environment is not None else None,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id; the guard becomes the command, so it is the command's own."""
+        return self._process.pid
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        """Pipe to the child; only with `pipes`."""
+        if self._process.stdin is None:
+            raise HarnessError(f"{self.words[0]} was started without pipes")
+        return self._process.stdin
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """Pipe from the child; only with `pipes`."""
+        if self._process.stdout is None:
+            raise HarnessError(f"{self.words[0]} was started without pipes")
+        return self._process.stdout
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def signal(self, number: Signals) -> None:
+        """Send a signal to the child itself; nothing if it has ended."""
+        if self.status is None:
+            self._process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ended within `timeout_s`."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def stop(self, number: Signals = SIGTERM, timeout_s: float = STOP_S) -> None:
+        """End the child: `number` first, SIGKILL to its whole group if it is not gone in time. Always reaps."""
+        self.signal(number)
+        self.wait(timeout_s)
+        self._kill_group()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # closing writes out what a dead child will never read
+                    pipe.close()
+
+    def _kill_group(self) -> None:
+        """SIGKILL whatever is left of the group, workers of a dead master included."""
+        try:
+            os.killpg(self.pid, SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+        deadline_s = time.monotonic() + STOP_S
+        while self.status is None and time.monotonic() < deadline_s:
+            self.wait(0.05)
+
+    def last_line(self) -> str:
+        """Last line it wrote, for messages."""
+        lines = _tail(self.log).splitlines()
+        return lines[-1].strip() if lines else NO_OUTPUT
+
+    def telling_line(self) -> str:
+        """The line that says most about what went wrong: a severe one of any of its logs, else one of its output."""
+        text = _tail(self.log)
+        for severe in (_severe_line(text), *(_severe_line(_tail(log)) for log in self._more_logs)):
+            if severe:
+                return severe
+        return telling_line(text)
+
+    def ending(self) -> str:
+        """How it ended, in words, with its most telling line."""
+        status = self.status
+        if status is None:
+            return "still running"
+        how = f"signal {Signals(-status).name}" if status < 0 else f"exit status {status}"
+        told = self.telling_line()
+        return f"{how}; {'last line' if told == self.last_line() else 'it said'}: {told}"
+
+
+def telling_line(output: str) -> str:
+    """Of what a process wrote, the line that says what is wrong with it; its last line where none stands out.
+
+    The first severe line, because the last one is often a mere sum ("Fatal errors found in configuration"); else the
+    first with "error" near the end. Indented lines are code in a traceback.
+    """
+    severe = _severe_line(output)
+    if severe:
+        return severe
+    lines = output.rstrip().splitlines() or [NO_OUTPUT]
+    wrong = (line for line in lines[-TAIL_LINES:] if "error" in line.lower() and not line[0].isspace())
+    return next(wrong, lines[-1]).strip()
+
+
+def _severe_line(output: str) -> str:
+    return next((line.strip() for line in output.splitlines() if SEVERE.search(line) and not line[0].isspace()), "")
+
+
+def _tail(log: Path) -> str:
+    """The end of a log file, without the line that it may begin within; empty if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return (text if size <= TAIL_BYTES else text.partition("\n")[2]).rstrip()
+
+
+def descendants(pid: int) -> list[tuple[int, float]]:
+    """Process id and start time (clock ticks) of the children of `pid`; empty where /proc does not tell."""
+    found: list[tuple[int, float]] = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append((int(entry.parent.name), float(fields[19])))
+    return found

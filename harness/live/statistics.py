@@ -1,0 +1,218 @@
+"""What is seen of a running stage from outside: from rows of attempt logs and answers at the client to figures. Pure.
+
+Nothing here asks the balancer. All times are seconds on CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.evidence.records import Rows
+from harness.live.evidence import LOG
+from mockgpu.server.attempt_log import Kind, Outcome
+
+WINDOW_S = 5.0
+"""Rates, shares and latencies are those of the last so many seconds."""
+SILENT_S = 1.0
+TELLING = 10.0
+"""So many attempts must a backend have missed, by its share until then, before its silence tells anything.
+
+That none comes where 10 are expected has a chance of exp(-10), 5e-5, where requests come independently.
+"""
+
+ATTEMPTS = (int(Kind.INFERENCE), int(Kind.UPDATE), int(Kind.FOREIGN))
+LOADING, LOADED, EVICTED = int(Kind.RESIDENCY_LOADING), int(Kind.RESIDENCY_LOADED), int(Kind.RESIDENCY_EVICTED)
+
+
+class Answered(NamedTuple):
+    """One request as our own client saw it. `status` 0: no whole answer. `backend`: who says that it answered."""
+
+    end_s: float
+    latency_s: float
+    status: int
+    backend: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether it got no answer, or one that blames the server."""
+        return not 0 < self.status < 500
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The attempts at one backend. Latencies (s) are those of answered ones at the backend itself, nan if none."""
+
+    started: int
+    errors: int
+    in_flight: int
+    p50_s: float
+    p99_s: float
+    last_s: float
+    """When the last one came, nan if none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What our own load saw, of all backends or of one. Latencies (s) from when requests were due, nan if none."""
+
+    ended: int = 0
+    errors: int = 0
+    p50_s: float = math.nan
+    p99_s: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSeen:
+    """One backend from outside. `process`: alive, paused or dead. `membership`: "" (plain member), "left" and so on.
+
+    `silent_s`: time since its last attempt, None if it never had one; `missed`: how many it would have had since then.
+    `faults` in words. `models`: names, those that are being loaded with that word behind; sizes in MB.
+    """
+
+    name: str
+    process: str
+    attempts: Attempts
+    client: Client
+    share: float
+    silent_s: float | None
+    missed: float
+    membership: str = ""
+    faults: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    used_mb: int = 0
+    total_mb: int = 0
+
+    def with_share(self, share: float) -> BackendSeen:
+        """The same with this share of all attempts."""
+        return replace(self, share=share)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The stage at a moment; `window_s` is what rates are taken over, `client` None without a load of our own.
+
+    `log_full` names backends whose log has no room left, so that nothing new is seen of them.
+    """
+
+    up_s: float
+    window_s: float
+    backends: tuple[BackendSeen, ...]
+    client: Client | None = None
+    log_full: tuple[str, ...] = ()
+
+
+def attempts_of(rows: Rows, now_s: float, window_s: float, ended_s: float = -math.inf, alive: bool = True) -> Attempts:
+    """Figures of the last `window_s` from rows of a backend's log (columns of `evidence.LOG`).
+
+    `ended_s`: when its process last ended; attempts open then were cut by that, which is an error of theirs. In flight
+    are those open since, and none while it is dead. Errors: status from 500 on, refused, cut, or their client left.
+    """
+    own = rows[np.isin(rows["kind"], ATTEMPTS)]
+    since_s = now_s - window_s
+    open_ = (own["outcome"] == Outcome.OPEN) & np.isnan(own["end_s"])
+    orphaned = open_ & (own["arrival_s"] <= ended_s)
+    inside = open_ & ~orphaned
+    end_s = np.where(orphaned, ended_s, own["end_s"])
+    recent = end_s >= since_s
+    answered = recent & (own["outcome"] == Outcome.ANSWERED) & (own["status"] < 500)
+    p50_s, p99_s = _quantiles((own["end_s"] - own["arrival_s"])[answered])
+    return Attempts(
+        started=int(np.count_nonzero(own["arrival_s"] >= since_s)),
+        errors=int(np.count_nonzero(recent & ~answered)),
+        in_flight=int(np.count_nonzero(inside)) if alive else 0,
+        p50_s=p50_s,
+        p99_s=p99_s,
+        last_s=float(own["arrival_s"].max()) if len(own) else math.nan,
+    )
+
+
+def client_of(answers: Iterable[Answered]) -> Client:
+    """Figures of requests as their client saw them."""
+    items = list(answers)
+    p50_s, p99_s = _quantiles(np.array([item.latency_s for item in items if not item.failed]))
+    return Client(len(items), sum(item.failed for item in items), p50_s, p99_s)
+
+
+def by_backend(answers: Sequence[Answered], names: Sequence[str]) -> dict[str, Client]:
+    """The same for each backend, of the answers that name it."""
+    return {name: client_of(item for item in answers if item.backend == name) for name in names}
+
+
+def shares(started: Mapping[str, int]) -> dict[str, float]:
+    """The share of each backend in all attempts; 0 for all where there are none."""
+    total = sum(started.values())
+    return {name: count / total if total else 0.0 for name, count in started.items()}
+
+
+@dataclass(slots=True)
+class Tail:
+    """The part of a backend's growing log that still matters, and what the rest of it said.
+
+    Rows are completed in place, so whatever is open is read again until it has ended; `first` is the first row to ask
+    for. `models` holds for each model in memory whether it is loaded, and since when.
+    """
+
+    first: int = 0
+    rows: Rows = field(default_factory=lambda: np.zeros(0, LOG))
+    models: dict[str, tuple[bool, float]] = field(default_factory=dict)
+    last_s: float = -math.inf
+    count: int = 0
+    """Attempts so far."""
+    _read: int = 0
+
+    def take(self, rows: Rows, now_s: float, window_s: float, ended_s: float = -math.inf) -> None:
+        """Take the rows from `first` on, as they are now."""
+        new = rows[max(0, self._read - self.first) :]
+        self._note_residency(new)
+        self.count += int(np.count_nonzero(np.isin(new["kind"], ATTEMPTS)))
+        self._read = self.first + len(rows)
+        self.rows = rows
+        open_ = (rows["outcome"] == Outcome.OPEN) & np.isnan(rows["end_s"]) & (rows["arrival_s"] > ended_s)
+        recent = (rows["arrival_s"] >= now_s - window_s) | (rows["end_s"] >= now_s - window_s)
+        orphaned = (rows["arrival_s"] <= ended_s) & (ended_s >= now_s - window_s)
+        needed = np.flatnonzero(open_ | recent | orphaned)
+        own = rows[np.isin(rows["kind"], ATTEMPTS)]
+        if len(own):
+            self.last_s = max(self.last_s, float(own["arrival_s"].max()))
+        self.first += int(needed[0]) if len(needed) else len(rows)
+
+    def resident(self, ended_s: float = -math.inf) -> dict[str, bool]:
+        """Models in memory, and whether they are loaded; what was there before the process ended is gone."""
+        return {name: loaded for name, (loaded, at_s) in self.models.items() if at_s > ended_s}
+
+    def _note_residency(self, rows: Rows) -> None:
+        for row in rows[np.isin(rows["kind"], (LOADING, LOADED, EVICTED))]:
+            name = row["model"].decode(errors="ignore")
+            if row["kind"] == EVICTED:
+                self.models.pop(name, None)
+            else:
+                self.models[name] = (bool(row["kind"] == LOADED), float(row["arrival_s"]))
+
+
+def missed(own: Tail, others: Sequence[Tail], since_s: float) -> float:
+    """How many attempts a backend would have had since `since_s`, by its share before; 0 if it had none.
+
+    Where it alone had attempts before, a fair share is taken: there is nothing to go by for what the others get now.
+    `since_s` no earlier than the rows of the tails reach: those before the window are not counted.
+    """
+    since = sum(_after(tail.rows, since_s) for tail in others)
+    before = sum(tail.count for tail in others) - since
+    if not own.count:
+        return 0.0
+    return since * (own.count / before if before > 0 else 1 / max(len(others), 1))
+
+
+def _after(rows: Rows, at_s: float) -> int:
+    return int(np.count_nonzero(np.isin(rows["kind"], ATTEMPTS) & (rows["arrival_s"] > at_s)))
+
+
+def _quantiles(values: Any) -> tuple[float, float]:
+    if not len(values):
+        return math.nan, math.nan
+    p50, p99 = np.quantile(values, (0.5, 0.99))
+    return float(p50), float(p99)

@@ -1,0 +1,113 @@
+"""`python -m harness.load.asyncio_engine`: the aiohttp engine as a process, with the messages of Locust's."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from harness.load.asyncio_engine.engine import Engine
+from harness.load.job import Job, asked_in, not_asked
+from harness.load.results.progress import News
+from harness.scenario.model import SteelyardError
+
+
+class Worker:
+    """Jobs in, answers out; one job at a time, in the order asked."""
+
+    def __init__(self, answers: int) -> None:
+        self._answers = answers
+        self._jobs: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._engine: Engine | None = None
+        self._abandoned = 0
+        """How many of the jobs to come were abandoned before they began."""
+
+    async def run(self) -> None:
+        """Take jobs until the end of input or a signal."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._leave)
+        reader = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        reading = asyncio.create_task(self._read(reader))
+        self._answer({"ready": True, "pid": os.getpid()})
+        while (asked := await self._jobs.get()) is not None:
+            self._answer(await self._played(asked))
+        reading.cancel()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            asked = asked_in(line)
+            if asked is None:
+                self._answer(not_asked(line))
+            elif asked.get("stop"):
+                self._abandon()
+            else:
+                self._jobs.put_nowait(asked)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._abandon()
+        self._jobs.put_nowait(None)
+
+    def _abandon(self) -> None:
+        self._abandoned = self._jobs.qsize()
+        if self._engine is not None:
+            self._engine.stop()
+
+    async def _played(self, asked: dict[str, Any]) -> dict[str, Any]:
+        name = asked.get("job")
+        stopped, self._abandoned = self._abandoned > 0, max(0, self._abandoned - 1)
+        if not isinstance(name, str) or not isinstance(asked.get("file"), str):
+            return {"job": None, "error": f'expected {{"job": NAME, "file": PATH}}, saw {json.dumps(asked)[:80]}'}
+        news = None
+        try:
+            self._engine = engine = Engine(Job.read(Path(asked["file"])))
+            if stopped:
+                engine.stop()
+            # What is there now stays; a collection that walked through it in the run would be a stall of 20 ms.
+            gc.collect()
+            gc.freeze()
+            if asked.get("news_s"):
+                news = asyncio.create_task(self._tell(name, engine, float(asked["news_s"])))
+            return {"job": name, "done": True, **await engine.play()}
+        except SteelyardError as error:
+            told = str(error)
+        except Exception as error:  # the process has to live on for the next job
+            told = f"{type(error).__name__}: {error}"
+        finally:
+            self._engine = None
+            if news is not None:
+                news.cancel()
+            gc.unfreeze()
+        return {"job": name, "error": " ".join(told.split())}
+
+    async def _tell(self, name: str, engine: Engine, every_s: float) -> None:
+        news = News(engine)
+        while True:
+            await asyncio.sleep(every_s)
+            self._answer({"job": name, "news": news.since_last(monotonic())})
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        os.write(self._answers, json.dumps(answer).encode() + b"\n")
+
+
+def main() -> int:
+    """Run the process; the exit status is 0 unless it breaks down."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what anybody prints must not mix with the answers
+    asyncio.run(Worker(answers).run())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

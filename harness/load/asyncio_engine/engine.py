@@ -1,0 +1,176 @@
+"""One job on aiohttp: Locust's schedule and records (`play`) over again, as a cross-check and for higher rates.
+
+Open loop: requests leave at their times, whatever became of those before; chats wait for their answers.
+`engine_worker` is the process around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import aiohttp
+
+from harness.evidence import records
+from harness.load.asyncio_engine.client import Site
+from harness.load.asyncio_engine.timer import Waiting, best_waiting
+from harness.load.job import Job
+from harness.load.results.answer import Answer, spread
+from harness.load.results.figures import gave_up, is_good
+from harness.load.results.shard import Share
+from harness.load.wire import WireRequest
+from harness.scenario.arrivals import Arrival
+from harness.scenario.closed_loop import Chat, disappoints
+from harness.scenario.model import HarnessError
+
+GRACE_S = 1.0
+"""How long what is under way may go on after a stop."""
+
+
+class Engine(Share):
+    """One job, played on aiohttp. ValueError if it cannot be played, OSError if its host is unknown."""
+
+    def __init__(self, job: Job, waiting: Callable[[], Waiting] = best_waiting) -> None:
+        super().__init__(job)
+        self.site = Site.of(job.url)
+        self._waiting = waiting
+        self._stopped = asyncio.Event()
+
+    async def play(self) -> dict[str, Any]:
+        """Send every arrival at its time, wait for all answers, write the records; the figures of `play.perform`.
+
+        After `stop` nothing more is sent, and what is under way is cut off after `GRACE_S`. HarnessError if the load
+        broke down, OSError if the records cannot be written.
+        """
+        waiting = self._waiting()
+        kept, fresh = self.site.session(), self.site.session(force_close=True)
+        lanes = {number: _Lane(self) for number in {arrival.connection for arrival in self.arrivals} if number >= 0}
+        everything = asyncio.create_task(self._everything(waiting, kept, fresh, lanes))
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            left_s = self.ends_s - monotonic()
+            await asyncio.wait({everything, stopped}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                await asyncio.wait({everything}, timeout=GRACE_S)
+            if everything.done():
+                everything.result()
+        except ExceptionGroup as group:
+            error = group.exceptions[0]
+            raise HarnessError(f"the load broke down: {type(error).__name__}: {error}") from error
+        finally:
+            everything.cancel()
+            stopped.cancel()
+            await asyncio.gather(everything, stopped, return_exceptions=True)
+            for client in (kept, fresh, *(lane.client for lane in lanes.values())):
+                await client.close()
+            waiting.close()
+        sent = self.ledger.rows()
+        self.add_unsent()
+        about = {"backends": self.ledger.backends, "leaving": sorted(self.leaving)}
+        records.write_requests(Path(self.job.out), self.ledger.rows(), about)
+        return {
+            "requests": self.ledger.count,
+            "sent": len(sent),
+            "failed": int((~is_good(sent) & ~gave_up(sent, self.leaving)).sum()),
+            "dropped": self.dropped,
+            "lateness_s": spread(self.ledger.lateness_s),
+        }
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more is to be sent."""
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._stopped.set()
+
+    async def send(
+        self, client: aiohttp.ClientSession, arrival: Arrival, request: WireRequest, could_s: float
+    ) -> Answer:
+        """Send one request, now and once, and record it. `could_s`: when it could have been sent at the earliest."""
+        answer = Answer()
+        self.begun(arrival)
+        try:
+            await self.site.exchange(client, request, answer, arrival.patience_s)
+        finally:  # also when it is cut off
+            answer.end_s = monotonic()
+            self.ended(arrival, request.hex, answer, could_s)
+        return answer
+
+    async def _everything(
+        self, waiting: Waiting, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession, lanes: dict[int, _Lane]
+    ) -> None:
+        async with asyncio.TaskGroup() as group:
+            for lane in lanes.values():
+                group.create_task(lane.work())
+            for chat in self.crowd.chats:
+                group.create_task(self._talk(chat, kept, fresh))
+            walk = group.create_task(self._walk(group, waiting, kept, fresh, lanes))
+            stop = group.create_task(self._stopped.wait())
+            await asyncio.wait({walk, stop}, return_when=asyncio.FIRST_COMPLETED)
+            walk.cancel()  # it may be in the middle of a long wait
+            stop.cancel()
+            for lane in lanes.values():
+                lane.end()
+
+    async def _walk(
+        self,
+        group: asyncio.TaskGroup,
+        waiting: Waiting,
+        kept: aiohttp.ClientSession,
+        fresh: aiohttp.ClientSession,
+        lanes: dict[int, _Lane],
+    ) -> None:
+        for arrival in self.arrivals:
+            request = self.request(arrival)  # before its time
+            due_s = self.job.start_s + arrival.at_s
+            await waiting.until(due_s)
+            if arrival.connection >= 0:
+                lanes[arrival.connection].queue.put_nowait((arrival, request, due_s))
+            elif self.full:
+                self.dropped += 1
+            else:
+                group.create_task(self.send(fresh if arrival.fresh else kept, arrival, request, due_s))
+
+    async def _talk(self, chat: Chat, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession) -> None:
+        """One chat, to the end of its time or a stop of the job."""
+        start_s = self.job.start_s
+        free_s, failed = start_s + chat.begins_s, False
+        while (due_s := chat.due_s(free_s - start_s, failed)) is not None:
+            while (left_s := start_s + due_s - monotonic()) > 0 and not self.stopped:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopped.wait(), left_s)
+            if self.stopped:
+                return
+            arrival = chat.ask(due_s)
+            client = fresh if arrival.fresh else kept
+            answer = await self.send(client, arrival, self.request(arrival), start_s + due_s)
+            free_s, failed = monotonic(), disappoints(answer.failure, answer.status)
+
+
+class _Lane:
+    """A single kept connection: each request waits for the answer to the one before it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.client = engine.site.session(limit=1)
+        self.queue: asyncio.Queue[tuple[Arrival, WireRequest, float] | None] = asyncio.Queue()
+
+    def end(self) -> None:
+        """Let `work` return when everything queued is sent."""
+        self.queue.put_nowait(None)
+
+    async def work(self) -> None:
+        """Send what is queued, one after the other, until `end`, or until the answer that a stop of the job meets."""
+        free_s = -math.inf
+        while (ready := await self.queue.get()) is not None and not self._engine.stopped:
+            arrival, request, due_s = ready
+            # Waiting for the answer before is no lateness of ours.
+            await self._engine.send(self.client, arrival, request, max(due_s, free_s))
+            free_s = monotonic()

@@ -1,0 +1,1 @@
+"""Locust as the load generator, in processes of its own."""

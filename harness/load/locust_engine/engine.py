@@ -1,0 +1,225 @@
+"""One job under Locust, one record for each request.
+
+`Play` walks a schedule drawn before the run: every request is sent at its time, whatever the others do. Beside it go
+the chats of the closed loop, if the load has any: each waits for its answer, thinks, and asks again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import gevent
+import gevent.event
+import gevent.pool
+import gevent.queue
+from locust import User, task
+from locust.env import Environment
+from locust.exception import StopUser
+
+from harness.evidence import records
+from harness.load.job import Job
+from harness.load.locust_engine.client import Pool, Site
+from harness.load.locust_engine.pacing import Pacer, sleep_until
+from harness.load.results.answer import Answer, spread
+from harness.load.results.progress import News, Told
+from harness.load.results.shard import Share
+from harness.load.wire import WireRequest
+from harness.scenario.arrivals import Arrival
+from harness.scenario.closed_loop import Chat, disappoints
+from harness.scenario.model import Failure, HarnessError
+
+
+class OpenLoopUser(User):
+    """The only user of a job. Its task plays the whole schedule, once."""
+
+    abstract = True
+    play: Play
+
+    @task
+    def walk(self) -> None:
+        """Play the schedule. Nothing but StopUser leaves it: Locust runs a task that raises again, from the start."""
+        try:
+            self.play.walk()
+        except Exception as error:
+            self.play.error = error
+        self.play.over.set()
+        raise StopUser
+
+
+def perform(
+    job: Job, stopped: gevent.event.Event, on_news: Callable[[Told], None] | None = None, news_s: float = 0.0
+) -> dict[str, Any]:
+    """Play `job` until every request has ended, its time is up or `stopped` is set; write its records.
+
+    Returns the job's figures: `requests` (rows written), `sent` and `failed` as Locust counted them, `dropped` (not
+    sent because too many were under way), `lateness_s`. `on_news`, if there is one, is called every `news_s` meanwhile.
+    Raises ValueError for a job that cannot be played, OSError if its host is unknown or its records cannot be written,
+    HarnessError if the load broke down.
+    """
+    environment = Environment()
+    play = Play(job, environment)
+    environment.user_classes = [type("SteelyardUser", (OpenLoopUser,), {"abstract": False, "play": play})]
+    runner = environment.create_local_runner()
+    telling = gevent.spawn(_tell, play, on_news, news_s) if on_news is not None else None
+    try:
+        runner.start(1, spawn_rate=1)
+        gevent.wait([stopped, play.over], timeout=max(0.0, play.ends_s - monotonic()), count=1)
+    finally:
+        if telling is not None:
+            telling.kill()
+        runner.quit()
+        play.close()
+    if play.error is not None:
+        raise HarnessError(f"the load broke down: {type(play.error).__name__}: {play.error}")
+    about = {"backends": play.ledger.backends, "leaving": sorted(play.leaving)}
+    records.write_requests(Path(job.out), play.ledger.rows(), about)
+    total = environment.stats.total
+    return {
+        "requests": play.ledger.count,
+        "sent": total.num_requests,
+        "failed": total.num_failures,
+        "dropped": play.dropped,
+        "lateness_s": spread(play.ledger.lateness_s),
+    }
+
+
+def _tell(play: Play, on_news: Callable[[Told], None], news_s: float) -> None:
+    news = News(play)
+    while True:
+        gevent.sleep(news_s)
+        on_news(news.since_last(monotonic()))
+
+
+class Play(Share):
+    """A worker's share of a job, played in greenlets. `over` is set at its end, `error` is what broke it.
+
+    ValueError if it cannot be played, OSError if its host is unknown.
+    """
+
+    def __init__(self, job: Job, environment: Environment) -> None:
+        super().__init__(job)
+        self.environment = environment
+        self.site = Site.of(job.url)
+        self.over = gevent.event.Event()
+        self.error: Exception | None = None
+        self._shared = Pool(self.site)
+        self._at_work = gevent.pool.Group()
+        numbers = sorted({arrival.connection for arrival in self.arrivals if arrival.connection >= 0})
+        self._lanes = {number: _Lane(self) for number in numbers}
+
+    def begin(self, start_s: float) -> None:
+        """Make `start_s` on CLOCK_MONOTONIC second 0, instead of the job's. Before anything is sent."""
+        self.ledger.start_s = start_s
+
+    def walk(self) -> None:
+        """Send everything there is to send, then wait for all answers."""
+        talking = [self._at_work.spawn(self._talk, chat) for chat in self.crowd.chats]
+        for lane in self._lanes.values():
+            self._at_work.spawn(lane.work)
+        with Pacer() as pacer:
+            for arrival in self.arrivals:
+                ready = self.ready(arrival)  # before its time, so that only a greenlet has to be started when it is due
+                if arrival.connection >= 0:
+                    start: Callable[[], object] = partial(self._lanes[arrival.connection].queue.put, ready)
+                else:
+                    sending = gevent.Greenlet(self.send, self._shared, ready, ready.due_s)
+                    self._at_work.add(sending)
+                    start = sending.start
+                pacer.sleep_until(ready.due_s)
+                if arrival.connection < 0 and self.full:
+                    self._at_work.discard(sending)
+                    self.dropped += 1
+                else:
+                    start()
+                gevent.sleep(0)  # it goes out now, not after the next one is ready
+        for lane in self._lanes.values():
+            lane.queue.put(None)
+        gevent.joinall(talking, raise_error=True)
+        self._at_work.join()
+
+    def close(self) -> None:
+        """End what is still under way, record it, and close all connections."""
+        self._at_work.kill()
+        self._shared.close()
+        for lane in self._lanes.values():
+            lane.pool.close()
+        self.add_unsent()
+
+    def ready(self, arrival: Arrival) -> Ready:
+        """The request of `arrival`, in bytes."""
+        request = self.request(arrival)
+        data = request.encoded(self.site.authority, self.site.base_path, close=arrival.fresh)
+        return Ready(arrival, request, data, self.ledger.start_s + arrival.at_s)
+
+    def send(self, pool: Pool, ready: Ready, could_s: float) -> Answer:
+        """Send one request, now, and record it. `could_s`: when it could have been sent at the earliest."""
+        answer = Answer()
+        arrival = ready.arrival
+        self.begun(arrival)
+        try:
+            pool.exchange(ready.data, answer, arrival.patience_s, keep=not arrival.fresh)
+        finally:  # also when the job is stopped meanwhile
+            self.ended(arrival, ready.request.hex, answer, could_s)
+            self._tell_locust(ready, answer)
+        return answer
+
+    def _talk(self, chat: Chat) -> None:
+        """One chat, to the end of its time."""
+        start_s = self.ledger.start_s
+        free_s, failed = start_s + chat.begins_s, False
+        while (due_s := chat.due_s(free_s - start_s, failed)) is not None:
+            if start_s + due_s > monotonic():
+                sleep_until(start_s + due_s)
+            answer = self.send(self._shared, self.ready(chat.ask(due_s)), start_s + due_s)
+            free_s, failed = monotonic(), disappoints(answer.failure, answer.status)
+
+    def _tell_locust(self, ready: Ready, answer: Answer) -> None:
+        """An event for Locust's own statistics, which like the record counts from the intended time."""
+        gave_up = answer.failure is Failure.TIMEOUT and ready.arrival.number in self.leaving  # on purpose: no failure
+        self.environment.events.request.fire(  # type: ignore[no-untyped-call]
+            request_type=ready.request.method,
+            name=ready.request.name,
+            response_time=(answer.end_s - ready.due_s) * 1000.0,
+            response_length=len(answer.body),
+            exception=None if gave_up else _complaint(answer),
+            context={},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An arrival with its bytes, due at `due_s` on CLOCK_MONOTONIC."""
+
+    arrival: Arrival
+    request: WireRequest
+    data: bytes
+    due_s: float
+
+
+class _Lane:
+    """A single kept connection: each request waits for the answer to the one before it."""
+
+    def __init__(self, play: Play) -> None:
+        self.play = play
+        self.pool = Pool(play.site)
+        self.queue: gevent.queue.SimpleQueue[Ready | None] = gevent.queue.SimpleQueue()
+
+    def work(self) -> None:
+        free_s = -math.inf
+        while (ready := self.queue.get()) is not None:
+            # Waiting for the answer before is no lateness of ours.
+            self.play.send(self.pool, ready, max(ready.due_s, free_s))
+            free_s = monotonic()
+
+
+def _complaint(answer: Answer) -> HarnessError | None:
+    """Why Locust is to count this answer as a failure; None if it is not."""
+    if answer.failure is not Failure.NONE:
+        return HarnessError(answer.failure.name)
+    return HarnessError(f"status {answer.status}") if answer.status >= 400 else None

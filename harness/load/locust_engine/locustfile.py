@@ -1,0 +1,213 @@
+"""Steelyard's loads for Locust: `locust -f harness/load/locust_engine/locustfile.py --profile spike --host http://127.0.0.1:8080`.
+
+With Locust's web page, without (`--headless`), or distributed (`--master`, `--worker`). docs/load.md tells more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from locust import LoadTestShape, User, events, task
+from locust.argument_parser import LocustArgumentParser
+from locust.env import Environment
+from locust.event import EventHook
+from locust.exception import StopUser
+from locust.runners import LocalRunner, MasterRunner, Runner, WorkerRunner
+
+from harness.claims.features import PROTOCOLS, nearest
+from harness.load.job import Job, text_of
+from harness.load.locust_engine.coordinator import Conductor
+from harness.load.locust_engine.messages import Plan
+from harness.load.locust_engine.worker import Player
+from harness.load.workloads.profiles import PROFILES, chats_in, crowd_of, load_of, planned
+from harness.scenario.model import ClaimsError, HarnessError, SteelyardError
+
+DURATION_S = 30.0
+
+
+class Load(User):
+    """Stands for a player of the load in Locust's figures, or for a chat of the closed loop. Sends nothing itself.
+
+    A user of Locust ends when Locust says so; the requests under way and their records must not end with it.
+    """
+
+    player: ClassVar[Player | None] = None
+
+    @task
+    def wait_for_the_end(self) -> None:
+        """Be there as long as the run is."""
+        if self.player is not None:
+            self.player.over.wait()
+        raise StopUser
+
+
+class Shape(LoadTestShape):
+    """As many users as there are players or chats, until the run is over. Locust's page then asks for no number."""
+
+    conductor: ClassVar[Conductor | None] = None
+
+    def tick(self) -> tuple[int, float] | None:
+        """Users and how many to start in a second; None ends the test."""
+        conductor = self.conductor
+        if conductor is None or conductor.finished:
+            return None
+        users = max(conductor.chats, conductor.size, 1)
+        return users, users
+
+
+def add_arguments(parser: LocustArgumentParser) -> None:
+    """Steelyard's own options, on the command line and on Locust's page. `--profile` is Locust's, with our meaning."""
+    profile = parser._option_string_actions["--profile"]
+    profile.type, profile.default, profile.metavar = _profile, "steady", "NAME"
+    profile.help = f"The load to make: {', '.join(PROFILES)}; trace:FILE plays a recorded trace"
+    add = parser.add_argument_group("Steelyard").add_argument
+    add("--job", type=_job, default="", metavar="FILE", help="Play the load of this job of a live run instead")
+    add("--rate", type=_above_0, default=50.0, metavar="PER_SECOND", help="Mean rate of requests per second")
+    add(
+        "--duration",
+        type=_number,
+        default=0.0,
+        metavar="SECONDS",
+        help=f"Length of the load; 0 takes Locust's --run-time, without it {DURATION_S:g}",
+    )
+    add("--seed", type=int, default=1, help="The same seed gives the same load")
+    add("--protocol", type=_protocol, default="http", help=f"Form of the requests: {', '.join(PROTOCOLS)}")
+    add("--records", default="", metavar="FILE", help="Write one record for every request to this file")
+    add("--chats", type=_count, default=0, help="Closed loop: so many chats, each waits for its answer. 0: open loop")
+    add("--think-time", type=_number, default=1.0, metavar="SECONDS", help="Mean time to think of a chat")
+
+
+def set_up(environment: Environment, runner: Runner, **_: Any) -> None:
+    """Make this process a conductor, a player, or both."""
+    options: Any = environment.parsed_options
+    if isinstance(runner, LocalRunner | MasterRunner):
+        if options.job and not environment.host:
+            environment.host = Job.read(Path(options.job)).url  # the page asks for one
+        # Locust would cut the load off at its run time, which begins before the load does; the load ends by itself.
+        options.duration = options.duration or options.run_time or DURATION_S
+        options.run_time = None
+        conductor = Shape.conductor = Conductor(environment, runner)
+        _listen(environment.events.test_start, partial(_begin, conductor))
+        _listen(environment.events.test_stopping, lambda **_: conductor.stop())
+    if isinstance(runner, LocalRunner | WorkerRunner):
+        player = Load.player = Player(environment, runner)
+        _listen(environment.events.test_start, lambda **_: player.expect())
+        _listen(environment.events.quitting, lambda **_: player.leave())
+
+
+def _listen(event: EventHook, listener: Callable[..., None]) -> None:
+    event.add_listener(listener)  # type: ignore[no-untyped-call]
+
+
+_listen(events.init_command_line_parser, add_arguments)
+_listen(events.init, set_up)
+
+
+def _begin(conductor: Conductor, environment: Environment, **_: Any) -> None:
+    options: Any = environment.parsed_options
+    try:
+        conductor.begin(_plan(environment), options.records)
+    except SteelyardError as error:
+        conductor.refuse(str(error))
+
+
+def _plan(environment: Environment) -> Plan:
+    """The plan of a run from Locust's options, as the command line or Locust's page has them.
+
+    ClaimsError if it is none; a job's file that is missing or none of its kind is a HarnessError.
+    """
+    options: Any = environment.parsed_options
+    job = Job.read(Path(options.job)) if options.job else None
+    if job is not None:
+        load = job.load
+    elif options.chats:
+        load = crowd_of(options.profile, options.chats, options.think_time, options.duration)
+    else:
+        load = load_of(options.profile, options.rate, options.duration)
+    requests = planned(load)
+    lasts_s = max((stream.end_s for stream in load.streams), default=0.0) if job else options.duration
+    chats = chats_in(load)
+    rate_per_s = requests / max(lasts_s, 1e-9) if job else options.rate
+    if chats:
+        rate_per_s = 0.0  # chats have none
+    return Plan(
+        run=0,
+        profile=f"job:{options.job}" if job else options.profile,
+        rate_per_s=rate_per_s,
+        duration_s=lasts_s,
+        seed=job.seed if job else options.seed,
+        nonce=0,
+        url=_site(environment.host or (job.url if job else "")),
+        protocol=job.protocol if job else options.protocol,
+        chats=chats,
+        think_s=options.think_time,
+        worker=0,
+        workers=1,
+        load=text_of(load),
+    )
+
+
+def _site(host: str) -> str:
+    """What --host says. ClaimsError if it is no http://HOST:PORT, a path behind it at most."""
+    if not host:
+        raise ClaimsError("--host is missing: expected http://HOST:PORT of the balancer")
+    if host.startswith("https:"):
+        raise ClaimsError(f"--host {host!r}: https is not supported; give an http://HOST:PORT in front of TLS")
+    try:
+        parts = urlsplit(host)
+        fine = parts.scheme == "http" and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is none
+        fine = False
+    if not fine or parts.query or parts.fragment or parts.username:
+        raise ClaimsError(f"--host {host!r}: expected http://HOST:PORT, with a path before every request's at most")
+    return host
+
+
+def _profile(text: str) -> str:
+    if text not in PROFILES and not text.startswith("trace:"):
+        raise argparse.ArgumentTypeError(f"load profile {text!r} is unknown; {nearest(text, PROFILES)}")
+    return text
+
+
+def _job(text: str) -> str:
+    try:
+        if text:
+            Job.read(Path(text))
+    except HarnessError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _protocol(text: str) -> str:
+    if text not in PROTOCOLS:
+        raise argparse.ArgumentTypeError(f"protocol {text!r} is unknown; {nearest(text, PROTOCOLS)}")
+    return text
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 0")
+    return value
+
+
+def _above_0(text: str) -> float:
+    value = _number(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 0")
+    return int(text)

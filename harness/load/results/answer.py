@@ -1,0 +1,129 @@
+"""What came of one request, and the ledger that makes records of it. Pure: neither gevent nor Locust nor a clock.
+
+Every engine that makes load writes its records with these, so that all files are read alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+from xxhash import xxh64_intdigest
+
+from harness.evidence import records
+from harness.load.wire import echo_of
+from harness.scenario.arrivals import Arrival
+from harness.scenario.model import Failure
+
+ATTEMPT_HEADERS = ("x-attempt-count", "x-envoy-attempt-count")
+"""Headers of an answer that tell how many attempts it took. The first one there counts."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of one exchange. Times on CLOCK_MONOTONIC in seconds, nan where there was none.
+
+    `sent_s` is taken just before the first system call for this request: the write on a kept connection, the connect
+    on a new one, so that a peer slow to accept does not pass for a late client. An exchange that is cut off from
+    outside stays OTHER. `backend` and `attempts` are what the answer's headers say of them, "" and 0 without.
+    """
+
+    failure: Failure = Failure.OTHER
+    status: int = 0
+    sent_s: float = nan
+    first_byte_s: float = nan
+    end_s: float = nan
+    reused: bool = False
+    body: bytes = b""
+    backend: str = ""
+    attempts: int = 0
+
+
+class Ledger:
+    """The records of a run, or of a worker's share of it: one row for each request, in the order of their ends.
+
+    `start_s` is second 0 of the run on CLOCK_MONOTONIC. `backends` are the names that answers carry, in the order of
+    their numbers; with `open_ended` those not known yet are appended as they come, else they count as -1.
+    """
+
+    def __init__(self, start_s: float, backends: Iterable[str] = (), open_ended: bool = False) -> None:
+        self.start_s = start_s
+        self.lateness_s: list[float] = []
+        self._numbers = {name: number for number, name in enumerate(backends)}
+        self._open_ended = open_ended
+        self._packed = bytearray()
+        self._taken = 0
+
+    @property
+    def backends(self) -> list[str]:
+        """Names of backends in the order of their numbers."""
+        return list(self._numbers)
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self._packed) // records.ROW.size
+
+    def add(self, arrival: Arrival, own: str, answer: Answer) -> None:
+        """The row of a request that was sent; `own` is its tag (13 hex digits)."""
+        body, start_s = answer.body, self.start_s
+        self._packed += records.ROW.pack(
+            arrival.number,
+            arrival.stream,
+            arrival.kind,
+            arrival.method,
+            answer.failure,
+            echo_of(body, own),
+            answer.reused,
+            answer.status,
+            answer.attempts,
+            arrival.key,
+            arrival.connection,
+            self._number_of(answer.backend),
+            len(body),
+            xxh64_intdigest(body),
+            arrival.at_s,
+            answer.sent_s - start_s,
+            answer.first_byte_s - start_s,
+            answer.end_s - start_s,
+        )
+
+    def add_unsent(self, arrivals: Iterable[Arrival]) -> None:
+        """Rows of requests that were never sent."""
+        for arrival in arrivals:
+            self.add(arrival, "", Answer(Failure.NOT_SENT))
+
+    def take(self) -> bytes:
+        """The packed rows that are new since the last time."""
+        fresh = bytes(memoryview(self._packed)[self._taken :])
+        self._taken = len(self._packed)
+        return fresh
+
+    def rows(self) -> records.Rows:
+        """A copy of all rows, of dtype `harness.evidence.records.REQUEST`."""
+        return np.frombuffer(bytes(self._packed), dtype=records.REQUEST)
+
+    def _number_of(self, backend: str) -> int:
+        number = self._numbers.get(backend, -1)
+        if number < 0 and backend and self._open_ended:
+            number = self._numbers[backend] = len(self._numbers)
+        return number
+
+
+def attempts_told(text: object) -> int:
+    """The number in a header that tells of attempts; 0 if it is none from 0 to 65,535."""
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and int(text) < 1 << 16 else 0
+
+
+def spread(lateness_s: Iterable[float]) -> dict[str, float]:
+    """Median, 99th percentile and maximum in seconds; zeros if nothing was sent."""
+    known = [value for value in lateness_s if not math.isnan(value)]
+    values = np.array(known or [0.0])
+    return {
+        "p50": float(np.quantile(values, 0.5)),
+        "p99": float(np.quantile(values, 0.99)),
+        "max": float(values.max()),
+    }

@@ -1,0 +1,198 @@
+"""What a load came to: from rows of requests to throughput, latencies, errors and lateness. Pure.
+
+Latency counts from when a request was due, not from when it was sent, so that neither a slow balancer nor a late
+generator hides what its users waited. A request is **good** if it was answered whole, with a status below 400; times
+are those of good requests, and how many were not is told beside them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.evidence.records import Rows
+from harness.scenario.model import Failure
+
+Times = npt.NDArray[np.float64]
+
+SERIES = {
+    "latency": "from when a request was due to the end of its answer",
+    "service": "from when it was sent to the end of its answer",
+    "ttft": "from when it was due to the first byte of its answer: the time to first token of a stream",
+    "lateness": "from when it was due to when it was sent: the generator's own",
+}
+"""Times that figures are taken of, in seconds."""
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+"""Those that a summary shows; `Figures.time` knows any other, such as p95, too."""
+
+MOST_LATE = 0.2
+"""A generator that was later than this share of a time (both p99) has a say in it: the time is not the target's."""
+
+_QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
+
+
+@dataclass(frozen=True, eq=False)
+class Figures:
+    """Figures of one load. `sent` are `good`, `failed` or `given_up`; `not_sent` the planned ones that never left.
+
+    `given_up` are those whose clients left early on purpose, as the load has it; they are no errors.
+
+    `sending_s` is from second 0 to when the last one was sent, `span_s` to the end of the last good answer, if that is
+    later; `offered_per_s` counts in the first, `throughput_per_s` in the second. `errors` counts the others by kind:
+    names of harness.scenario.model.Failure in words, or `status 503`. `closed`: chats asked, which offer no rate of
+    their own.
+    """
+
+    planned: int
+    sent: int
+    good: int
+    failed: int
+    given_up: int
+    not_sent: int
+    sending_s: float
+    span_s: float
+    errors: Mapping[str, int]
+    times_s: Mapping[str, Times]
+    closed: bool = False
+
+    @property
+    def offered_per_s(self) -> float:
+        """Requests sent per second; nan for a closed loop, where the target itself sets how often it is asked."""
+        return self.sent / self.sending_s if self.sending_s > 0 and not self.closed else math.nan
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Good answers per second."""
+        return self.good / self.span_s if self.span_s > 0 else math.nan
+
+    @property
+    def error_share(self) -> float:
+        """Failed requests among those sent; nan if none was."""
+        return self.failed / self.sent if self.sent else math.nan
+
+    @property
+    def generator_late(self) -> bool:
+        """Whether the generator's own lateness is so large beside the latency that this is not the target's."""
+        return too_late(self.time("lateness", "p99"), self.time("latency", "p99"))
+
+    def time(self, series: str, what: str) -> float:
+        """`what` (p50, p99.9, mean, max) of a series, in seconds; nan if it is empty. KeyError for anything else."""
+        values = self.times_s[series]
+        quantile = quantile_of(what)
+        if quantile is None and what not in ("mean", "max"):
+            raise KeyError(f"{what!r} of times; expected p50, p99.9, mean, max and the like")
+        if not len(values):
+            return math.nan
+        if quantile is not None:
+            return float(np.quantile(values, quantile))
+        return float(values.mean() if what == "mean" else values.max())
+
+    def summary(self) -> dict[str, Any]:
+        """The same as JSON: times in seconds, None where there is none."""
+        counts = {name: getattr(self, name) for name in ("planned", "sent", "good", "failed", "given_up", "not_sent")}
+        rates = {
+            name: _known(getattr(self, name)) for name in ("sending_s", "span_s", "offered_per_s", "throughput_per_s")
+        }
+        times = {
+            f"{series}_s": {what: _known(self.time(series, what)) for what in (*QUANTILES, "mean", "max")}
+            for series in SERIES
+        }
+        shares = {"error_share": _known(self.error_share), "generator_late": self.generator_late}
+        return {**counts, **rates, **shares, "errors": dict(self.errors), **times}
+
+
+def figures_of(rows: Rows, leaving: Collection[int] = (), closed: bool = False) -> Figures:
+    """The figures of request rows (harness.evidence.records.REQUEST), those never sent among them.
+
+    `leaving`: numbers of the requests whose clients give up on purpose, as an engine's file of records tells them.
+    `closed`: they are a closed loop's.
+    """
+    sent = rows[rows["failure"] != Failure.NOT_SENT]
+    good, given_up = is_good(sent), gave_up(sent, leaving)
+    answered = sent[good]
+    own_pace = sent[_own_pace(sent)]
+    # What never got as far as a system call has no time at which it was sent.
+    left_s = np.fmax(sent["sent_s"], sent["intended_s"])
+    sending_s = float(left_s.max()) if len(sent) else 0.0
+    return Figures(
+        planned=len(rows),
+        sent=len(sent),
+        good=len(answered),
+        failed=len(sent) - len(answered) - int(given_up.sum()),
+        given_up=int(given_up.sum()),
+        not_sent=len(rows) - len(sent),
+        sending_s=sending_s,
+        span_s=max(sending_s, float(answered["end_s"].max())) if len(answered) else sending_s,
+        errors=_errors(sent[~good & ~given_up]),
+        times_s={
+            "latency": answered["end_s"] - answered["intended_s"],
+            "service": answered["end_s"] - answered["sent_s"],
+            "ttft": answered["first_byte_s"] - answered["intended_s"],
+            "lateness": own_pace["sent_s"] - own_pace["intended_s"],
+        },
+        closed=closed,
+    )
+
+
+def too_late(lateness_s: float, time_s: float) -> bool:
+    """Whether a generator so late (p99) has a say in a time; False where one of both is not known (nan)."""
+    return lateness_s > MOST_LATE * time_s
+
+
+def on_time(rows: Rows) -> Rows:
+    """The same requests without the generator's own lateness: each sent when it was due, and answered as quickly."""
+    early = rows.copy()
+    late_s = np.where(_own_pace(rows), rows["sent_s"] - rows["intended_s"], 0.0)
+    for name in ("sent_s", "first_byte_s", "end_s"):
+        early[name] -= late_s
+    return early
+
+
+def _own_pace(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which were sent as soon as the generator came to it; others waited for their one connection, or never left."""
+    own: npt.NDArray[np.bool_] = (rows["connection"] < 0) & ~np.isnan(rows["sent_s"])
+    return own
+
+
+def is_good(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which requests were answered whole, with a status below 400."""
+    good: npt.NDArray[np.bool_] = (rows["failure"] == Failure.NONE) & (rows["status"] < 400)
+    return good
+
+
+def gave_up(rows: Rows, leaving: Collection[int]) -> npt.NDArray[np.bool_]:
+    """Which requests ended because their client, one of `leaving`, waited no longer, as it meant to."""
+    among = np.isin(rows["number"], np.array(sorted(leaving), dtype=np.int64))
+    left: npt.NDArray[np.bool_] = (rows["failure"] == Failure.TIMEOUT) & among
+    return left
+
+
+def quantile_of(what: str) -> float | None:
+    """0.99 for p99, 0.999 for p99.9; None for what is no quantile between 0 and 1."""
+    found = _QUANTILE.fullmatch(what)
+    share = float(found[1]) / 100.0 if found else 0.0
+    return share if share > 0 else None
+
+
+def _errors(rows: Rows) -> dict[str, int]:
+    """Counts by kind, the most frequent first."""
+    broken = rows[rows["failure"] != Failure.NONE]
+    kinds = Counter(_kind(Failure(value)) for value in broken["failure"])
+    kinds.update(f"status {value}" for value in rows["status"][rows["failure"] == Failure.NONE])
+    return dict(kinds.most_common())
+
+
+def _kind(failure: Failure) -> str:
+    return "cut off or unreadable" if failure is Failure.OTHER else failure.name.lower().replace("_", " ")
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,251 @@
+"""The highest rate that keeps a bound, by bisection; every step is judged with a stated chance of being wrong. Pure.
+
+"p99 <= 200ms" holds at a rate if fewer than 1 % of its requests exceed 200 ms. A run of n requests decides that by the
+exact binomial limits of the share that did; failed requests exceed any bound. Requests of one run are not independent
+(those behind a slow one are slow too), so n is first divided by the **spread factor**: how much more a share varies
+between twenty stretches of the run than independent requests would make it. It is taken of the share that exceeds the
+bound and of the slowest tenth, whichever is larger, because what is rare shows its clusters too seldom, and half as
+much again. On M/M/1 queues with a load of .3 to .9 and 1 % exactly at the bound, verdicts at a level of .01 were wrong
+in at most .3 % of runs ("holds") and 2.2 % ("broken", runs of 2,000 at .9); without the slowest tenth up to 80 %.
+A run too small to decide is made longer, up to eight times; then the rate stays undecided.
+
+Assumed: what holds at a rate holds at every lower one. The chance that any verdict of a search is wrong is meant to be
+at most `error_rate`, of which each has an equal share.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.evidence.records import Rows
+from harness.load.results.figures import is_good, quantile_of, too_late
+from harness.load.results.thresholds import Threshold
+from harness.scenario.model import ClaimsError, Failure
+from harness.stats import binomial_pmf
+
+Times = npt.NDArray[np.float64]
+
+ERROR_RATE = 0.01
+PRECISION = 0.05
+"""The search ends when the two ends of its interval differ by less than this share."""
+STRETCHES = 20
+SLOWEST = 0.1
+SAFETY = 1.5
+LOOKS = 4
+"""How often a rate may be looked at: each time the sample is twice as large."""
+WARM_UP_S = 1.0
+"""Requests due in the first second of a run do not count: they open the connections."""
+MOST_USELESS = 2
+
+
+class Verdict(StrEnum):
+    """What a run says of its rate."""
+
+    HOLDS = "holds"
+    BROKEN = "broken"
+    OPEN = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A bound on a share: at most `allowed` of the requests may exceed `bound_s` in `series` (or fail, without one)."""
+
+    text: str
+    series: str
+    bound_s: float
+    allowed: float
+
+    def values(self, rows: Rows) -> Times:
+        """What is compared with the bound, in seconds, in the order in which requests were due; inf if they failed."""
+        ordered = rows[np.argsort(rows["intended_s"], kind="stable")]
+        begin = ordered["sent_s"] if self.series == "service" else ordered["intended_s"]
+        end = ordered["first_byte_s"] if self.series == "ttft" else ordered["end_s"]
+        values: Times = np.where(is_good(ordered), end - begin if self.series else 0.0, math.inf)
+        return values
+
+
+def goal_of(threshold: Threshold) -> Goal:
+    """The goal that a condition such as `p99 <= 200ms` or `errors <= 1%` is. ClaimsError for one that is none."""
+    wanted = "expected a quantile or errors with <=, as in 'p99 <= 200ms'"
+    if threshold.sign not in ("<=", "<"):
+        raise ClaimsError(f"search for {threshold.text!r}: {threshold.sign} is no upper bound; {wanted}")
+    if threshold.what == "errors" and 0 < threshold.bound < 1:
+        return Goal(threshold.text, "", 0.0, threshold.bound)
+    quantile = quantile_of(threshold.what)
+    if threshold.series in ("", "lateness") or quantile is None:
+        raise ClaimsError(f"search for {threshold.text!r}: cannot be decided by counting requests; {wanted}")
+    return Goal(threshold.text, threshold.series, threshold.bound, 1.0 - quantile)
+
+
+def spread_factor(values: Times, bound: float) -> float:
+    """By how much to divide the number of `values`, in order of time, to make independent ones of them; 1 at least."""
+    slow = float(np.quantile(values, 1.0 - SLOWEST, method="lower")) if len(values) else bound
+    return max(1.0, SAFETY * max(_spread(values > bound), _spread(values > slow)))
+
+
+def _spread(flags: npt.NDArray[np.bool_]) -> float:
+    """Variance of the share of flags between stretches, in units of that of independent flags; 0 if they are equal."""
+    length = len(flags) // STRETCHES
+    share = float(flags.mean()) if len(flags) else 0.0
+    if length < 2 or not 0 < share < 1:
+        return 0.0
+    shares = flags[: length * STRETCHES].reshape(STRETCHES, length).mean(axis=1)
+    return float(shares.var(ddof=1)) * length / (share * (1.0 - share))
+
+
+def judged(values: Times, bound: float, allowed: float, level: float) -> Verdict:
+    """Whether the share of values above `bound` is below `allowed`, above it, or not to be told at this error level."""
+    factor = spread_factor(values, bound)
+    trials = int(len(values) / factor)
+    if trials == 0:
+        return Verdict.OPEN
+    hits = float((values > bound).sum()) / factor
+    pmf = binomial_pmf(trials, allowed)
+    if float(pmf[: math.ceil(hits) + 1].sum()) <= level:
+        return Verdict.HOLDS
+    if float(pmf[math.floor(hits) :].sum()) <= level:
+        return Verdict.BROKEN
+    return Verdict.OPEN
+
+
+def least_sample(allowed: float, level: float) -> int:
+    """Requests that it takes to say "holds" if none of them exceeds the bound."""
+    return math.ceil(math.log(level) / math.log1p(-allowed))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run to make: so many requests at a rate, after `WARM_UP_S` that do not count."""
+
+    rate_per_s: float
+    requests: int
+    look: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen at a rate, all its runs together. `why`: our own fault that made the last run useless.
+
+    `late`: that the generator was late itself is (one of) them.
+    """
+
+    rate_per_s: float
+    requests: int
+    exceeding: int
+    factor: float
+    verdict: Verdict
+    why: str = ""
+    late: bool = False
+
+
+@dataclass(slots=True)
+class Search:
+    """Asks for runs (`next_step`) and is told their records (`tell`) until the interval is narrow. All rates per s.
+
+    ClaimsError for a range that is none. Each run lasts at least `least_s`: a queue that grows takes time to show.
+    """
+
+    goal: Goal
+    from_per_s: float
+    to_per_s: float
+    error_rate: float = ERROR_RATE
+    precision: float = PRECISION
+    least_s: float = 5.0
+    seen: list[Seen] = field(default_factory=list)
+    _values: list[Times] = field(default_factory=list)
+    _step: Step | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.from_per_s < self.to_per_s < math.inf:
+            raise ClaimsError(f"--from {self.from_per_s:g} --to {self.to_per_s:g}: expected two rates, the lower first")
+        self._step = self._first_look(self.from_per_s)
+
+    @property
+    def level(self) -> float:
+        """The error of a single verdict: the search's, divided by how many verdicts it can come to."""
+        ratio = math.log(self.to_per_s / self.from_per_s) / math.log1p(self.precision)
+        halvings = max(0, math.ceil(math.log2(ratio)))
+        return self.error_rate / (LOOKS * (2 + 2 * halvings))
+
+    @property
+    def holds_per_s(self) -> float | None:
+        """The highest rate that was shown to keep the bound."""
+        return max((seen.rate_per_s for seen in self.seen if seen.verdict is Verdict.HOLDS), default=None)
+
+    @property
+    def broken_per_s(self) -> float | None:
+        """The lowest rate that was shown to break it."""
+        return min((seen.rate_per_s for seen in self.seen if seen.verdict is Verdict.BROKEN), default=None)
+
+    def next_step(self) -> Step | None:
+        """The run to make next; None when the search is over."""
+        return self._step
+
+    def tell(self, rows: Rows) -> Seen:
+        """Take the records of the run that `next_step` asked for; what is known of its rate now."""
+        step = self._step
+        if step is None:
+            raise ValueError("the search is over; there is no run to tell of")
+        counted = rows[rows["intended_s"] >= WARM_UP_S]
+        before, bound_s = self._values, self.goal.bound_s
+        values = np.concatenate([*before, self.goal.values(counted)])
+        verdict, why = judged(values, bound_s, self.goal.allowed, self.level), ""
+        self._values = [values]
+        if verdict is not Verdict.HOLDS and (why := self._useless(counted)):
+            verdict, self._values = Verdict.OPEN, before  # our own fault can only make a balancer look worse
+        exceeding = int((values > bound_s).sum())
+        spread = spread_factor(values, bound_s)
+        late = bool(why) and self._too_late(counted)
+        seen = Seen(step.rate_per_s, len(values), exceeding, spread, verdict, why, late)
+        if verdict is Verdict.OPEN and step.look < (MOST_USELESS if why else LOOKS):
+            more = step.requests if why or step.look == 1 else 2 * step.requests
+            self._step = Step(step.rate_per_s, more, step.look + 1)
+        else:
+            self.seen.append(seen)
+            self._values = []
+            rate_per_s = self._next_rate()
+            self._step = None if rate_per_s is None else self._first_look(rate_per_s)
+        return seen
+
+    def _useless(self, rows: Rows) -> str:
+        unsent = int((rows["failure"] == Failure.NOT_SENT).sum())
+        if unsent:
+            return f"{unsent} requests could not be sent"
+        if self._too_late(rows):
+            return f"the generator was {_lateness_s(rows) * 1e3:.3g} ms late itself"
+        return ""
+
+    def _too_late(self, rows: Rows) -> bool:
+        """Whether the generator was so late itself that the run does not count against the balancer."""
+        return bool(self.goal.series) and too_late(_lateness_s(rows), self.goal.bound_s)
+
+    def _first_look(self, rate_per_s: float) -> Step:
+        requests = max(2.0 * least_sample(self.goal.allowed, self.level), rate_per_s * self.least_s)
+        return Step(rate_per_s, math.ceil(requests), 1)
+
+    def _next_rate(self) -> float | None:
+        verdicts = {seen.rate_per_s: seen.verdict for seen in self.seen}
+        if verdicts[self.from_per_s] is not Verdict.HOLDS:
+            return None
+        if self.to_per_s not in verdicts:
+            return self.to_per_s
+        if verdicts[self.to_per_s] is Verdict.HOLDS:
+            return None
+        low = self.holds_per_s or self.from_per_s
+        high = min(self.to_per_s, self.broken_per_s or self.to_per_s)
+        undecided = [rate for rate, verdict in verdicts.items() if verdict is Verdict.OPEN and low < rate < high]
+        ends = [low, min(undecided), max(undecided), high] if undecided else [low, high]
+        gaps = [(ends[place + 1] / ends[place], place) for place in range(0, len(ends), 2)]
+        ratio, place = max(gaps)
+        return None if ratio <= 1.0 + self.precision else math.sqrt(ends[place] * ends[place + 1])
+
+
+def _lateness_s(rows: Rows) -> float:
+    """How late requests left, at the 99th percentile, in seconds; 0 if none did."""
+    sent = rows[~np.isnan(rows["sent_s"])]
+    return float(np.quantile(sent["sent_s"] - sent["intended_s"], 0.99)) if len(sent) else 0.0

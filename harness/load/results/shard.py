@@ -1,0 +1,101 @@
+"""A worker's share of a job and how far it has come: what the engines that play it have in common.
+
+Pure but for asking the operating system how many connections may be open. Neither gevent nor asyncio nor a clock.
+"""
+
+from __future__ import annotations
+
+import resource
+
+from harness.load.job import Job
+from harness.load.results.answer import Answer, Ledger
+from harness.load.wire import WireRequest, forms_of, request_of
+from harness.scenario.arrivals import Arrival, draw, share_of
+from harness.scenario.closed_loop import Crowd
+
+SPARE_S = 2.0
+"""How long after the last possible timeout a job ends by itself."""
+
+MOST_IN_FLIGHT = 10_000
+"""Cap on requests under way. Arrivals beyond it are never sent, and recorded as NOT_SENT: a generator with 11,000 open
+connections finished 71 % of its load and measured itself. That makes no closed loop of an open one."""
+
+SPARE_DESCRIPTORS = 100
+
+
+class Share:
+    """The state of one job. Arrivals and chats are drawn; an engine tells of what it sends and of what came.
+
+    `lasts_s` is how long it goes on at the most, from second 0. `dropped` counts arrivals that were not sent because
+    too many were under way, `leaving` are the numbers of requests sent whose clients give up before their timeout.
+    ValueError for a job that cannot be played.
+    """
+
+    def __init__(self, job: Job) -> None:
+        everything = draw(job.load, job.seed)
+        self.job = job
+        self.arrivals = share_of(everything, job.worker, job.workers)
+        self.crowd = Crowd(job.load, job.seed, len(everything), job.worker, job.workers)
+        self.ledger = Ledger(job.start_s, job.backends, open_ended=not job.backends)
+        self.dropped = 0
+        self.leaving: set[int] = set()
+        self._sent: set[int] = set()
+        self._under_way = 0
+        self._over = False
+        self._most = most_in_flight()
+        if len(self.crowd.chats) > self._most:
+            raise ValueError(f"{len(self.crowd.chats)} chats: at most {self._most} connections may be open here")
+        asked = [*self.arrivals, *self.crowd.asked]
+        for one in forms_of(asked):
+            self.request(one)  # one of each form, so that a job that cannot be said fails before anything is sent
+        last_s = max((arrival.at_s for arrival in self.arrivals), default=0.0)
+        chats_end_s = max((stream.end_s for stream in job.load.streams if stream.chats), default=0.0)
+        longest_s = max((arrival.timeout_s for arrival in asked), default=0.0)
+        self.lasts_s = max(last_s, chats_end_s) + longest_s + SPARE_S
+
+    @property
+    def ends_s(self) -> float:
+        """When the job is over even if not everything has ended, on CLOCK_MONOTONIC."""
+        return self.ledger.start_s + self.lasts_s
+
+    @property
+    def sent(self) -> int:
+        """How many requests have been sent so far."""
+        return len(self._sent)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many requests are under way as may be."""
+        return self._under_way >= self._most
+
+    def request(self, arrival: Arrival) -> WireRequest:
+        """What `arrival` says on the wire. ValueError if it cannot be said."""
+        job = self.job
+        return request_of(arrival, job.load.key_carrier, job.seed, job.nonce, job.protocol)
+
+    def begun(self, arrival: Arrival) -> None:
+        """It is sent now."""
+        self._sent.add(arrival.number)
+        self._under_way += 1
+        if arrival.patience_s < arrival.timeout_s:
+            self.leaving.add(arrival.number)
+
+    def ended(self, arrival: Arrival, own: str, answer: Answer, could_s: float) -> None:
+        """So it ended. `own` is its tag, `could_s` when it could have been sent at the earliest."""
+        self._under_way -= 1
+        self.ledger.lateness_s.append(answer.sent_s - could_s)
+        self.ledger.add(arrival, own, answer)
+
+    def add_unsent(self) -> None:
+        """A record for every arrival that was not sent; nothing more will be. A second time does nothing."""
+        if not self._over:
+            self._over = True
+            self.ledger.add_unsent(arrival for arrival in self.arrivals if arrival.number not in self._sent)
+
+
+def most_in_flight() -> int:
+    """The cap: `MOST_IN_FLIGHT`, or less where this process may not open so many connections."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_IN_FLIGHT
+    return max(1, min(MOST_IN_FLIGHT, soft - SPARE_DESCRIPTORS))

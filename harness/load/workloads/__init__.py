@@ -1,0 +1,1 @@
+"""Loads that have a name, and loads read from trace files. Pure."""

@@ -1,0 +1,327 @@
+"""Traces of real use, read from CSV with a header, or JSON lines (.jsonl, .ndjson, .json), and made into a load.
+
+Columns are found by name, letters' case, spaces and `_` apart. These and some others are known:
+
+| trace | columns | time |
+|---|---|---|
+| Azure LLM inference 2023, 2024 | TIMESTAMP, ContextTokens, GeneratedTokens | date and time, in 100 ns |
+| BurstGPT 1, 2 | Timestamp, Model, Request tokens, Response tokens, Total tokens, Log Type | seconds |
+| BurstGPT 3 | the same with Session ID and Elapsed time | seconds |
+| Mooncake | timestamp, input_length, output_length, hash_ids (blocks of 512 tokens) | milliseconds |
+
+Any other column can be named (`columns={"time": "sent_at"}`). A row that makes no sense is a ClaimsError that names
+file, line and column. Rows need not be in order. A request of 0 tokens, as BurstGPT notes failed ones, asks for one.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from harness.claims.features import nearest
+from harness.load.wire import NUMBER_BITS
+from harness.scenario.arrival_rates import Recorded
+from harness.scenario.model import ClaimsError, Keys, Load, Stream
+from harness.scenario.request_mix import Content, Replay
+
+ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "time": ("time", "timestamp", "arrival", "arrivaltime", "arrivedat", "timestampms", "timems"),
+        "model": ("model", "modelid", "modelname"),
+        "input": ("input", "inputtokens", "prompttokens", "contexttokens", "requesttokens", "inputlength"),
+        "output": ("output", "outputtokens", "completiontokens", "generatedtokens", "responsetokens", "outputlength"),
+        "session": ("session", "sessionid", "conversationid", "chatid"),
+        "blocks": ("blocks", "hashids"),
+    }
+)
+"""What a column can mean, and the names by which it is found, without case, spaces, `_` and `-`."""
+
+NEEDED = ("time", "input", "output")
+UNITS_S = MappingProxyType({"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9})
+
+MOST_TOKENS = 10_000_000
+"""As many as one request may ask for: a word of a prompt is five bytes, and no body is to be above 64 MiB."""
+
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request of a trace. `at_s` from the trace's first; `model` and `session` empty where it does not say."""
+
+    at_s: float
+    input_tokens: int
+    output_tokens: int
+    model: str = ""
+    session: str = ""
+    blocks: tuple[int, ...] = ()
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+def read(
+    path: Path, columns: Mapping[str, str] | None = None, unit: str | None = None, limit: int | None = None
+) -> list[Row]:
+    """The first `limit` rows of the trace at `path`, in order of time.
+
+    `columns`: names of columns by what they mean (a key of ALIASES), where they are not known by their name. `unit`:
+    that of times given as numbers, "s", "ms", "us" or "ns"; without it it follows from the column's name, and is
+    milliseconds where the trace is Mooncake's, else seconds. ClaimsError, one line, for what cannot be read.
+    """
+    for meaning in columns or {}:
+        if meaning not in ALIASES:
+            raise ClaimsError(f"column meaning {meaning!r} is unknown; {nearest(meaning, ALIASES)}")
+    if unit is not None and unit not in UNITS_S:
+        raise ClaimsError(f"time unit {unit!r} is unknown; {nearest(unit, UNITS_S)}")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            readings = _of_json if path.suffix.lower() in (".jsonl", ".ndjson", ".json") else _of_csv
+            rows = list(_rows(readings(path, file, columns or {}), unit, limit))
+    except OSError as error:
+        raise ClaimsError(f"{path}: cannot read the trace ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ClaimsError(f"{path}: not UTF-8 text (byte {error.start}); expected CSV or JSON lines") from None
+    if not rows:
+        raise ClaimsError(f"{path}: no request in this trace")
+    rows.sort(key=lambda row: row.at_s)
+    return [replace(row, at_s=row.at_s - rows[0].at_s) for row in rows]
+
+
+def _of_csv(path: Path, file: Iterable[str], columns: Mapping[str, str]) -> Iterator[_Reading]:
+    reader = csv.reader(file, strict=True)
+    header: list[str] = []
+    names: Mapping[str, str] = {}
+    try:
+        for values in reader:
+            if not values:
+                continue
+            if not header:
+                header = [name.strip() for name in values]
+                names = _names(path, reader.line_num, header, columns)
+                continue
+            if len(values) != len(header):
+                told = f"saw {len(values)} values, expected {len(header)}"
+                raise ClaimsError(f"{path}: line {reader.line_num}: {told}: {', '.join(header)}")
+            yield _Reading(path, reader.line_num, dict(zip(header, values, strict=True)), names)
+    except csv.Error as error:
+        raise ClaimsError(f"{path}: line {reader.line_num}: not CSV ({error})") from None
+
+
+def _of_json(path: Path, file: Iterable[str], columns: Mapping[str, str]) -> Iterator[_Reading]:
+    names: Mapping[str, str] = {}
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise ClaimsError(f"{path}: line {number}: saw {_shown(line.strip())}, expected a JSON object on each line")
+        names = names or _names(path, number, list(values), columns)
+        yield _Reading(path, number, values, names)
+
+
+def _rows(readings: Iterator[_Reading], unit: str | None, limit: int | None) -> Iterator[Row]:
+    for reading in itertools.islice(readings, limit):
+        unit_s = UNITS_S[unit or _unit_of(reading.names)]
+        yield Row(
+            at_s=reading.time_s(unit_s),
+            input_tokens=reading.tokens("input"),
+            output_tokens=reading.tokens("output"),
+            model=reading.word("model"),
+            session=reading.word("session"),
+            blocks=reading.blocks(),
+        )
+
+
+def _names(path: Path, number: int, header: list[str], columns: Mapping[str, str]) -> dict[str, str]:
+    """The column of each meaning that there is; `columns` first, then by their names."""
+    found: dict[str, str] = {}
+    plain = {"".join(part for part in name.lower() if part not in " _-"): name for name in reversed(header)}
+    for meaning, aliases in ALIASES.items():
+        wanted = columns.get(meaning)
+        if wanted is not None:
+            if wanted not in header:
+                raise ClaimsError(f"{path}: line {number}: no column {wanted!r}; {nearest(wanted, header)}")
+            found[meaning] = wanted
+            continue
+        name = next((plain[alias] for alias in aliases if alias in plain), None)
+        if name is not None:
+            found[meaning] = name
+        elif meaning in NEEDED:
+            told = f"no column for {meaning} among {', '.join(header) or 'none'}"
+            raise ClaimsError(f"{path}: line {number}: {told}; expected one like {aliases[1]}, or its name given")
+    return found
+
+
+def _unit_of(names: Mapping[str, str]) -> str:
+    time = names["time"].lower()
+    return "ms" if time.endswith("ms") or (time == "timestamp" and names["input"] == "input_length") else "s"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One row, whose values are asked for by what they mean."""
+
+    path: Path
+    line: int
+    values: Mapping[str, Any]
+    names: Mapping[str, str]
+
+    def time_s(self, unit_s: float) -> float:
+        """Seconds since some beginning, whichever it is."""
+        value = self._value("time")
+        number = _number(value)
+        if number is not None and math.isfinite(number):
+            return number * unit_s
+        if isinstance(value, str):
+            try:
+                at = datetime.fromisoformat(value.strip())
+            except ValueError:
+                at = None
+            if at is not None:
+                return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        raise self._bad("time", "a number, or a date and time like 2023-11-16 18:17:03.979")
+
+    def tokens(self, meaning: str) -> int:
+        """A count of tokens, 1 at least."""
+        number = _number(self._value(meaning))
+        if number is None or not 0 <= number <= MOST_TOKENS or number != int(number):
+            raise self._bad(meaning, f"a whole number of tokens from 0 to {MOST_TOKENS:,}")
+        return max(int(number), 1)
+
+    def word(self, meaning: str) -> str:
+        """A name, empty if there is none. It travels in headers and paths, so that not every text will do."""
+        value = self._value(meaning) if meaning in self.names else None
+        if value is None:
+            return ""
+        text = str(value).strip()
+        if isinstance(value, dict | list | bool) or not (text.isascii() and text.isprintable()):
+            raise self._bad(meaning, "a name in printable ASCII")
+        if len(text) > _LONGEST_NAME:
+            raise self._bad(meaning, f"a name of {_LONGEST_NAME} characters at most")
+        return text
+
+    def blocks(self) -> tuple[int, ...]:
+        """Numbers of the blocks of the prompt; none where the trace has no such column."""
+        value = self._value("blocks") if "blocks" in self.names else []
+        if isinstance(value, str):
+            try:
+                value = json.loads(value) if value.strip() else []
+            except (ValueError, RecursionError):
+                value = None
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise self._bad("blocks", "a list of whole numbers")
+        return tuple(value)
+
+    def _value(self, meaning: str) -> Any:
+        return self.values.get(self.names[meaning])
+
+    def _bad(self, meaning: str, expected: str) -> ClaimsError:
+        name = self.names[meaning]
+        seen = f"saw {_shown(self.values[name])}" if name in self.values else "it is missing"
+        return ClaimsError(f"{self.path}: line {self.line}, column {name!r}: {seen}, expected {expected}")
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- scaling ----------------------------------------------------------------------------------------------
+
+
+def scaled(rows: list[Row], time_scale: float = 1.0, rate_scale: float = 1.0, seed: int = 0) -> list[Row]:
+    """`rows` with all times multiplied by `time_scale` and their rate by `rate_scale`, what they ask for kept.
+
+    A rate below 1 is made by thinning: so many of the sessions, and of the rows without one, are kept. Above 1 it is
+    made by superposition: each row gets copies, at random times between it and the next row, so that the trace's ups
+    and downs stay. Copies are sessions and prompts of their own. ClaimsError unless both scales are above 0, and for
+    more requests than a load has numbers for.
+    """
+    for name, scale in (("time scale", time_scale), ("rate scale", rate_scale)):
+        if not 0 < scale < math.inf:
+            raise ClaimsError(f"{name} {scale:g} of a trace: expected a number above 0")
+    if len(rows) * rate_scale >= 1 << NUMBER_BITS:
+        told = f"rate scale {rate_scale:g} of a trace of {len(rows)} requests"
+        raise ClaimsError(f"{told}: expected less than {1 << NUMBER_BITS} in the end; take a smaller one")
+    found: list[Row] = []
+    apart = 1 + max((block for row in rows for block in row.blocks), default=0)
+    for position, row in enumerate(rows):
+        unit = f"session/{row.session}" if row.session else f"row/{position}"
+        following_s = rows[position + 1].at_s if position + 1 < len(rows) else row.at_s
+        for copy in range(math.ceil(rate_scale)):
+            # The last copy is there in part; whether, is decided for a session as a whole.
+            if random.Random(f"{seed}/trace/{unit}/{copy}").random() >= rate_scale - copy:
+                continue
+            at_s = row.at_s
+            if copy:
+                at_s += (following_s - at_s) * random.Random(f"{seed}/trace/row/{position}/{copy}/at").random()
+            found.append(_copied(row, at_s * time_scale, copy, apart))
+    return sorted(found, key=lambda row: row.at_s)
+
+
+def _copied(row: Row, at_s: float, copy: int, apart: int) -> Row:
+    if not copy:
+        return replace(row, at_s=at_s)
+    session = f"{row.session}/{copy}" if row.session else ""
+    return replace(row, at_s=at_s, session=session, blocks=tuple(block + copy * apart for block in row.blocks))
+
+
+# --- the load ---------------------------------------------------------------------------------------------
+
+
+def load_of_rows(rows: list[Row], content: Content | None = None, timeout_s: float = 120.0) -> Load:
+    """A load that asks what `rows` asked, when they did. `content` adds what traces do not tell, such as streaming.
+
+    A row without a model asks for the default one, or none of the rows has a key at all. ClaimsError if there are none.
+    """
+    if not rows:
+        raise ClaimsError("no request is left of this trace; take more of its rows, or a greater rate scale")
+    numbers: dict[str, dict[str, int]] = defaultdict(dict)
+
+    def number(kind: str, word: str) -> int:
+        return numbers[kind].setdefault(word, len(numbers[kind])) if word else -1
+
+    replay = Replay(
+        prompt_tokens=tuple(row.input_tokens for row in rows),
+        output_tokens=tuple(row.output_tokens for row in rows),
+        keys=tuple(number("model", row.model) for row in rows),
+        sessions=tuple(number("session", row.session) for row in rows),
+        blocks=tuple(row.blocks for row in rows) if any(row.blocks for row in rows) else (),
+    )
+    names = tuple(numbers["model"])
+    shape = Recorded(tuple(row.at_s for row in rows))
+    rate_per_s = len(rows) / shape.duration_s if shape.duration_s else float(len(rows))
+    stream = Stream(
+        "trace",
+        0.0,
+        rate_per_s,
+        len(rows),
+        keys=Keys(len(names), names=names) if names else None,
+        timeout_s=timeout_s,
+        shape=shape,
+        content=replace(content or Content(), replay=replay),
+    )
+    return Load((stream,))

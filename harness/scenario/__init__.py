@@ -1,0 +1,1 @@
+"""Scenarios as frozen data: backends, load, faults and membership changes. Pure."""

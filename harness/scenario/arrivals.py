@@ -1,0 +1,230 @@
+"""Seeded arrivals of a load: times, keys and content, drawn before the run. Pure; the simulator and Locust both use it.
+
+Open loop: an arrival's time never depends on an answer, so a slow balancer is offered exactly the same load as a fast
+one, and latency can be counted from the intended time (no coordinated omission). harness.scenario.closed_loop is the
+closed loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from harness.scenario import arrival_rates as shapes
+from harness.scenario import request_mix as content
+from harness.scenario.fast_dataclass import lean
+from harness.scenario.model import Connections, Keys, Kind, Load, Method, Stream
+from harness.scenario.request_mix import Asked
+
+
+@lean
+class Arrival:
+    """One request to be sent. `at_s` counts from the start of the run; `key` is an index, -1 for none.
+
+    `connection` numbers the client connection of a stream that uses a single one; -1 elsewhere. `key_text`: the key's
+    name where it is not `key_name`. `session`: its number in the load, -1 for none; `turn` counts from 0 in it.
+    `history`: tokens said before in the session, asked and answered in turn, with which `prompt_tokens` begin.
+    `blocks`: what the prompt consists of, see `harness.scenario.request_mix.Replay`. `payload_bytes`: the least length
+    of the body. `abort_after_s`: when its client gives it up; None: not before `timeout_s`.
+    """
+
+    number: int
+    stream: int
+    at_s: float
+    kind: Kind
+    method: Method
+    key: int
+    prompt_tokens: int
+    output_tokens: int
+    connection: int
+    fresh: bool
+    timeout_s: float
+    key_text: str = ""
+    urgency: str = "normal"
+    session: int = -1
+    turn: int = 0
+    history: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    payload_bytes: int = 0
+    streams: bool = False
+    abort_after_s: float | None = None
+
+    @property
+    def shared_tokens(self) -> int:
+        """So many tokens at the beginning of the prompt were said before in its session."""
+        return sum(self.history)
+
+    @property
+    def patience_s(self) -> float:
+        """How long its client waits for the whole answer."""
+        return self.timeout_s if self.abort_after_s is None else min(self.timeout_s, self.abort_after_s)
+
+
+_Drawn = tuple[float, Method, int, Asked | None, int, Stream]
+"""When, how, with which key and what is asked; number of the stream, and the stream."""
+
+
+@lru_cache(maxsize=65536)
+def key_name(seed: int, key: int) -> str:
+    """Name of key number `key` in the run with this seed, so that every seed meets a ring with keys of its own."""
+    return f"m-{hashlib.sha256(f'{seed}/{key}'.encode()).hexdigest()[:10]}"
+
+
+@lru_cache(maxsize=65536)
+def session_name(seed: int, session: int) -> str:
+    """Name of session number `session` in the run with this seed."""
+    return f"s-{hashlib.sha256(f'{seed}/session/{session}'.encode()).hexdigest()[:10]}"
+
+
+def draw(load: Load, seed: int) -> tuple[Arrival, ...]:
+    """All arrivals of open loops in `load`, ordered by time and numbered so. The same seed gives the same arrivals."""
+    drawn: list[_Drawn] = []
+    for index, stream in enumerate(load.streams):
+        if stream.chats is None:
+            drawn += _drawn(stream, index, seed)
+    drawn.sort(key=lambda one: (one[0], one[4]))
+    return _numbered(drawn, load)
+
+
+def asked_by(load: Load, index: int, seed: int) -> tuple[Arrival, ...]:
+    """The arrivals of stream number `index` alone, numbered from 0. Of a closed loop no time counts."""
+    return _numbered(_drawn(load.streams[index], index, seed), load)
+
+
+def _drawn(stream: Stream, index: int, seed: int) -> list[_Drawn]:
+    generator = random.Random(f"{seed}/arrivals/{index}")
+    times = _times(stream, generator)
+    keys = _keys(stream, times, generator)
+    asked = _asked(stream, len(times), f"{seed}/content/{index}")
+    methods = itertools.cycle(stream.methods)
+    return [(*one, index, stream) for one in zip(times, methods, keys, asked, strict=False)]
+
+
+def _numbered(drawn: list[_Drawn], load: Load) -> tuple[Arrival, ...]:
+    homes: dict[int, tuple[int, str]] = {}
+    arrivals = []
+    for number, (at_s, method, key, what, index, stream) in enumerate(drawn):
+        arrival = _plain(number, at_s, index, stream, method, key)
+        arrivals.append(arrival if what is None else _special(arrival, what, len(load.streams), homes))
+    return tuple(arrivals)
+
+
+def share_of(arrivals: tuple[Arrival, ...], worker: int, workers: int) -> tuple[Arrival, ...]:
+    """The arrivals that worker number `worker` of `workers` sends, numbers and times unchanged.
+
+    Every arrival is one worker's. What shares a session or a single connection goes to the same worker, in order;
+    sessions are dealt out as they begin, all other arrivals by their number, so that every worker sends all along.
+    """
+    if not 0 <= worker < workers:
+        raise ValueError(f"worker {worker} of {workers}: expected 0 to {workers - 1}")
+    lots: dict[tuple[str, int], int] = {}
+    mine = []
+    for arrival in arrivals:
+        lot = arrival.number
+        if arrival.connection >= 0:
+            lot = lots.setdefault(("connection", arrival.connection), len(lots))
+        elif arrival.session >= 0:
+            lot = lots.setdefault(("session", arrival.session), len(lots))
+        if lot % workers == worker:
+            mine.append(arrival)
+    return tuple(mine)
+
+
+def _plain(number: int, at_s: float, index: int, stream: Stream, method: Method, key: int) -> Arrival:
+    return Arrival(
+        number=number,
+        stream=index,
+        at_s=at_s,
+        kind=stream.kind,
+        method=method,
+        key=key,
+        prompt_tokens=stream.prompt_tokens,
+        output_tokens=stream.output_tokens,
+        connection=index if stream.connections is Connections.ONE else -1,
+        fresh=stream.connections is Connections.FRESH,
+        timeout_s=stream.timeout_s,
+        key_text=stream.keys.names[key] if key >= 0 and stream.keys and stream.keys.names else "",
+    )
+
+
+def _special(arrival: Arrival, asked: Asked, streams: int, homes: dict[int, tuple[int, str]]) -> Arrival:
+    """`arrival` with content. `homes`: the key of each session, which is that of its first request."""
+    post = asked.update or arrival.method is Method.POST
+    session = arrival.stream + streams * asked.session if asked.session >= 0 else -1
+    key, key_text = (-1, "") if asked.update else (arrival.key, arrival.key_text)
+    if session >= 0:
+        key, key_text = homes.setdefault(session, (key, key_text))
+    return replace(
+        arrival,
+        kind=Kind.UPDATE if asked.update else arrival.kind,
+        method=Method.POST if post else Method.GET,
+        key=key,
+        key_text=key_text,
+        prompt_tokens=asked.prompt_tokens,
+        output_tokens=asked.output_tokens,
+        fresh=arrival.connection < 0 and (arrival.fresh or asked.fresh),
+        urgency=asked.urgency,
+        session=session,
+        turn=asked.turn,
+        history=asked.history,
+        blocks=asked.blocks,
+        payload_bytes=asked.payload_bytes if post else 0,
+        streams=asked.streams and post,
+        abort_after_s=asked.abort_after_s,
+    )
+
+
+def _asked(stream: Stream, requests: int, seed: str) -> Iterator[Asked | None]:
+    if stream.content is None:
+        yield from [None] * requests
+    else:
+        yield from content.draw(stream.content, requests, stream.prompt_tokens, stream.output_tokens, seed)
+
+
+def _times(stream: Stream, generator: random.Random) -> list[float]:
+    if stream.shape is not None:
+        return [stream.start_s + at_s for at_s in shapes.times(stream.shape, generator)]
+    if stream.arrivals == "constant":
+        return [stream.start_s + position / stream.rate_per_s for position in range(stream.requests)]
+    if stream.arrivals != "poisson":
+        raise ValueError(f"arrivals {stream.arrivals!r}: expected constant or poisson")
+    times, at_s = [], stream.start_s
+    for _ in range(stream.requests):
+        at_s += generator.expovariate(stream.rate_per_s)
+        times.append(at_s)
+    return times
+
+
+def _keys(stream: Stream, times: list[float], generator: random.Random) -> list[int]:
+    keys, requests = stream.keys, len(times)
+    if keys is None:
+        return [-1] * requests
+    if keys.names is not None and len(keys.names) != keys.count:
+        raise ValueError(f"{len(keys.names)} names for {keys.count} keys: expected as many, or none")
+    if stream.content and stream.content.replay and stream.content.replay.keys:
+        return list(stream.content.replay.keys)
+    if keys.pick == "sweep":
+        return [position % keys.count for position in range(requests)]
+    if keys.pick == "uniform":
+        return [generator.randrange(keys.count) for _ in range(requests)]
+    if keys.pick == "hot":
+        if not 0.0 <= keys.hot_share <= 1.0 or (keys.moves_every_s is not None and keys.moves_every_s <= 0.0):
+            raise ValueError(
+                f"hot_share {keys.hot_share} or moves_every_s {keys.moves_every_s}: expected 0 to 1, above 0"
+            )
+        return [_hot(keys, at_s - stream.start_s, generator) for at_s in times]
+    if keys.pick != "zipf":
+        raise ValueError(f"keys picked by {keys.pick!r}: expected sweep, uniform, zipf or hot")
+    weights = [1.0 / (rank + 1) ** keys.zipf_exponent for rank in range(keys.count)]
+    return generator.choices(range(keys.count), weights=weights, k=requests)
+
+
+def _hot(keys: Keys, at_s: float, generator: random.Random) -> int:
+    hot = int(at_s // keys.moves_every_s) % keys.count if keys.moves_every_s else 0
+    if keys.count == 1 or generator.random() < keys.hot_share:
+        return hot
+    return (hot + 1 + generator.randrange(keys.count - 1)) % keys.count

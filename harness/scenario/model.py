@@ -1,0 +1,346 @@
+"""The words of Steelyard as frozen data: scenarios, loads, errors. Standard library only.
+
+A scenario is what a world is asked to do. It is plain data, so that equal scenarios share a run, a run can be
+repeated from its seed, and every duration in it can be stretched by one function.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from harness.scenario.arrival_rates import Shape
+from harness.scenario.fast_dataclass import canonical
+from harness.scenario.faults import Drain, Join, Kill, Leave, Membership, Pause, Restart, Step, Weigh
+from harness.scenario.request_mix import Content
+
+# --- errors, split by who is at fault ---------------------------------------------------------------------
+
+
+class SteelyardError(Exception):
+    """Base of all errors that end a run with one line: what was seen, what was expected, what to do."""
+
+
+class ClaimsError(SteelyardError):
+    """The user's claims file or command line is at fault."""
+
+
+class TargetError(SteelyardError):
+    """The balancer under test does not start, refuses its configuration, or never gets ready."""
+
+
+class HarnessError(SteelyardError):
+    """Steelyard itself went wrong: the load process, the fleet or the fault proxy died."""
+
+
+class UnsupportedError(SteelyardError):
+    """A property does not apply to this target; the text is the reason shown to the user."""
+
+
+class DiedError(SteelyardError):
+    """The balancer exited or refused a change in the middle of a run; every property of that run fails."""
+
+
+# --- small vocabularies -----------------------------------------------------------------------------------
+
+
+class World(StrEnum):
+    """Where a scenario is played: in virtual time, or over real sockets."""
+
+    SIM = "sim"
+    LIVE = "live"
+
+
+class Kind(IntEnum):
+    """What a request asks of a backend: tokens, or an update of its state."""
+
+    INFERENCE = 0
+    UPDATE = 1
+
+
+class Method(IntEnum):
+    """HTTP method of a request."""
+
+    POST = 0
+    GET = 1
+
+
+class Failure(IntEnum):
+    """How a request ended for its client, apart from its status.
+
+    STALE_CONNECTION is a bare close on a connection that had carried a request before: a balancer that closes idle
+    connections just as they are used again looks like this, and no attempt was made.
+    """
+
+    NONE = 0
+    REFUSED = 1
+    RESET = 2
+    CLOSED = 3
+    STALE_CONNECTION = 4
+    TRUNCATED = 5
+    TIMEOUT = 6
+    NOT_SENT = 7
+    OTHER = 8
+
+
+class Echo(IntEnum):
+    """Whose tag a client found in the body of its answer."""
+
+    NONE = 0
+    OWN = 1
+    OTHER = 2
+
+
+class Ending(IntEnum):
+    """How an attempt ended at its backend. OPEN: the backend died, or the run ended, before it did.
+
+    REFUSED: for want of capacity or queue. CUT: the backend itself reset the connection, before its answer or within.
+    """
+
+    OPEN = 0
+    ANSWERED = 1
+    CLIENT_GONE = 2
+    REFUSED = 3
+    CUT = 4
+
+
+class Residency(IntEnum):
+    """What happened to a model in GPU memory."""
+
+    LOADING = 0
+    LOADED = 1
+    EVICTED = 2
+
+
+class Connections(StrEnum):
+    """How a stream of requests uses client connections.
+
+    KEPT: a pool of kept-alive connections. FRESH: one connection for each request. ONE: a single kept connection;
+    a request waits for the answer to the one before it, and its latency counts from its intended time all the same.
+    """
+
+    KEPT = "kept"
+    FRESH = "fresh"
+    ONE = "one"
+
+
+# --- load -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The affinity keys of a stream: `count` names made from the run's seed.
+
+    `pick`: "sweep" takes them in turn, "uniform" draws evenly, "zipf" draws with `zipf_exponent`. "hot": one key gets
+    `hot_share` of all, the others share the rest; every `moves_every_s` the next key becomes the hot one (None: never).
+    `names`: words to use as they are, one for each key, instead of made ones.
+    """
+
+    count: int
+    pick: str = "uniform"
+    zipf_exponent: float = 1.0
+    hot_share: float = 0.5
+    moves_every_s: float | None = None
+    names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """A closed loop for `duration_s`: `count` chats, each of which waits for its answer, thinks, and asks again.
+
+    Times to think are exponential with mean `think_s`, and a chat begins with one. After a failure it waits for a
+    twentieth of a second at least, so that a dead balancer is not hammered.
+    """
+
+    count: int
+    think_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A source of requests, from `start_s` on: an open loop of `requests` at `rate_per_s` on average, or a closed one.
+
+    `arrivals` is "constant" or "poisson". `methods` are used in turn. `keys` None sends no affinity key. A `shape`
+    takes the place of `arrivals`, `rate_per_s` and `requests`, which then only say what it comes to on average.
+    `content` says what the requests ask for where they differ among each other. With `chats` it is a closed loop, and
+    no time is known before the run: the `requests` are what its chats ask for in turn, over and over.
+    """
+
+    name: str
+    start_s: float
+    rate_per_s: float
+    requests: int
+    keys: Keys | None = None
+    arrivals: str = "constant"
+    kind: Kind = Kind.INFERENCE
+    methods: tuple[Method, ...] = (Method.POST,)
+    connections: Connections = Connections.KEPT
+    prompt_tokens: int = 8
+    output_tokens: int = 4
+    timeout_s: float = 10.0
+    shape: Shape | None = None
+    content: Content | None = None
+    chats: Chats | None = None
+
+    @property
+    def end_s(self) -> float:
+        """Time at which the stream's last request is due, on average, in seconds from the start of the run."""
+        lasting = self.chats or self.shape
+        return self.start_s + (lasting.duration_s if lasting else self.requests / self.rate_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """All requests of a run. `key_carrier` says where the affinity key travels, as in a claims file."""
+
+    streams: tuple[Stream, ...]
+    key_carrier: str = "header:x-model-id"
+
+    def index(self, name: str) -> int:
+        """Position of the stream called `name`; KeyError lists the names there are."""
+        names = [stream.name for stream in self.streams]
+        if name not in names:
+            raise KeyError(f"no stream {name!r} in this load; there are {names}")
+        return names.index(name)
+
+
+# --- backends ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServer:
+    """Every backend of a scenario: one mock GPU model server. Field by field a setup of `mockgpu`.
+
+    With `weights_mb` 0 and `load_s` 0 every model is resident everywhere and costs no memory.
+    """
+
+    memory_mb: int = 80_000
+    max_running: int = 64
+    queue_limit: int | None = 1000
+    loads_at_once: int = 1
+    update_s: float = 0.001
+    weights_mb: int = 0
+    load_s: float = 0.0
+    prefill_tokens_per_s: float = 16_000.0
+    decode_step_s: float = 0.0005
+
+    def as_setup(self) -> str:
+        """The same server as JSON, in the words of `mockgpu.gpu.catalogue.Setup.from_json`."""
+        setup = {
+            "gpu": {
+                "name": "scenario",
+                "memory_mb": self.memory_mb,
+                "max_running": self.max_running,
+                "queue_limit": self.queue_limit,
+                "loads_at_once": self.loads_at_once,
+                "update_s": self.update_s,
+            },
+            "default_model": {
+                "name": "any",
+                "weights_mb": self.weights_mb,
+                "load_s": self.load_s,
+                "prefill_tokens_per_s": self.prefill_tokens_per_s,
+                "decode_step_s": self.decode_step_s,
+            },
+            "models": [],
+        }
+        return json.dumps(setup)
+
+
+# --- scenarios -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A named stretch of a run, in seconds from its start."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What a world is asked to play. `intervals_s`: the durations that its timing findings rest on.
+
+    `backends` are members from the start, `spare` further ones may join (addresses known at render).
+    A scenario without intervals has no seconds too noisy to judge. `off` names the features that must not run.
+    """
+
+    name: str
+    backends: int
+    load: Load
+    spare: int = 0
+    server: ModelServer = field(default_factory=ModelServer)
+    timeline: tuple[Step, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    intervals_s: tuple[float, ...] = ()
+    off: frozenset[str] = frozenset()
+
+    @property
+    def end_s(self) -> float:
+        """When the last stream, phase or step is over."""
+        ends = [stream.end_s for stream in self.load.streams] + [phase.end_s for phase in self.phases]
+        return max(ends + [step.at_s for step in self.timeline], default=0.0)
+
+    @property
+    def backend_ids(self) -> tuple[str, ...]:
+        """Names of all backends, spare ones last: `gpu-0`, `gpu-1`, ..."""
+        return tuple(f"gpu-{number}" for number in range(self.backends + self.spare))
+
+    @property
+    def kills(self) -> bool:
+        """Whether some backend's process is killed, paused or restarted, so that each must have one of its own."""
+        return any(isinstance(step, Kill | Pause | Restart) for step in self.timeline)
+
+    def members(self, changes: Sequence[Membership]) -> tuple[str, ...]:
+        """The backends that the balancer lists after these changes, in its order; `drained` ones among them.
+
+        Every change also rotates the list by one, so that a mapping which depends on its order shows.
+        """
+        names = list(self.backend_ids[: self.backends])
+        for change in changes:
+            match change:
+                case Leave():
+                    names.remove(change.backend)
+                case Join():
+                    names += [change.backend] if change.backend not in names else []
+                case Weigh() | Drain():
+                    continue
+        turn = len(changes) % len(names) if names else 0
+        return tuple(names[turn:] + names[:turn])
+
+    def drained(self, changes: Sequence[Membership]) -> frozenset[str]:
+        """Members that are to be sent nothing new after these changes: drained and neither gone nor back since."""
+        names: set[str] = set()
+        for change in changes:
+            match change:
+                case Drain():
+                    names.add(change.backend)
+                case Leave() | Join():
+                    names.discard(change.backend)
+                case Weigh():
+                    continue
+        return frozenset(names)
+
+    def weights(self, changes: Sequence[Membership]) -> dict[str, int]:
+        """The weight of each backend after these changes; 1 where none was given. A leave does not change it."""
+        weights = dict.fromkeys(self.backend_ids, 1)
+        weights |= {change.backend: change.weight for change in changes if isinstance(change, Weigh)}
+        return weights
+
+    def phase(self, name: str) -> Phase:
+        """The phase called `name`; KeyError if there is none."""
+        for phase in self.phases:
+            if phase.name == name:
+                return phase
+        raise KeyError(f"no phase {name!r}; there are {[phase.name for phase in self.phases]}")
+
+    def digest(self) -> str:
+        """Sixteen hex digits that are equal for equal scenarios, in every process."""
+        text = json.dumps(canonical(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""`steelyard up`: a running environment with a control API, statistics, and a live view."""

@@ -1,0 +1,1 @@
+"""Wire formats of the mock: OpenAI and KServe requests and answers, tags, metrics. Pure."""

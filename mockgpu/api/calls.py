@@ -1,0 +1,36 @@
+"""A call that is no inference, and its reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mockgpu.api import wire
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What came in; ``path`` is decoded."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What goes out."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: str = wire.JSON
+    headers: Mapping[str, str] | None = None
+
+
+def text_of(data: Mapping[str, object], name: str) -> str:
+    """A text of a body that must be there; raises BadRequestError."""
+    value = data.get(name)
+    if not isinstance(value, str) or not value:
+        raise wire.BadRequestError(f"{name} is {wire.shown(value)}, expected text", name)
+    return wire.clean(value)

@@ -1,0 +1,134 @@
+"""OpenAI's Responses, as far as one message of text goes, whole and as events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mockgpu.api import fields, wire
+from mockgpu.api.completions import OpenAi, conversation, stream_options
+from mockgpu.api.wire import Ask, Events, Problem, Served, Whole
+
+
+class Responses(OpenAi):
+    """``POST /v1/responses``."""
+
+    def carriers(self, data: Mapping[str, Any]) -> tuple[object, object]:
+        """Its seed (which OpenAI does not know here, and routers pass on) and its last text."""
+        given = data.get("input")
+        if isinstance(given, list) and given and isinstance(given[-1], dict):
+            given = given[-1].get("content")
+            if isinstance(given, list) and given and isinstance(given[-1], dict):
+                given = given[-1].get("text")
+        return data.get("seed"), given
+
+    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
+        """``input`` is a text or a list of messages; without ``max_output_tokens`` the mock stops after 16."""
+        fields.check(data, fields.RESPONSE)
+        given = data.get("input")
+        prompt = given if isinstance(given, str) else conversation(given, "input")
+        instructions = data.get("instructions")
+        if isinstance(instructions, str):
+            prompt = f"{instructions}\n{prompt}"
+        words = len(prompt.split())
+        output_tokens = wire.limit_of(data, "max_output_tokens")
+        return Ask(
+            wire.model_of(headers, data.get("model", "")),
+            wire.count_of(headers, "x-prompt-tokens", lambda: words),
+            wire.DEFAULT_OUTPUT_TOKENS if output_tokens is None else output_tokens,
+            stream=stream_options(data)[0],
+            prompt=prompt,
+            finish="stop",
+            details=output_tokens,
+        )
+
+    def broken(self, problem: Problem, number: int) -> bytes:
+        """An event ``error``, the last one."""
+        return _event(number, "error", {"code": str(problem.code), "message": problem.message, "param": problem.param})
+
+    def whole(self, ask: Ask, served: Served) -> Whole:
+        """A completed response, or an incomplete one where ``max_output_tokens`` ended it."""
+        return Whole(json.dumps(_response(ask, served, _end_of(ask))).encode())
+
+    def events(self, ask: Ask, served: Served) -> Events:
+        """The usual run of events, numbered without a gap: four before the text, one per token, four after it."""
+        begun = _response(ask, served, "in_progress")
+        item = _item(ask, served, "in_progress")
+        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+        opening = (
+            _event(0, "response.created", {"response": begun})
+            + _event(1, "response.in_progress", {"response": begun})
+            + _event(2, "response.output_item.added", {"output_index": 0, "item": item})
+            + _event(3, "response.content_part.added", {**place, "part": _part("")})
+        )
+        after, end = 4 + ask.output_tokens, _end_of(ask)
+        text = wire.WORD * ask.output_tokens
+        closing = (
+            _event(after, "response.output_text.done", {**place, "text": text, "logprobs": []})
+            + _event(after + 1, "response.content_part.done", {**place, "part": _part(text)})
+            + _event(after + 2, "response.output_item.done", {"output_index": 0, "item": _item(ask, served, end)})
+            + _event(after + 3, f"response.{end}", {"response": _response(ask, served, end)})
+        )
+        delta = json.dumps({**place, "delta": wire.WORD, "logprobs": [], "backend": served.backend})[1:]
+        kind = "response.output_text.delta"
+        return Events(
+            before=f'event: {kind}\ndata: {{"type": "{kind}", "sequence_number": '.encode(),
+            after=f", {delta}\n\n".encode(),
+            last_after=f", {delta}\n\n".encode(),
+            closing=closing,
+            opening=opening,
+            empty=opening,
+            first_number=4,
+        )
+
+
+def _end_of(ask: Ask) -> str:
+    """The status at the end: the mock makes as many tokens as it may, so a limit is always what ends it."""
+    return "completed" if ask.details is None else "incomplete"
+
+
+def _event(number: int, kind: str, fields: Mapping[str, Any]) -> bytes:
+    data = json.dumps({"type": kind, "sequence_number": number, **fields})
+    return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _item(ask: Ask, served: Served, status: str) -> dict[str, Any]:
+    content = [_part(wire.WORD * ask.output_tokens)] if status != "in_progress" else []
+    message = {"id": f"msg-{wire.id_of(served.tag)}", "type": "message", "role": "assistant"}
+    return {**message, "status": status, "content": content}
+
+
+def _response(ask: Ask, served: Served, status: str) -> dict[str, Any]:
+    done = status != "in_progress"
+    usage = {
+        "input_tokens": ask.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": max(0, served.cached_tokens)},
+        "output_tokens": ask.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": ask.prompt_tokens + ask.output_tokens,
+    }
+    return {
+        "id": wire.id_of(served.tag),
+        "object": "response",
+        "created_at": served.created,
+        "status": status,
+        "model": ask.model,
+        "backend": served.backend,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "instructions": None,
+        "max_output_tokens": ask.details,
+        "metadata": {},
+        "output": [_item(ask, served, status)] if done else [],
+        "parallel_tool_calls": True,
+        "temperature": 1.0,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+        "usage": usage if done else None,
+    }

@@ -1,0 +1,1 @@
+"""Many mock backends and their control port."""

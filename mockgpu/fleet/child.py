@@ -1,0 +1,110 @@
+"""The process of one backend, in a fleet that can kill its backends.
+
+It talks with the fleet in lines on its standard streams. The first line in is a ``Settings``, as ``encode``
+writes it; ``ready`` or ``error: ...`` is the answer. ``reset NONCE`` is answered ``reset NONCE``, and ``faults``
+with a ``Change`` in JSON is answered ``faults`` with those in force. The end of the input is the end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import json
+import os
+import pickle
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from mockgpu.faults.decisions import Change
+from mockgpu.fleet.orphans import die_with_parent
+from mockgpu.gpu.catalogue import Setup
+from mockgpu.server.attempt_log import AttemptLog
+from mockgpu.server.clock import Clock
+from mockgpu.server.listening import PortError
+from mockgpu.server.run_state import Options
+from mockgpu.server.server import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that makes a backend. It travels by pipe, so the token shows in no process list."""
+
+    name: str
+    setup: Setup
+    host: str
+    port: int
+    log_path: Path
+    log_rows: int
+    nonce: int
+    token: str
+    options: Options
+    parent_pid: int
+
+    def encode(self) -> bytes:
+        """One line for a child's standard input."""
+        return base64.b64encode(pickle.dumps(self)) + b"\n"
+
+
+def decode(line: bytes) -> Settings:
+    """Undo ``encode``. Only for lines of one's own parent: unpickling trusts its input."""
+    settings = pickle.loads(base64.b64decode(line))
+    assert isinstance(settings, Settings)
+    return settings
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+async def _serve(settings: Settings, lines: asyncio.StreamReader) -> None:
+    clock = Clock(asyncio.get_running_loop())
+    log = AttemptLog(settings.log_path, settings.log_rows)
+    backend = Backend(
+        settings.name,
+        settings.setup,
+        clock,
+        log,
+        nonce=settings.nonce,
+        token=settings.token,
+        options=settings.options,
+    )
+    try:
+        await backend.start(settings.host, settings.port)
+    except PortError as error:
+        _say(f"error: {error}")
+        return
+    gc.collect()
+    gc.freeze()
+    _say("ready")
+    while line := (await lines.readline()).decode():
+        word, _, rest = line.strip().partition(" ")
+        if word == "faults":
+            _say(f"faults {json.dumps(backend.change_faults(Change.from_json(json.loads(rest))))}")
+            continue
+        assert word == "reset"
+        backend.reset(int(rest))
+        _say(f"reset {rest}")
+
+
+async def _run() -> None:
+    lines = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    first = await lines.readline()
+    if not first:
+        return
+    settings = decode(first)
+    die_with_parent(signal.SIGKILL, settings.parent_pid)
+    await _serve(settings, lines)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    # Ctrl-C reaches the whole process group; it is for the fleet to say when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_run())
+    # Nothing is left to be tidied up: the log is the kernel's, and clients see the same as after a kill.
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""Pictures of small simulated fleets."""

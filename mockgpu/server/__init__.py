@@ -1,0 +1,1 @@
+"""One mock backend over HTTP: request handling, token streams, corrupted answers, attempt log."""

@@ -1,0 +1,1 @@
+"""Affinity: equal keys reach the same backend, and a membership change moves few of them."""

@@ -1,0 +1,1 @@
+"""Circuit breakers: trip, open, half-open, backoff, recovery."""

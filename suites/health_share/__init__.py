@@ -1,0 +1,1 @@
+"""Traffic shares that follow backend health."""

@@ -1,0 +1,132 @@
+"""Health-weighted shares, last part: a backend with many active connections gets less, by the weight of those."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.claims.features import BoundedLoad, Claims, HealthShare
+from harness.evidence.history import History, Mask, Numbers, Times
+from harness.property.declare import Findings, declare
+from harness.scenario.faults import CutOff, Slow
+from harness.scenario.model import Kind, Load, ModelServer, Phase, Scenario, UnsupportedError, World
+from suites.health_share.evidence import judge_share
+from suites.health_share.scenarios import (
+    HANDOVER_S,
+    SICK,
+    START_S,
+    Zone,
+    cap_of,
+    failing_score,
+    need_telling,
+    share_of,
+    updates,
+)
+from suites.health_share.shares import MASKS
+
+CROWD = "crowd"
+UPDATE_S, HELD_S = 0.001, 1.6
+"""How long the one backend takes for an update, and how long the other."""
+
+BEYOND = 1.1
+"""So many times the connections that cost the whole component are aimed at, because picks are a matter of chance."""
+
+MOST_PER_S, MOST_REQUESTS = 1000.0, 10_000
+
+
+def crowded_share(claims: Claims, backends: int) -> float:
+    """Share of the crowded backend where all of them fail every request."""
+    return share_of(failing_score(claims) - claims[HealthShare].connections, backends, failing_score(claims))
+
+
+def crowded_zone(claims: Claims, backends: int) -> tuple[Zone, Zone]:
+    """Zones for a backend with too many connections: its share, against that of half its score and an even one."""
+    share, score = crowded_share(claims, backends), failing_score(claims) - claims[HealthShare].connections
+    return (share, share), (share_of(score / 2, backends, failing_score(claims)), 1.0 / backends)
+
+
+def full_connections(claims: Claims) -> int:
+    """So many active connections cost a backend the whole component."""
+    return claims[HealthShare].free_connections + claims[HealthShare].connection_span
+
+
+def one_is_crowded(claims: Claims) -> Scenario:
+    """One of two backends holds each request for 1.6 s, which makes 660 at a time, and the other answers at once.
+
+    All answers are cut off, so that both fail and the connections weigh more in what is left of their scores: scores of
+    .5 and .6 are told apart with 6,500 requests, .9 and 1 with 20,000. No latency plays a part then.
+    """
+    need_telling(claims, ("errors",))
+    backends = claims.fleet(2)
+    rate_per_s = BEYOND * full_connections(claims) / (crowded_share(claims, backends) * HELD_S)
+    if rate_per_s > MOST_PER_S:
+        raise UnsupportedError(f"{full_connections(claims)} connections at a time need {rate_per_s:.0f} requests/s")
+    zones = crowded_zone(claims, backends)
+    if zones[0][1] >= zones[1][1] or (cap := cap_of(zones)) > MOST_REQUESTS:
+        weight = claims[HealthShare].connections
+        raise UnsupportedError(f"the weight of connections is {weight:g}, too little to be seen")
+    judged_s = START_S + HELD_S + 2 * HANDOVER_S
+    end_s = judged_s + BEYOND * cap / rate_per_s
+    slowness = HELD_S / UPDATE_S
+    return Scenario(
+        name="one-is-crowded",
+        backends=backends,
+        load=Load((updates(CROWD, START_S, int((end_s - START_S) * rate_per_s), rate_per_s),)),
+        server=ModelServer(update_s=UPDATE_S, max_running=4 * full_connections(claims)),
+        timeline=(
+            *(CutOff(f"gpu-{number}", START_S / 4) for number in range(backends)),
+            Slow(SICK, START_S / 4, slowness),
+        ),
+        phases=(Phase(CROWD, judged_s, end_s),),
+        intervals_s=(claims[HealthShare].window_s,),
+    )
+
+
+def inside(history: History, backend: int, at_s: Times) -> Numbers:
+    """How many attempts a backend had inside at these times."""
+    own = history.attempts[history.attempts["backend"] == backend]
+    began, ended = np.sort(own["start_s"]), np.sort(own["end_s"])  # nan, still inside, sorts last
+    counts: Numbers = np.searchsorted(began, at_s, side="right") - np.searchsorted(ended, at_s, side="right")
+    return counts
+
+
+def _crowded(history: History, claims: Claims, backend: int, sent_s: Times) -> Mask:
+    """At which of these times a backend had more than enough inside, and no other more than costs nothing."""
+    mask: Mask = inside(history, backend, sent_s) >= full_connections(claims)
+    for other in range(history.scenario.backends):
+        if other != backend:
+            mask &= inside(history, other, sent_s) <= claims[HealthShare].free_connections
+    return mask
+
+
+@declare(
+    "health-share.connections.by-their-weight",
+    needs=(HealthShare,),
+    without=MASKS,
+    off=(BoundedLoad,),
+    scenario=one_is_crowded,
+    # 900 updates a second for ten seconds, each over a connection of its own: over sockets that holds too, but with
+    # 20 ms of slack on two cores, and for thirteen seconds, a tenth of what a whole live run takes.
+    worlds=(World.SIM,),
+)
+def connections_by_their_weight(history: History, claims: Claims) -> Findings:
+    """A backend with too many active connections gets less, by the weight of the connections and no more.
+
+    Judged are the picks made while it had all that cost it the component, and no other more than is free. With
+    weights of .4 and .1 scores of .5 and .6 are left, and a share of .4545 where one that ignores connections gives one
+    half. A sequential test tells them apart. Seen broken: by construction only.
+    """
+    slow, phase = history.step("Slow", SICK), history.scenario.phase(CROWD)
+    if slow is None:
+        return
+    requests, first = history.requests, history.first_backends()
+    rows = np.flatnonzero(
+        (requests["kind"] == Kind.UPDATE)
+        & (requests["sent_s"] >= phase.start_s)
+        & (requests["sent_s"] < phase.end_s)
+        & (first >= 0)
+    )
+    rows = rows[_crowded(history, claims, slow.backend, requests["sent_s"][rows])]
+    backends = history.scenario.backends
+    note = f"crowded, which calls for {crowded_share(claims, backends):.4f}"
+    zones = crowded_zone(claims, backends)
+    yield from judge_share(first[rows], slow.backend, zones, phase.start_s, phase.end_s, note)

@@ -1,0 +1,312 @@
+"""Health-weighted shares: a backend gets traffic in proportion to its health, neither all nor nothing.
+
+The component of the connections is judged in suites.health_share.connections.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.claims.features import (
+    BoundedLoad,
+    Breaker,
+    Claims,
+    Ejection,
+    HealthChecks,
+    HealthShare,
+    Hedge,
+    Retry,
+    Spread,
+)
+from harness.evidence.history import History
+from harness.property.declare import Findings, declare, sampled, undecided, within
+from harness.stats import ALPHA
+from suites.health_share.evidence import holdings, judge_share, picks, tail_share, told_s, warmed
+from suites.health_share.scenarios import (
+    FAILING,
+    HANDOVER_S,
+    HEALED,
+    HEALTHY,
+    HOLD,
+    NOT_READY,
+    READY_AGAIN,
+    SICK,
+    TAIL,
+    TOUCH,
+    WARM,
+    detection_s,
+    even_zone,
+    failing_score,
+    full_share,
+    full_zone,
+    one_fails,
+    one_has_a_tail,
+    one_holds_a_model,
+    one_not_ready,
+    recovered_zone,
+    reported_s,
+    return_s,
+    returned_zone,
+    share_of,
+    tail_zone,
+    warm_zone,
+    weighed_zone,
+)
+
+MASKS = (Spread, Retry, Hedge, Breaker, Ejection)
+"""A policy of its own, second attempts, and what takes a sick backend away altogether."""
+
+FEW = 50
+"""Fewer requests than this say nothing of a backend that got none."""
+
+# --- healthy ------------------------------------------------------------------------------------------------
+
+
+@declare(
+    "health-share.healthy.even",
+    needs=(HealthShare,),
+    without=MASKS,
+    off=(BoundedLoad,),
+    scenario=one_not_ready,
+)
+def healthy_even(history: History, claims: Claims) -> Findings:
+    """While all backends are healthy, each gets an even share.
+
+    A sequential test for each backend: within 10 % of 1/n against half as much or half as much again, false alarms 1e-4
+    in all, power .999. Seen broken: rounding of weights that leaves a backend without any (envoyproxy/envoy#19526).
+    """
+    phase = history.scenario.phase(HEALTHY)
+    backends = history.scenario.backends
+    chosen = picks(history, phase.start_s, phase.end_s)
+    if isinstance(chosen, str):
+        yield undecided(chosen, phase.start_s)
+        return
+    for number in range(backends):
+        yield from judge_share(
+            chosen, number, even_zone(backends), phase.start_s, phase.end_s, "all healthy", ALPHA / backends
+        )
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+
+@declare(
+    "health-share.errors.by-their-weight",
+    needs=(HealthShare,),
+    without=MASKS,
+    off=(BoundedLoad,),
+    scenario=one_fails,
+)
+def errors_by_their_weight(history: History, claims: Claims) -> Findings:
+    """A backend that fails every request and passes its check-ups loses the weight of the errors and no more.
+
+    With a weight of .4 its score is .6, and beside three healthy ones it gets .6/3.6 of the requests: a score is a
+    weight and not a gate. Judged from one claimed window after the fault on, by a sequential test: .15 to .1781 against
+    at most .0909 or at least .25. Seen broken: a widely repeated sketch takes every backend above a score of .2 as
+    healthy, so that .6 and 1 get the same.
+    """
+    fault = history.step("FailingStatus", SICK)
+    if fault is None:
+        return
+    phase = history.scenario.phase(FAILING)
+    from_s = max(phase.start_s, fault.effective_s + claims[HealthShare].window_s + HANDOVER_S)
+    chosen = picks(history, from_s, phase.end_s)
+    score, backends = failing_score(claims), history.scenario.backends
+    note = f"a score of {score:g} calls for {share_of(score, backends):.4f}"
+    yield from judge_share(chosen, fault.backend, weighed_zone(score, backends), from_s, phase.end_s, note)
+
+
+@declare(
+    "health-share.recovery.even",
+    needs=(HealthShare,),
+    without=MASKS,
+    off=(BoundedLoad,),
+    scenario=one_fails,
+)
+def recovery_even(history: History, claims: Claims) -> Findings:
+    """One claimed window after a backend was healed its share is even again.
+
+    What went wrong before has left the window by then. One-sided: within 5 % of even against the share that it had
+    while it failed. Seen broken: rates over a lifetime instead of a window (travis-ci/jupiter-brain#12).
+    """
+    fault = history.step("FailingStatus", SICK)
+    if fault is None:
+        return
+    if np.isnan(fault.healed_s):
+        yield undecided("the fault was not seen to heal", fault.effective_s)
+        return
+    score, backends, phase = failing_score(claims), history.scenario.backends, history.scenario.phase(HEALED)
+    from_s = max(phase.start_s, fault.healed_s + claims[HealthShare].window_s + HANDOVER_S)
+    note = f"healed {from_s - fault.healed_s:.1f} s before"
+    chosen = picks(history, from_s, phase.end_s)
+    yield from judge_share(chosen, fault.backend, recovered_zone(score, backends), from_s, phase.end_s, note)
+
+
+# --- latency ------------------------------------------------------------------------------------------------
+
+
+@declare(
+    "health-share.latency.by-its-weight",
+    needs=(HealthShare,),
+    without=MASKS,
+    off=(BoundedLoad,),
+    scenario=one_has_a_tail,
+)
+def latency_by_its_weight(history: History, claims: Claims) -> Findings:
+    """A backend with a slow tail gets less, by what its p99 over the claimed window has lost against the baseline.
+
+    One answer in ten is about twenty times slower, in short stretches; the p99 is that of the slow ones all the time,
+    and the score about .71. What share follows is worked out from the latencies that were measured. A sequential test
+    tells it from an even share. Seen broken: a widely repeated sketch whose "p99" is the latency of the last answer,
+    which is a quick one nine times in ten.
+    """
+    fault = history.step("Slow", SICK)
+    if fault is None:
+        return
+    phase = history.scenario.phase(TAIL)
+    from_s = max(phase.start_s, phase.start_s + fault.effective_s - fault.asked_s)
+    backends = history.scenario.backends
+    called_for = tail_share(history, claims, fault.backend, from_s, phase.end_s)
+    if isinstance(called_for, str):
+        yield undecided(called_for, from_s)
+        return
+    low, high = np.floor(called_for[0] * 1000) / 1000, np.ceil(called_for[1] * 1000) / 1000
+    planned, violate = tail_zone(claims, backends)
+    if called_for[1] > planned[1]:
+        yield undecided(f"the latencies call for a share of {low:.3f} to {high:.3f}, too near to an even one", from_s)
+        return
+    note = f"the latencies call for {called_for[0]:.4f} to {called_for[1]:.4f}"
+    chosen = picks(history, from_s, phase.end_s)
+    yield from judge_share(chosen, fault.backend, ((float(low), float(high)), violate), from_s, phase.end_s, note)
+
+
+# --- not ready ----------------------------------------------------------------------------------------------
+
+
+@declare(
+    "health-share.not-ready.nothing",
+    needs=(HealthShare, HealthChecks),
+    without=MASKS,
+    off=(BoundedLoad,),
+    scenario=one_not_ready,
+)
+def not_ready_nothing(history: History, claims: Claims) -> Findings:
+    """A backend that is not ready gets nothing, whatever its score, once enough check-ups must have failed.
+
+    It serves what it is sent, so by its score alone it would keep an even share. Counted from the fault to the last
+    request that still went there: at most as many intervals as check-ups have to fail, and one time limit. Seen broken:
+    a sketch by whose formula a backend that fails everything still scores .6.
+    """
+    fault = history.step("NotReady", SICK)
+    if fault is None:
+        return
+    phase = history.scenario.phase(HEALTHY)
+    before = picks(history, phase.start_s, phase.end_s)
+    if isinstance(before, str):
+        yield undecided(before, phase.start_s)
+        return
+    if not len(before) or float(np.mean(before == fault.backend)) < 0.5 / history.scenario.backends:
+        return  # it had no share that it could lose
+    high_s = detection_s(claims)
+    healed_s = history.scenario.phase(NOT_READY).end_s
+    start_s, backend = history.attempts["start_s"], history.attempts["backend"]
+    during = (start_s >= fault.effective_s) & (start_s < healed_s) & (history.attempts["request"] >= 0)
+    elsewhere = int(np.count_nonzero(during & (backend != fault.backend) & (start_s > fault.effective_s + high_s)))
+    if elsewhere < FEW:
+        yield undecided(f"only {elsewhere} requests were sent anywhere once it had to be out", fault.effective_s)
+        return
+    last_s = float((start_s[during & (backend == fault.backend)] - fault.effective_s).max(initial=0.0))
+    note = f"the last request for {SICK} came {last_s:.2f} s after it was not ready; {elsewhere} went elsewhere"
+    yield within(last_s, 0.0, high_s, fault.effective_s, until_s=healed_s, sample=elsewhere, note=note)
+
+
+@declare(
+    "health-share.not-ready.returns",
+    needs=(HealthShare, HealthChecks),
+    without=MASKS,
+    off=(BoundedLoad,),
+    scenario=one_not_ready,
+)
+def not_ready_returns(history: History, claims: Claims) -> Findings:
+    """A backend that is ready again has an even share once enough check-ups must have passed.
+
+    Neither nothing, as where check-ups end with the first failure, nor a rush because it has been idle. A sequential
+    test: within 10 % of even against 40 % of that, or double.
+    """
+    fault = history.step("NotReady", SICK)
+    if fault is None:
+        return
+    if np.isnan(fault.healed_s):
+        yield undecided("the fault was not seen to heal", fault.effective_s)
+        return
+    phase = history.scenario.phase(READY_AGAIN)
+    from_s = max(phase.start_s, fault.healed_s + return_s(claims))
+    chosen = picks(history, from_s, phase.end_s)
+    note = f"ready again {return_s(claims):.1f} s before"
+    yield from judge_share(chosen, fault.backend, returned_zone(history.scenario.backends), from_s, phase.end_s, note)
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+@declare(
+    "health-share.memory.by-its-weight",
+    needs=(HealthShare, HealthChecks),
+    without=MASKS,
+    off=(BoundedLoad,),
+    scenario=one_holds_a_model,
+)
+def memory_by_its_weight(history: History, claims: Claims) -> Findings:
+    """A backend whose memory is in use gets less, by the weight of the memory and the part of it that is taken.
+
+    A model that fills 94 % is held by one long request after the other, each judged from the next check-up on. All
+    answers are cut off, which leaves scores of .6 and .4125 with weights of .4 and .2, and a share of .407 where one
+    that ignores memory gives one half. A sequential test over all holds tells them apart.
+    """
+    backends = history.scenario.backends
+    hits: list[bool] = []
+    held_s: list[float] = []
+    free_s = 0.0
+    for holding in holdings(history, HOLD):
+        from_s, until_s = told_s(history, holding, claims), min(holding.end_s, history.scenario.end_s)
+        alone, free_s = holding.start_s >= free_s, max(free_s, until_s)
+        if not alone or from_s >= until_s:
+            continue  # two held at once, or it was over before the balancer could know
+        chosen = picks(history, from_s, until_s)
+        if isinstance(chosen, str):
+            yield undecided(chosen, from_s)
+            return
+        hits += (chosen == holding.backend).tolist()
+        held_s += [from_s, until_s]
+    if not hits:
+        return
+    (conform, violate), share = full_zone(claims, backends), full_share(claims, backends)
+    note = f"whose memory was in use got {sum(hits)} of {len(hits)}, which calls for {share:.4f}"
+    yield sampled(hits, conform=conform, violate=violate, at_s=held_s[0], until_s=held_s[-1], note=note)
+
+
+@declare(
+    "health-share.warm.even",
+    needs=(HealthShare, HealthChecks),
+    without=MASKS,
+    off=(BoundedLoad,),
+    scenario=one_holds_a_model,
+)
+def warm_even(history: History, claims: Claims) -> Findings:
+    """A backend whose memory is full of an idle model gets the same share as a cold one.
+
+    Idle weights give way when room is needed, so they count as free; otherwise a backend looks ill for being warm, and
+    a cold one attractive. One-sided: 1/n against the share that it would have if its model were in use. Seen broken:
+    the health score of a widely repeated sketch, which takes memory that is not free as load.
+    """
+    phase = history.scenario.phase(WARM)
+    touched = holdings(history, TOUCH)
+    warm = warmed(history, phase.end_s)
+    if len(touched) != 1 or warm != {touched[0].backend}:
+        yield undecided(f"{len(warm)} backends were warm, needs one", phase.start_s)
+        return
+    from_s = max(phase.start_s, touched[0].end_s + reported_s(claims))
+    chosen = picks(history, from_s, phase.end_s)
+    zones = warm_zone(claims, history.scenario.backends)
+    note = "its memory is full of an idle model"
+    yield from judge_share(chosen, touched[0].backend, zones, from_s, phase.end_s, note)

@@ -1,0 +1,1 @@
+"""Hedged requests: when a second attempt starts, who wins, what it costs."""

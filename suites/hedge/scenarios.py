@@ -1,0 +1,219 @@
+"""Scenarios of the hedging family, each shared by several properties. No property is declared here."""
+
+from __future__ import annotations
+
+import math
+
+from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge
+from harness.scenario.faults import FailingStatus, Hang, RequestFault, Slow
+from harness.scenario.model import Keys, Kind, Load, Phase, Scenario, Stream, UnsupportedError
+from suites.scenarios import key_carrier
+
+OTHERS = (Breaker, Ejection, HealthChecks, HealthShare, BoundedLoad)
+"""Features that would take a slow or failing backend away before a hedge has to."""
+
+BREAKER_OTHERS = (Ejection, HealthChecks, HealthShare, BoundedLoad)
+"""The same where a breaker is what takes a backend away."""
+
+SHORT, LONG = "short", "long"
+"""The streams of those whose clients wait; the second begins the names of several."""
+
+MODELS = 8
+RATE_PER_S = 300.0
+UPDATES_PER_S = 40.0
+MOST_FLOOD_PER_S = 340.0
+
+SHORT_TOKENS, PATIENT_TOKENS, IMPATIENT_TOKENS = 16, 300, 400
+LONG_TOKENS = (36, 48, 60, 72, 84, 96)
+"""Service takes 8.5, 150.5 and 200.5 ms, and 18.5 to 48.5 ms in steps of six."""
+
+LONG_SHARE = 2.0
+"""Requests that are long, for each that is beyond the claimed quantile: so the delay is that of a long one, and the
+rank above or below it is often six milliseconds off."""
+
+GIVE_UP_S = 0.06
+"""How long an impatient client waits for what takes 200 ms, and is due for a hedge after 150."""
+
+STALL_S = 0.08
+STALLED_SHARE = 0.8
+"""Of the requests beyond the claimed quantile, how many a stall may hit: were it all, the delay would be a stall's."""
+
+SLOWNESS = 30.0
+"""A request that arrives in a stall takes 255 ms: a hedge that wins leaves a loser with far more than 100 ms
+to go. The longest takes 1.5 s."""
+
+ERRORS_S = 0.3
+"""How long the others fail: until all that are hedged in a stall have been."""
+
+LEAST_SPACING_S = 0.5
+
+SLOWDOWN, SLOWDOWN_S = 18.0, 0.45
+"""All requests take 150 ms and more for this long: each of those that come before such times are known calls for a
+hedge, and yet a backend has no more than twenty inside at a time."""
+
+AFTERWARDS_S = 0.4
+"""All is as quick again as it was, and delays are still those of the slow time: timers of requests that have long been
+answered would go off in plenty."""
+
+EDGE_S = 0.05
+"""Between the end of one fault and the next, so that a live run keeps their order."""
+
+OVERLOAD_S = 0.7
+SETTLE_S = 0.2
+
+OVERLOADED = 64.0
+"""Requests inside for each backend, on average, from which on no balancer can take its fleet for idle: in a scenario
+that normally has one or two inside each. Judged where no threshold is claimed."""
+
+BEYOND = 1.25
+"""A claimed threshold is passed for certain with so many times as many inside, some of them on their way."""
+
+FULL_WITHIN = 0.55
+"""Share of the overload's time after which so many are inside."""
+
+CANCELLED_WITHIN_S = 0.1
+"""From a winner's answer until the loser's backend sees its client go (published)."""
+
+GONE_WITHIN_S = 0.05
+"""From the moment at which a client leaves, or has its answer, until nothing is sent for it any more. The timer of an
+impatient client's request, if it went on, would hedge 90 ms later."""
+
+
+def warm_s(hedge: Hedge) -> float:
+    """Until the delay of every model is known."""
+    return hedge.minimum * MODELS / RATE_PER_S + SETTLE_S
+
+
+def keyed(end_s: float, hedge: Hedge) -> tuple[Stream, ...]:
+    """Short requests, and long ones of several lengths, for the same models, up to `end_s`."""
+    long_per_s = RATE_PER_S * LONG_SHARE * (1 - hedge.quantile)
+    each_per_s = long_per_s / len(LONG_TOKENS)
+    long = [_stream(f"{LONG}-{tokens}", each_per_s, end_s, tokens) for tokens in LONG_TOKENS]
+    return (_stream(SHORT, RATE_PER_S - long_per_s, end_s, SHORT_TOKENS), *long)
+
+
+def _stream(name: str, rate_per_s: float, end_s: float, tokens: int) -> Stream:
+    """Requests up to `end_s`: one deviation fewer than on average, or some slow stream would last a second longer."""
+    requests = int(rate_per_s * end_s - math.sqrt(rate_per_s * end_s))
+    keys = Keys(MODELS, "sweep")
+    return Stream(name, 0.0, rate_per_s, requests, keys, arrivals="poisson", output_tokens=tokens)
+
+
+def overloaded(hedge: Hedge) -> float:
+    """Requests inside for each backend, on average, from which on a fleet is overloaded."""
+    return OVERLOADED if hedge.load_threshold is None else BEYOND * hedge.load_threshold
+
+
+def _flood(hedge: Hedge, backends: int, start_s: float) -> Stream:
+    """What it takes besides the usual load to overload a fleet that answers nothing, or as much as a run carries."""
+    wanted_per_s = overloaded(hedge) * backends / (FULL_WITHIN * OVERLOAD_S) - RATE_PER_S
+    rate_per_s = min(max(wanted_per_s, 1 / OVERLOAD_S), MOST_FLOOD_PER_S)
+    return Stream("flood", start_s, rate_per_s, round(rate_per_s * OVERLOAD_S), Keys(MODELS, "sweep"), "poisson")
+
+
+def _patience(hedge: Hedge, stalls_s: float, spacing_s: float) -> tuple[Stream, Stream]:
+    """Clients that make a slow model's delay known, and then others that leave before it."""
+    first = hedge.minimum + 10
+    return (
+        Stream("patient", 0.0, first / (stalls_s - SETTLE_S), first, output_tokens=PATIENT_TOKENS),
+        Stream("impatient", stalls_s, 20 / spacing_s, 40, output_tokens=IMPATIENT_TOKENS, timeout_s=GIVE_UP_S),
+    )
+
+
+def stalls(claims: Claims) -> Scenario:
+    """Backends stall in turn; then half of them stall while the others fail, twice; then all are slow for once.
+
+    A stall hits the requests that arrive in 80 ms. Every backend stalls equally often, so that it does not matter who
+    owns which model.
+    """
+    hedge = claims[Hedge]
+    backends = claims.fleet(4, at_least=2)
+    names = [f"gpu-{number}" for number in range(backends)]
+    spacing_s = max(LEAST_SPACING_S, STALL_S / (backends * STALLED_SHARE * (1 - hedge.quantile)))
+    stalls_s = warm_s(hedge)
+    errors_s = stalls_s + 2 * backends * spacing_s
+    slowdown_s = errors_s + 2 * LEAST_SPACING_S
+    end_s = slowdown_s + SLOWDOWN_S + AFTERWARDS_S
+    timeline: list[RequestFault] = [
+        Slow(names[turn % backends], stalls_s + turn * spacing_s, SLOWNESS, for_s=STALL_S)
+        for turn in range(2 * backends)
+    ]
+    half = backends // 2
+    for turn, (slow, failing) in enumerate(((names[:half], names[half:]), (names[half:], names[:half]))):
+        at_s = errors_s + turn * LEAST_SPACING_S
+        timeline += [Slow(name, at_s, SLOWNESS, for_s=STALL_S) for name in slow]
+        timeline += [FailingStatus(name, at_s, 500, for_s=ERRORS_S) for name in failing]
+    timeline += [Slow(name, slowdown_s, SLOWDOWN, for_s=SLOWDOWN_S - EDGE_S) for name in names]
+    streams = [
+        *keyed(end_s, hedge),
+        *_patience(hedge, stalls_s, spacing_s),
+    ]
+    if claims.protocol == "http":
+        streams.append(Stream("updates", 0.0, UPDATES_PER_S, int(UPDATES_PER_S * end_s), kind=Kind.UPDATE))
+    return Scenario(
+        name="stalls",
+        backends=backends,
+        load=Load(tuple(streams), key_carrier(claims)),
+        timeline=tuple(timeline),
+        phases=(
+            Phase("stalls", stalls_s, errors_s),
+            Phase("errors", errors_s, slowdown_s),
+            Phase("slowdown", slowdown_s, slowdown_s + SLOWDOWN_S),
+            Phase("afterwards", slowdown_s + SLOWDOWN_S, end_s + SETTLE_S),
+        ),
+        intervals_s=(GONE_WITHIN_S, CANCELLED_WITHIN_S),
+    )
+
+
+def overload(claims: Claims) -> Scenario:
+    """Once the delays are known all backends hang, and requests come in faster than ever.
+
+    What hangs is let go, hundreds of requests at once, in a second of the run in which nothing is judged any more.
+    A hedge that is decided below a claimed threshold and seen above it took longer than the fleet takes to fill up
+    from the one to the other: a fifth of the interval.
+    """
+    hedge = claims[Hedge]
+    if overloaded(hedge) > OVERLOADED:
+        raise UnsupportedError(f"hedges with up to {hedge.load_threshold:g} requests inside each backend")
+    backends = claims.fleet(4, at_least=2)
+    overload_s = warm_s(hedge)
+    end_s = overload_s + OVERLOAD_S
+    let_go_s = math.floor(end_s) + 1 + EDGE_S
+    return Scenario(
+        name="overload",
+        backends=backends,
+        load=Load((*keyed(end_s, hedge), _flood(hedge, backends, overload_s)), key_carrier(claims)),
+        timeline=tuple(Hang(f"gpu-{number}", overload_s, for_s=let_go_s - overload_s) for number in range(backends)),
+        phases=(Phase("overload", overload_s, let_go_s),),
+        intervals_s=(FULL_WITHIN * OVERLOAD_S,),
+    )
+
+
+PROBE_SLOWNESS = 15.0
+"""A short request takes 130 ms: longer than any delay here, and no reason for a breaker to open."""
+
+PROBING_S = 0.5
+"""How long the time after the open time is watched."""
+
+
+def half_open(claims: Claims) -> Scenario:
+    """All backends but one fail until their breakers open; from then on they answer, slowly, and so do their probes."""
+    hedge, breaker = claims[Hedge], claims[Breaker]
+    if breaker.failures is None:
+        raise UnsupportedError("the breaker does not trip on failures in a row")
+    backends = claims.fleet(4, at_least=2)
+    sick = [f"gpu-{number}" for number in range(1, backends)]
+    fail_s = warm_s(hedge)
+    fail_for_s = 2 * breaker.failures * MODELS / RATE_PER_S + SETTLE_S / 2  # enough for a backend with a single model
+    slow_s = fail_s + fail_for_s
+    end_s = slow_s + breaker.open_s * (1 + breaker.backoff.jitter) + PROBING_S
+    timeline = [FailingStatus(name, fail_s, 500, for_s=fail_for_s) for name in sick]
+    slow = [Slow(name, slow_s, PROBE_SLOWNESS, for_s=end_s - slow_s) for name in sick]
+    return Scenario(
+        name="half-open",
+        backends=backends,
+        load=Load(keyed(end_s, hedge), key_carrier(claims)),
+        timeline=(*timeline, *slow),
+        phases=(Phase("failing", fail_s, slow_s), Phase("probing", slow_s, end_s)),
+        intervals_s=(breaker.shortest_open_s,),
+    )

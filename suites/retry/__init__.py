@@ -1,0 +1,1 @@
+"""Retries: what is tried again, where, how often, by which deadline."""

@@ -1,0 +1,194 @@
+"""Scenarios as JSON and as Python: both give back the very same scenario, and wrong files are one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.chaos.programmes import PROGRAMMES
+from harness.chaos.scenario_text import from_json, to_json, to_python
+from harness.chaos.swarm import random_programme
+from harness.claims.features import Failover
+from harness.property.declare import catalogue
+from harness.scenario.arrival_rates import OnOff, Recorded
+from harness.scenario.faults import Kill, Latency, Leave, Slicer, Slow, Step, Weigh
+from harness.scenario.model import Chats, Keys, Load, Scenario, Stream
+from harness.scenario.request_mix import Content, Empirical, Fixed, LongTail, Replay, Sessions
+from harness.targets.reference import ReferenceTarget
+from suites.chaos.evidence import under
+
+NAMES = ("gpu-0", "gpu-1", "gpu-2", "gpu-3")
+CLAIMS = ReferenceTarget().claims
+
+
+def scenarios() -> list[Scenario]:
+    """Every scenario of the suites, every named programme and twenty drawn ones."""
+    found = [item.scenario(CLAIMS) for item in catalogue()]
+    found += [under(name, make(NAMES, 0.75, 1.0), 4, CLAIMS) for name, make in PROGRAMMES.items()]
+    return found + [under("random", random_programme(seed, NAMES, 4.0), 4, CLAIMS) for seed in range(20)]
+
+
+def pasted(source: str, folder: Path) -> Any:
+    """What `SCENARIO` is in a file with this source."""
+    (folder / "ready.py").write_text(source, encoding="utf-8")
+    return runpy.run_path(str(folder / "ready.py"))["SCENARIO"]
+
+
+def test_both_give_back_the_same_scenario(tmp_path: Path) -> None:
+    assert Failover in CLAIMS
+    for scenario in scenarios():
+        assert from_json(to_json(scenario)) == scenario
+        source = to_python(scenario)
+        again = pasted(source, tmp_path)
+        assert again == scenario and again.digest() == scenario.digest()
+        assert max(map(len, source.splitlines())) <= 120
+
+
+def test_a_scenario_that_is_off_something_keeps_it(tmp_path: Path) -> None:
+    scenario = Scenario("x", 2, scenarios()[0].load, off=frozenset({"retry", "hedge"}))
+    assert from_json(to_json(scenario)).off == {"retry", "hedge"}
+    assert pasted(to_python(scenario), tmp_path).off == {"retry", "hedge"}
+
+
+def spoilt(**changes: Any) -> str:
+    """A scenario whose only step is changed so."""
+    document = json.loads(to_json(under("x", PROGRAMMES["node-crash"](NAMES, 0.75, 1.0), 4, CLAIMS)))
+    document["timeline"][0] |= changes
+    return json.dumps(document)
+
+
+def with_steps(*steps: Step, spare: int = 0) -> str:
+    return to_json(Scenario("x", 4, scenarios()[0].load, spare, timeline=steps))
+
+
+def with_stream(**changes: Any) -> str:
+    """A scenario whose only stream, `traffic`, is changed so. Its fields are written as they are, however wrong."""
+    document = json.loads(to_json(Scenario("x", 4, Load((Stream("traffic", 0.0, 100.0, 20, keys=Keys(5)),)))))
+    document["load"]["streams"][0] |= changes
+    return json.dumps(document)
+
+
+def with_scenario(**changes: Any) -> str:
+    return json.dumps(json.loads(spoilt()) | changes)
+
+
+def keys(**changes: Any) -> dict[str, Any]:
+    return {"keys": {"is": "Keys", "count": 5} | changes}
+
+
+def chats(**changes: Any) -> dict[str, Any]:
+    return {"chats": {"is": "Chats", "count": 3, "think_s": 0.1, "duration_s": 2.0} | changes}
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    return {"content": {"is": "Content"} | changes}
+
+
+SPIKE = {"is": "Spike", "rate_per_s": 5.0, "peak_per_s": 50.0, "at_s": 1.0, "for_s": 2.0, "duration_s": 2.5}
+BURSTS = {"is": "Bursts", "rate_per_s": 1.0, "size": 5.0, "every_s": 1e-8, "burst_s": 1e-9, "duration_s": 100.0}
+STREAM = "scenario.load.streams[0]: stream 'traffic': "
+DRAWN = "scenario.load.streams[0]: it cannot be drawn: "
+FAULT = "scenario.timeline[0]: "
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "not valid JSON"),
+        ("1" * 5000, "not valid JSON"),
+        ("[" * 100_000, "far too deep"),
+        ("[" * 700 + "]" * 700, "far too deep"),
+        ("[]", 'expected an object with "is": "Scenario"'),
+        ("{}", '"is" says None'),
+        ('{"is": "Scenaro"}', "did you mean Scenario"),
+        ('{"is": "Scenario"}', "scenario.name: saw"),
+        (spoilt(**{"is": "Kil"}), "scenario.timeline[0]: \"is\" says 'Kil'; did you mean Kill"),
+        (spoilt(at="x"), "Kill has no 'at'; did you mean at_s"),
+        (spoilt(at_s="soon"), "scenario.timeline[0].at_s: saw 'soon'"),
+        (spoilt(backend="gpu-9"), FAULT + "Kill of 'gpu-9'"),
+        (spoilt(at_s=-1.0), FAULT + "Kill of 'gpu-1': at_s -1.0: expected a time from 0 on"),
+        (spoilt(at_s=math.nan), FAULT + "Kill of 'gpu-1': at_s nan: expected"),
+        (spoilt(for_s=-1.0), FAULT + "Kill of 'gpu-1': for_s -1.0: expected 0 to 1000000000"),
+        (with_steps(Latency("gpu-1", 1.0, -0.1)), FAULT + "Latency of 'gpu-1': latency_s -0.1: expected"),
+        (with_steps(Latency("gpu-1", 1.0, math.inf)), FAULT + "Latency of 'gpu-1': latency_s inf: expected"),
+        (with_steps(Slicer("gpu-1", 1.0, 0, 0.1)), "slice_bytes 0: expected 1 to"),
+        (with_steps(Weigh("gpu-1", 1.0, 0)), "weight 0: expected 1 to"),
+        (with_steps(Weigh("gpu-1", 1.0, 10**12)), "weight 1000000000000: expected 1 to 1000000000"),
+        (with_steps(Leave("gpu-1", 1.0), Leave("gpu-1", 2.0)), "Leave of 'gpu-1' at 2 s: it is no member then"),
+        (with_steps(Leave("gpu-4", 1.0), spare=1), "Leave of 'gpu-4' at 1 s: it is no member then; let it join first"),
+        (with_steps(Kill("gpu-1", 1.0, 1.0), Slow("gpu-1", 1.5, 2.0)), "scenario.timeline: Slow of gpu-1 at 1.5 s"),
+        (with_steps(Kill("gpu-1", 4000.0)), "scenario: it lasts 4000 s, expected 3600 s at most"),
+        (with_scenario(backends=0), "scenario: 0 backends and 0 spare: expected one"),
+        (with_scenario(spare=-1), "scenario: 4 backends and -1 spare"),
+        (with_scenario(load={"is": "Load", "streams": []}), "scenario.load.streams: none: expected one at least"),
+        (with_scenario(backends=25, spare=4), "28 in all at most"),
+        (with_scenario(intervals_s=[0.5, 0.0]), "scenario.intervals_s[1]: 0: expected a number above 0"),
+        (
+            with_scenario(phases=[{"is": "Phase", "name": "a", "start_s": 2.0, "end_s": 1.0}]),
+            "scenario.phases[0]: from",
+        ),
+        (with_stream(rate_per_s=0.0), STREAM + "rate_per_s 0.0: expected a number above 0"),
+        (with_stream(start_s=-1.0), STREAM + "start_s -1.0: expected a time from 0 on"),
+        (with_stream(timeout_s=0.0), STREAM + "timeout_s 0.0: expected a number above 0"),
+        (with_stream(prompt_tokens=-3), STREAM + "-3 prompt and 4 output tokens: expected none below 0"),
+        (with_stream(output_tokens=-1), STREAM + "8 prompt and -1 output tokens"),
+        (with_stream(prompt_tokens=10**9), "a request of 1000000000 tokens: expected 1000000 at most"),
+        (with_stream(**chats(), output_tokens=10**9), "a request of 1000000000 tokens"),
+        (with_stream(methods=[]), STREAM + "methods are none"),
+        (with_stream(requests=10**12), STREAM + "1000000000000 requests: expected 0 to 200000"),
+        (with_stream(requests=-1), STREAM + "-1 requests: expected"),
+        (with_stream(arrivals="sometimes"), DRAWN + "arrivals 'sometimes': expected constant or poisson"),
+        (with_stream(shape=SPIKE), "scenario.load.streams[0].shape: the spike ends at 3 s, after duration_s 2.5"),
+        (with_stream(shape=SPIKE | {"duration_s": 1e7}), STREAM + "50000090 requests: expected"),
+        (with_stream(shape=BURSTS), STREAM + "200001 pieces of its shape: expected 0 to 200000"),
+        (with_stream(**keys(count=0)), STREAM + "0 keys: expected 1 to 200000"),
+        (with_stream(**keys(count=10**9)), STREAM + "1000000000 keys: expected 1 to 200000"),
+        (with_stream(**keys(pick="best")), DRAWN + "keys picked by 'best': expected sweep"),
+        (with_stream(**keys(pick="zipf", zipf_exponent=1e9)), DRAWN),
+        (with_stream(**keys(names=["a"])), DRAWN + "1 names for 5 keys"),
+        (with_stream(**chats(count=0)), STREAM + "0 chats: expected 1 to 10000"),
+        (with_stream(**chats(count=10**9)), STREAM + "1000000000 chats: expected"),
+        (with_stream(**chats(duration_s=0.0)), STREAM + "chats for 0.0 s: expected a number above 0"),
+        (with_stream(**chats(think_s=-1.0)), DRAWN + "stream 'traffic': 3 chats that think -1 s"),
+        (with_stream(**chats(), requests=0), DRAWN + "stream 'traffic': 3 chats"),
+        (with_stream(**content(prompt={"is": "Fixed", "length": -3})), "content.prompt: length must be 0 or more"),
+        (with_stream(**content(high_share=2.0)), "streams[0].content: high_share must be from 0 to 1, not 2"),
+        (with_stream(**content(replay={"is": "Replay", "keys": [1, 2]})), DRAWN + "replay: 2 keys for 20 requests"),
+        (
+            with_stream(**content(replay={"is": "Replay", "keys": [9] * 20}), **keys(names=list("abcde"))),
+            DRAWN + "tuple index out of range",
+        ),
+        (with_stream(**content(sessions={"is": "Sessions", "count": 10**9, "turns": 2})), "1000000000 sessions:"),
+        (with_stream(**content(sessions={"is": "Sessions", "count": 2, "turns": 10**9})), "turns of a session:"),
+        (
+            with_scenario(load={"is": "Load", "streams": [], "key_carrier": "head"}),
+            "load.key_carrier: 'head': expected",
+        ),
+    ],
+)
+def test_wrong_files_are_one_line(text: str, told: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        from_json(text)
+    assert told in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 250
+
+
+def test_of_what_a_stream_asks_for_nothing_gets_lost(tmp_path: Path) -> None:
+    """Lengths, sessions, shapes and chats are of other modules than scenarios."""
+    talks = Content(prompt=LongTail(20.0), output=Empirical((1, 2)), payload_bytes=Fixed(9), sessions=Sessions(2, 3))
+    shaped = Stream("shaped", 0.0, 100.0, 20, shape=OnOff(50.0, 0.2, 0.2, 2.0), content=talks)
+    crowd = Stream("crowd", 0.0, 100.0, 20, chats=Chats(5, 0.1, 2.0), content=talks)
+    replayed = Stream("old", 0.0, 1.0, 2, shape=Recorded((0.5, 1.0)), content=Content(replay=Replay((3, 4))))
+    scenario = Scenario("x", 2, Load((shaped, crowd, replayed)))
+    assert from_json(to_json(scenario)) == scenario
+    assert pasted(to_python(scenario), tmp_path) == scenario
+
+
+def test_the_longest_chaos_of_the_command_line_is_not_too_long() -> None:
+    steps = random_programme(1, NAMES, 600.0)
+    scenario = under("random", steps, 8, CLAIMS)
+    assert from_json(to_json(scenario)) == scenario

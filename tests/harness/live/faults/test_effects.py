@@ -1,0 +1,52 @@
+"""Every kind of step shows in a live history as the table says, which the simulator is judged by too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+import pytest
+
+from harness.evidence.history import History
+from harness.live.session import LiveSession
+from harness.scenario.faults import Step
+from tests.harness.fault_effects import CASES, IDS, Effect, Trial
+
+SEED = 11
+"""A draw in which every backend owns four keys or more."""
+TRIES = 3
+NOISY_S = 0.02
+
+
+class Plays:
+    """The runs of the trials, one for each; noise of the machine is an answer to nothing but another run."""
+
+    def __init__(self, session: LiveSession) -> None:
+        self._session = session
+        self._runs: dict[Trial, History] = {}
+
+    def lacking(self, trial: Trial, effect: Effect) -> list[str]:
+        """What the run of a trial lacks of an effect, played again while it lacks something and was noisy."""
+        for _ in range(TRIES):
+            if trial not in self._runs:
+                self._runs[trial] = self._session.play(trial.target, trial.scenario(), SEED)
+            lacks = trial.lacking(self._runs[trial], effect)
+            if not lacks or self._runs[trial].slack_s.max() <= NOISY_S:
+                return lacks
+            del self._runs[trial]
+        return lacks
+
+
+@pytest.fixture(scope="module")
+def plays() -> Iterator[Plays]:
+    with LiveSession() as session:
+        yield Plays(session)
+
+
+def test_every_kind_is_in_the_table() -> None:
+    assert {effect.kind for _, effect in CASES} == set(get_args(Step))
+
+
+@pytest.mark.parametrize(("trial", "effect"), CASES, ids=IDS)
+def test_it_shows_and_heals(plays: Plays, trial: Trial, effect: Effect) -> None:
+    assert plays.lacking(trial, effect) == []

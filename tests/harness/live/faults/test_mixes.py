@@ -1,0 +1,60 @@
+"""Overlapping faults show in a live history as the table says, which the simulator is judged by too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import Mock
+
+import pytest
+
+from harness.evidence.history import History
+from harness.live.session import LiveSession
+from harness.scenario.faults import Down, Latency
+from harness.scenario.model import ClaimsError
+from harness.targets.reference import ReferenceTarget
+from tests.harness.fault_mixes import CASES, RUNS, lacking, scenario
+from tests.harness.live.helpers import traffic
+
+SEED = 11
+"""A draw in which every backend owns four keys or more."""
+TRIES = 3
+NOISY_S = 0.02
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[LiveSession]:
+    with LiveSession() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def histories(session: LiveSession) -> list[History]:
+    """The runs, each played again while something is lacking and the machine was noisy."""
+    played = []
+    for run, mixes in enumerate(RUNS):
+        for _ in range(TRIES):
+            history = session.play(ReferenceTarget(), scenario(run), SEED)
+            if history.slack_s.max() <= NOISY_S or not any(lacking(history, run, name) for name in mixes):
+                break
+        played.append(history)
+    return played
+
+
+@pytest.mark.parametrize(("run", "name"), CASES)
+def test_it_shows(histories: list[History], run: int, name: str) -> None:
+    assert lacking(histories[run], run, name) == []
+
+
+def test_a_history_tells_which_fault_proxy_it_came_from(histories: list[History]) -> None:
+    assert histories[0].facts["fault_proxy"]["kind"] == "embedded"
+    assert histories[0].facts["fault_proxy"]["version"].count(".") == 2
+
+
+def test_what_does_not_go_together_is_refused_before_anything_starts(
+    session: LiveSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Mock()
+    monkeypatch.setattr("harness.live.session.Fleet", fleet)
+    with pytest.raises(ClaimsError, match=r"^scenario short: Latency of gpu-0 at 0\.3 s cannot begin during Down"):
+        session.play(ReferenceTarget(), traffic(1.0, Down("gpu-0", 0.1), Latency("gpu-0", 0.3, 0.1)), SEED)
+    assert not fleet.called

@@ -1,0 +1,182 @@
+"""Faults beside the timeline: in order on a backend, side by side on several, and nothing that fails is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from math import isnan
+from typing import cast
+
+import pytest
+
+from harness.live.faults.injector import FaultWay
+from harness.live.faults.timeline_runner import Steps
+from harness.live.fleet import Fleet
+from harness.scenario.faults import Down, Evict, FailingStatus, Fault, Join, Kill, Latency, Pause, Slow
+from harness.scenario.model import HarnessError
+from tests.harness.live.helpers import PATIENCE_S, until
+
+FLEET = cast(Fleet, None)
+ONE, OTHER = Down("gpu-0", 1.0, 0.5), Down("gpu-1", 1.0)
+
+
+class Way:
+    """Takes until `go` to see a fault bite, or until it is told that it is over."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.log: list[str] = []
+        self.failing = False
+
+    def begin(self, fault: Fault, fleet: Fleet, seed: int, over: threading.Event) -> float | None:
+        """As the fault way's."""
+        self.log.append(f"begin {fault.backend}")
+        if self.failing:
+            raise HarnessError("no fault proxy")
+        until(lambda: self.go.is_set() or over.is_set())
+        return time.monotonic() if self.go.is_set() else None
+
+    def heal(self, fault: Fault, fleet: Fleet) -> None:
+        """As the fault way's."""
+        self.log.append(f"heal {fault.backend}")
+
+
+@pytest.fixture
+def way() -> Way:
+    return Way()
+
+
+@pytest.fixture
+def steps(way: Way) -> Iterator[Steps]:
+    threads = threading.active_count()
+    made = Steps(cast(FaultWay, way), FLEET, {"gpu-0": 0, "gpu-1": 1}, 7)
+    made.start_s = time.monotonic()
+    yield made
+    made.close()
+    until(lambda: threading.active_count() == threads)
+
+
+def test_backends_do_not_wait_for_each_other_and_steps_of_one_do(steps: Steps, way: Way) -> None:
+    steps.begin(0, ONE)
+    steps.begin(1, Latency("gpu-0", 1.0, 0.1))
+    steps.begin(2, OTHER)
+    until(lambda: len(way.log) == 2)
+    assert sorted(way.log) == ["begin gpu-0", "begin gpu-1"]
+    assert steps.seen == {}
+    way.go.set()
+    steps.finish()
+    assert len(way.log) == 3
+    assert steps.seen[1].asked_s >= steps.seen[0].effective_s
+
+
+def test_what_is_healed_is_probed_no_more(steps: Steps, way: Way) -> None:
+    steps.begin(0, ONE)
+    until(lambda: way.log)
+    steps.heal(0, ONE)
+    steps.finish()
+    assert way.log == ["begin gpu-0", "heal gpu-0"]
+    assert not steps.seen[0].took_effect
+    assert 0.0 <= steps.seen[0].asked_s <= steps.seen[0].healed_s < PATIENCE_S
+
+
+def test_seen_steps_are_in_the_order_in_which_they_were_due(steps: Steps, way: Way) -> None:
+    way.go.set()
+    join = Join("gpu-1", 0.5)
+    steps.begin(1, OTHER)
+    steps.begin(0, ONE)
+    steps.finish()
+    steps.note(2, join, steps.start_s + 0.5, steps.start_s + 0.6)
+    seen = steps.in_order((ONE, OTHER, join, Down("gpu-0", 9.0)))
+    assert [(step.kind, step.backend) for step in seen] == [("Join", 1), ("Down", 0), ("Down", 1)]
+    assert (seen[0].asked_s, seen[0].effective_s) == pytest.approx((0.5, 0.6))
+    assert isnan(seen[0].healed_s)
+
+
+def test_a_failure_is_told_by_the_next_look_and_in_the_end(steps: Steps, way: Way) -> None:
+    way.failing = True
+    steps.check()
+    steps.begin(0, ONE)
+
+    def told() -> bool:
+        try:
+            steps.check()
+        except HarnessError:
+            return True
+        return False
+
+    until(told)
+    with pytest.raises(HarnessError, match=r"^no fault proxy$"):
+        steps.finish()
+
+
+def test_closing_gives_up_what_waits(steps: Steps, way: Way) -> None:
+    steps.begin(0, ONE)
+    until(lambda: way.log)
+    steps.begin(1, Latency("gpu-0", 1.0, 0.1))
+    steps.close()
+    assert way.log == ["begin gpu-0"]
+    steps.check()  # what was given up has not failed
+
+
+# --- what faults of single requests have struck -----------------------------------------------------------
+
+
+class Told:
+    """A fleet whose every fault has struck as many requests as it was asked for counts."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def faults(self, backend: str) -> list[dict[str, object]]:
+        """As the fleet's."""
+        self.asked += 1
+        return [{"kind": kind, "hits": self.asked} for kind in ("status", "slow", "evict")]
+
+
+@pytest.fixture
+def counted(way: Way) -> Iterator[Steps]:
+    way.go.set()
+    made = Steps(cast(FaultWay, way), cast(Fleet, Told()), {"gpu-0": 0}, 7)
+    made.start_s = time.monotonic()
+    yield made
+    made.close()
+
+
+STATUS, SLOW, KILL, PAUSE = (
+    FailingStatus("gpu-0", 0.0, 500),
+    Slow("gpu-0", 0.0, 2.0),
+    Kill("gpu-0", 0.0),
+    Pause("gpu-0", 0),
+)
+
+
+def test_hits_are_read_at_the_heal_and_at_the_end(counted: Steps, way: Way) -> None:
+    counted.begin(0, STATUS)
+    counted.begin(1, SLOW)
+    counted.begin(2, Evict("gpu-0", 0.0))
+    counted.heal(0, STATUS)
+    counted.finish()
+    assert [counted.seen[position].hits for position in range(3)] == [1, 2, None]
+    assert way.log.count("heal gpu-0") == 1
+
+
+@pytest.mark.parametrize("end", [KILL, FailingStatus("gpu-0", 1.0, 503)], ids=lambda fault: type(fault).__name__)
+def test_what_another_ends_is_counted_before_and_healed_no_more(counted: Steps, way: Way, end: Fault) -> None:
+    counted.begin(0, STATUS)
+    counted.begin(1, end)
+    counted.heal(0, STATUS)
+    counted.finish()
+    ended, other = counted.seen[0], counted.seen[1]
+    assert (ended.hits, ended.healed_s) == (1, other.effective_s)
+    assert way.log == ["begin gpu-0", "begin gpu-0"]
+
+
+def test_a_stopped_process_is_not_asked(counted: Steps) -> None:
+    counted.begin(0, STATUS)
+    counted.begin(1, PAUSE)
+    counted.finish()
+    counted.begin(2, KILL)
+    counted.finish()
+    assert counted.seen[0].hits is None
+    assert counted.seen[0].healed_s == counted.seen[1].healed_s == counted.seen[2].effective_s

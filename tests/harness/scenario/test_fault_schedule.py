@@ -1,0 +1,156 @@
+"""The order of a timeline, and the pairs of faults on one backend that do not go together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any, get_args
+
+import pytest
+
+from harness.chaos.programmes import PROGRAMMES
+from harness.chaos.swarm import random_programme
+from harness.scenario.fault_schedule import RESTART_S, clash, conflict, ends, schedule
+from harness.scenario.faults import (
+    Bandwidth,
+    Blackhole,
+    Down,
+    Evict,
+    FailingStatus,
+    Fault,
+    Hang,
+    Kill,
+    Latency,
+    Leave,
+    LimitData,
+    Pause,
+    RequestFault,
+    Reset,
+    Restart,
+    Slicer,
+    Slow,
+    SlowClose,
+    Step,
+    Timeout,
+)
+
+NAMES = ("gpu-0", "gpu-1", "gpu-2")
+FAULTS: tuple[Any, ...] = (
+    Kill("gpu-0", 1.0, 2.0),
+    Restart("gpu-0", 1.0, 2.0),
+    Pause("gpu-0", 1.0, 2.0),
+    Down("gpu-0", 1.0, 2.0),
+    Reset("gpu-0", 1.0, 2.0),
+    Blackhole("gpu-0", 1.0, 2.0),
+    Timeout("gpu-0", 1.0, 0.2, 2.0),
+    LimitData("gpu-0", 1.0, 300, 2.0),
+    Latency("gpu-0", 1.0, 0.1, 2.0),
+    Bandwidth("gpu-0", 1.0, 2.0, 2.0),
+    SlowClose("gpu-0", 1.0, 0.1, 2.0),
+    Slicer("gpu-0", 1.0, 64, 0.01, 2.0),
+    Slow("gpu-0", 1.0, 2.0, 2.0),
+)
+TOGETHER: dict[type[Any], set[type[Any]]] = {
+    Kill: set(),
+    Restart: set(),
+    Pause: {Kill, Restart, Down, Reset},
+    Down: {Kill, Restart, Pause, Slow},
+    Reset: {Kill, Restart, Pause, Down, Slow},
+    Blackhole: {Kill, Restart, Pause, Down, Slow},
+    Timeout: {Kill, Restart, Pause, Down, Slow},
+    LimitData: {Kill, Restart, Pause, Down, Reset, Blackhole, Timeout, Slow},
+    Slow: {type(fault) for fault in FAULTS} - {Slow},
+}
+TOGETHER |= {kind: {type(fault) for fault in FAULTS} - {kind} for kind in (Latency, Bandwidth, SlowClose, Slicer)}
+"""By what is in force, what may begin on the same backend meanwhile. `Slow` stands for all of single requests."""
+
+
+def order(*steps: Step, restart_s: float = 0.0) -> list[tuple[float, int, bool]]:
+    """When which position begins, or heals."""
+    return [(due.at_s, due.position, due.heal) for due in schedule(steps, restart_s)]
+
+
+def test_steps_and_heals_come_in_order_of_time() -> None:
+    steps = (Down("gpu-0", 2.0, 1.0), Leave("gpu-1", 2.5), Kill("gpu-1", 1.0))
+    assert order(*steps) == [(1.0, 2, False), (2.0, 0, False), (2.5, 1, False), (3.0, 0, True)]
+
+
+def test_what_ends_does_so_before_the_next_begins_even_where_rounding_says_otherwise() -> None:
+    steps = (Down("gpu-0", 1.1, 2.2), Down("gpu-0", 3.3, 1.0))
+    assert 1.1 + 2.2 > 3.3
+    assert [(position, heal) for _, position, heal in order(*steps)] == [
+        (0, False),
+        (0, True),
+        (1, False),
+        (1, True),
+    ]
+    times_s = [at_s for at_s, _, _ in order(*steps)]
+    assert times_s == sorted(times_s)
+    assert conflict(steps) == ""
+
+
+def test_nothing_heals_before_it_began() -> None:
+    assert order(Kill("gpu-0", 1.0, 0.0), Down("gpu-0", 1.0)) == [(1.0, 0, False), (1.0, 0, True), (1.0, 1, False)]
+
+
+def test_a_restart_takes_its_time() -> None:
+    assert order(Restart("gpu-0", 1.0, 0.2)) == [(1.0, 0, False), (1.2, 0, True)]
+    assert order(Restart("gpu-0", 1.0, 0.2), restart_s=0.5) == [(1.0, 0, False), (1.5, 0, True)]
+    assert order(Restart("gpu-0", 1.0, 0.7), restart_s=0.5) == [(1.0, 0, False), (1.7, 0, True)]
+
+
+def test_every_kind_is_here() -> None:
+    assert {type(fault) for fault in FAULTS} | set(get_args(RequestFault)) == set(get_args(Fault))
+
+
+@pytest.mark.parametrize(("began", "fault"), [*product(FAULTS, FAULTS)], ids=lambda fault: type(fault).__name__)
+def test_which_faults_go_together(began: Any, fault: Any) -> None:
+    fine = type(fault) in TOGETHER[type(began)]
+    later = replace(fault, at_s=1.5, for_s=0.2)
+    assert (clash(began, later) == "") == fine
+    assert (conflict((began, later)) == "") == fine
+    assert conflict((began, replace(later, at_s=3.0))) == "", "one after the other is fine"
+    assert conflict((began, replace(later, backend="gpu-1"))) == ""
+
+
+def test_a_conflict_is_one_line_that_names_both() -> None:
+    steps = (Down("gpu-1", 1.0, 2.0), Latency("gpu-1", 1.3, 0.1))
+    assert conflict(steps) == (
+        "Latency of gpu-1 at 1.3 s cannot begin during Down of gpu-1 at 1 s: no probe would see it behind that"
+    )
+
+
+def test_a_stopped_process_takes_no_heal() -> None:
+    steps = (Slow("gpu-1", 1.0, 10.0, 1.0), Pause("gpu-1", 1.5, 1.0))
+    assert conflict(steps) == (
+        "Slow of gpu-1 at 1 s cannot heal at 2 s, during Pause of gpu-1 at 1.5 s: a stopped process takes no change"
+    )
+    assert conflict((replace(steps[0], for_s=2.0), steps[1])) == ""
+    assert conflict((*steps, Kill("gpu-1", 1.8, 0.1))) == "", "both ended with the process"
+
+
+def test_a_process_takes_nothing_until_it_is_back() -> None:
+    assert conflict((Restart("gpu-0", 1.0), Hang("gpu-0", 1.0 + RESTART_S / 2)))
+    assert conflict((Restart("gpu-0", 1.0), Hang("gpu-0", 1.0 + RESTART_S))) == ""
+    assert conflict((Kill("gpu-0", 1.0), Hang("gpu-0", 9.0)))
+
+
+def test_what_has_no_end_gives_way_to_the_next_of_its_kind() -> None:
+    first, second = FailingStatus("gpu-0", 1.0, 500), FailingStatus("gpu-0", 2.0, 503, for_s=1.0)
+    assert ends(first, second) and conflict((first, second)) == ""
+    assert not ends(second, replace(first, at_s=2.5)) and conflict((second, replace(first, at_s=2.5)))
+    assert conflict((Evict("gpu-0", 1.0), Evict("gpu-0", 2.0))) == ""
+    assert conflict((Latency("gpu-0", 1.0, 0.1), Latency("gpu-0", 2.0, 0.1))), "but only where the mock says so"
+
+
+def test_what_lives_in_a_process_ends_with_it() -> None:
+    for end in (Kill("gpu-0", 2.0), Restart("gpu-0", 2.0)):
+        assert ends(Hang("gpu-0", 1.0), end) and ends(Pause("gpu-0", 1.0), end)
+    assert not ends(Down("gpu-0", 1.0), Kill("gpu-0", 2.0)) and not ends(Hang("gpu-0", 1.0), Pause("gpu-0", 2.0))
+
+
+def test_what_the_programmes_do_goes_together() -> None:
+    assert PROGRAMMES
+    for make in PROGRAMMES.values():
+        assert conflict(make(NAMES, 1.0, 3.0)) == ""
+    assert [conflict(random_programme(seed, NAMES, 6.0)) for seed in range(300)] == [""] * 300

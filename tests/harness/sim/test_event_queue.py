@@ -1,0 +1,115 @@
+"""The agenda: times in order, ties in the order of putting in, and limits that mean nothing for what is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.sim.event_queue import HOP_S, Agenda
+
+PINNED = settings(derandomize=True, deadline=None, database=None, max_examples=150)
+DELAYS_S = st.sampled_from([0.0, HOP_S, 2 * HOP_S, 0.5, 1.0])
+WAYS = st.sampled_from(["at", "later", "hop", "limit", "limit"])
+
+
+@dataclass
+class Job:
+    """Something with a time limit, by number."""
+
+    number: int
+    done: bool = False
+
+
+@dataclass
+class Diary:
+    """Notes what happened when."""
+
+    agenda: Agenda = field(default_factory=Agenda)
+    seen: list[tuple[float, int]] = field(default_factory=list)
+
+    def note(self, job: Job) -> None:
+        """It happened now."""
+        self.seen.append((self.agenda.now.now_s, job.number))
+
+    def run(self) -> list[tuple[float, int]]:
+        """All of it."""
+        while self.agenda.advance():
+            assert len(self.seen) < 1000
+        return self.seen
+
+
+def put(diary: Diary, way: str, delay_s: float, job: Job) -> float:
+    """Put a job in one way or another; when it is due."""
+    agenda = diary.agenda
+    match way:
+        case "at":
+            agenda.at(agenda.now.now_s + delay_s, diary.note, job)
+        case "later":
+            agenda.later(delay_s, diary.note, job)
+        case "hop":
+            agenda.hop(diary.note, job)
+            return agenda.now.now_s + HOP_S
+        case _:
+            agenda.limit(delay_s, diary.note, job)
+    return agenda.now.now_s + delay_s
+
+
+@PINNED
+@given(st.lists(st.tuples(WAYS, DELAYS_S, st.integers(0, 3), st.booleans()), max_size=40))
+def test_everything_happens_in_its_turn(steps: list[tuple[str, float, int, bool]]) -> None:
+    """As in a list sorted by time and number, whatever the way in and however much was done by then."""
+    diary = Diary()
+    due: dict[int, float] = {}
+    jobs: dict[int, Job] = {}
+    for number, (way, delay_s, advances, meets) in enumerate(steps):
+        jobs[number] = Job(number)
+        due[number] = put(diary, way, delay_s, jobs[number])
+        for _ in range(advances):
+            diary.agenda.advance()
+        if way == "limit" and meets and number not in {seen for _, seen in diary.seen}:
+            jobs[number].done = True
+            del due[number]
+    seen = diary.run()
+    assert seen == sorted(seen)
+    assert sorted(seen, key=lambda item: item[1]) == [(at_s, number) for number, at_s in sorted(due.items())]
+    assert diary.agenda.empty
+
+
+def test_what_is_past_happens_now() -> None:
+    diary = Diary()
+    diary.agenda.later(5.0, diary.note, Job(0))
+    diary.run()
+    for way in ("at", "limit"):
+        put(diary, way, -3.0, Job(1))
+    assert diary.run() == [(5.0, 0), (5.0, 1), (5.0, 1)]
+
+
+def test_a_schedule_comes_before_all_else_of_its_time() -> None:
+    diary = Diary()
+    diary.agenda.later(1.0, diary.note, Job(0))
+    diary.agenda.before(1.0, diary.note, Job(1))
+    assert diary.run() == [(1.0, 1), (1.0, 0)]
+
+
+def test_nothing_happens_after_the_last_time() -> None:
+    diary = Diary()
+    diary.agenda.hop(diary.note, Job(0))
+    assert not diary.agenda.advance(HOP_S / 2) and diary.agenda.now() == 0.0
+    assert diary.agenda.advance(HOP_S)
+    diary.agenda.later(1.0, diary.note, Job(1))
+    assert not diary.agenda.advance(1.0)
+    assert diary.agenda.advance(1.0 + HOP_S)
+    assert not diary.agenda.advance() and diary.agenda.empty
+
+
+def test_limits_that_come_to_nothing_are_forgotten() -> None:
+    """However many there were: the heap holds one, and so does the lane once another begins."""
+    diary = Diary()
+    for number in range(100):
+        job = Job(number)
+        diary.agenda.limit(1.0, diary.note, job)
+        job.done = True
+    assert len(diary.agenda._lanes[1.0]) == len(diary.agenda._heap) == 1
+    assert diary.run() == [] and diary.agenda.empty

@@ -14,10 +14,10 @@ from typing import Any
 
 from harness.claims.features import FEATURES, Feature, Limits
 from harness.evidence.history import History
-from harness.evidence.run_timeseries import course_of
+from harness.evidence.run_timeseries import run_timeseries
 from harness.property.declare import Finding, Held, Property, Sampled, Undecided, Within
 from harness.property.verdict import Figure, FindingRow, Outcome, Record
-from harness.scenario.fast_dataclass import stretched
+from harness.scenario.fast_dataclass import scale_durations
 from harness.scenario.fault_schedule import conflict
 from harness.scenario.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError, UnsupportedError, World
 from harness.sim.baselines import baseline_target
@@ -82,7 +82,7 @@ class Judge:
         longer = self._target.scaled(2.0) if again and world is World.LIVE else None
         if longer is None:
             return first
-        second, _ = self._attempt(item, world, blank, stretched(scenario, 2.0), 2.0, longer)
+        second, _ = self._attempt(item, world, blank, scale_durations(scenario, 2.0), 2.0, longer)
         return replace(second, first_try=first)
 
     def scenario_of(self, item: Property) -> Scenario:
@@ -171,7 +171,7 @@ class Judge:
 
 def _facts(history: History) -> dict[str, Any]:
     """What a report may want of a run beside its findings; where something happened in it, its course as well."""
-    course = {"course": course_of(history)} if history.scenario.timeline else {}
+    course = {"course": run_timeseries(history)} if history.scenario.timeline else {}
     return {**history.facts, **course}
 
 

@@ -82,7 +82,7 @@ def hot_key(claims: Claims) -> Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class RushArrival:
     """A request of the rush got to a backend, which had `in_flight` then with it; `bound`: as many as it may have."""
 
     at_s: float
@@ -96,7 +96,7 @@ def bound_of(factor: float, total: int, backends: int) -> int:
     return math.ceil(factor * total / backends - 1e-9)
 
 
-def arrivals_under_pressure(history: History, claims: Claims) -> list[Arrival]:
+def arrivals_under_pressure(history: History, claims: Claims) -> list[RushArrival]:
     """The arrivals at backends when the hot key alone had more under way than its home may have.
 
     A backend counts what has arrived and not ended there; the balancer counted no less when it placed the last of
@@ -113,7 +113,7 @@ def arrivals_under_pressure(history: History, claims: Claims) -> list[Arrival]:
     rush = history.in_stream("hot") | history.in_stream("crowd")
     service_s = _service_s(scenario)
     factor = claims[BoundedLoad].factor
-    found: list[Arrival] = []
+    found: list[RushArrival] = []
     for number in range(len(scenario.backend_ids)):
         here = attempts[attempts["backend"] == number]
         starts_s = np.sort(here["start_s"])
@@ -123,7 +123,7 @@ def arrivals_under_pressure(history: History, claims: Claims) -> list[Arrival]:
             total = _until(asked_s, at_s) - int(np.searchsorted(told_s, sent_s, side="left"))
             bound = bound_of(factor, total, scenario.backends)
             if _until(hot_s, at_s) - _until(hot_s, at_s - service_s) > bound:
-                found.append(Arrival(at_s, number, _until(starts_s, at_s) - _until(ends_s, at_s), bound))
+                found.append(RushArrival(at_s, number, _until(starts_s, at_s) - _until(ends_s, at_s), bound))
     return sorted(found, key=lambda arrival: arrival.at_s)
 
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import ClientSession
 
 from mockgpu.api import fields as requests
-from mockgpu.faults.kinds import AIM, KINDS, Aimed, Single
+from mockgpu.faults.kinds import AIM, KINDS, SelectiveFault, Single
 from mockgpu.fleet.fleet import _STEPS, Fleet, FleetSettings
 from mockgpu.gpu.catalogue import setup_of
 from mockgpu.server import routes, server
@@ -40,7 +40,9 @@ def test_every_fault_kind_is_there_with_its_fields() -> None:
         for name, kind in KINDS.items()
     }
     assert told == expected
-    assert {kind for kind in KINDS.values() if issubclass(kind, Aimed)} == set(get_args(Single)), "yes: can be aimed"
+    assert {kind for kind in KINDS.values() if issubclass(kind, SelectiveFault)} == set(get_args(Single)), (
+        "yes: can be aimed"
+    )
     assert all(f"`{name}`" in PAGE for name in AIM)
 
 

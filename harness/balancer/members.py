@@ -13,20 +13,20 @@ from random import Random
 
 from harness.balancer.health.breaker import SAYS_NOTHING, CircuitBreaker, Settled, State, Ticket
 from harness.balancer.health.draining import Draining
-from harness.balancer.health.ejection import Ejection
+from harness.balancer.health.ejection import PassiveEjection
 from harness.balancer.health.health_score import HealthScore
 from harness.balancer.health.readiness import PLAIN, Readiness
 from harness.balancer.health.slow_start import SlowStart
 from harness.balancer.picking.bounded_loads import BoundedLoads
-from harness.balancer.picking.in_flight_total import Tally
+from harness.balancer.picking.in_flight_total import InFlightTotal
 from harness.balancer.picking.load_table import LoadTable
 from harness.balancer.picking.policies import Signals, make
 from harness.balancer.picking.ring import HashRing
 from harness.balancer.picking.session_affinity import SessionAffinity
-from harness.balancer.picking.weight_quantiser import Levels
+from harness.balancer.picking.weight_quantiser import WeightQuantiser
 from harness.balancer.settings import CheckSettings, Settings
-from harness.gateway.protocol import Action, Backend, CheckUp, Condition, Request
-from harness.scenario.fast_dataclass import lean
+from harness.gateway.protocol import Action, Backend, CheckUp, MemberReport, Request
+from harness.scenario.fast_dataclass import fast_dataclass
 from harness.scenario.model import Kind
 
 INFERENCE, OK, FAILED = Kind.INFERENCE, Settled.OK, Settled.FAILED
@@ -36,7 +36,7 @@ LEVELS_EVERY_S = 0.1
 """How often the ring follows the weights at most: each time some keys move."""
 
 
-@lean
+@fast_dataclass
 class Sent:
     """What an attempt holds of its backend until it ends. `stay` numbers the backend's stay as a member."""
 
@@ -65,14 +65,16 @@ class Members:
         self._sessions = None if settings.sessions is None else SessionAffinity(settings.sessions)
         self._asked_s: dict[int, float] = {}
         self._draining = Draining(settings.drain_deadline_s)
-        self._levels = Levels()
+        self._levels = WeightQuantiser()
         self._levels_due_s = math.inf  # when the ring next follows the weights; never where they do not change
         self._health = None if settings.health is None else HealthScore(settings.health)
         ramp, ejection = settings.slow_start, settings.ejection
         self._slow_start = None if ramp is None else SlowStart(ramp.window_s, ramp.minimum_share, ramp.aggression)
-        self._ejection = None if ejection is None else Ejection(ejection.failures, ejection.open_s, ejection.cap_share)
+        self._ejection = (
+            None if ejection is None else PassiveEjection(ejection.failures, ejection.open_s, ejection.cap_share)
+        )
         self._readiness = None if settings.checks is None else _readiness(settings.checks, generator)
-        self._open = Tally()
+        self._open = InFlightTotal()
         """Who is eligible, as `_look` found; so no request has to look at all members."""
         self._candidates: list[str] | None = None  # those of them with weight; None: to be found anew
         self._weightless: tuple[str, ...] = ()  # members without a point on the ring
@@ -185,12 +187,12 @@ class Members:
         breaker = self._breakers.get(name)
         return "closed" if breaker is None else breaker.state(now_s)
 
-    def condition(self, name: str, now_s: float) -> Condition | None:
+    def condition(self, name: str, now_s: float) -> MemberReport | None:
         """What is known of a member, for people; None of anybody else."""
         if name not in self._configured:
             return None
         breaker = self._breakers.get(name)
-        return Condition(
+        return MemberReport(
             ready=self.eligible(name, now_s),
             breaker=None if breaker is None else breaker.state(now_s),
             score=None if self._health is None else self._health.score(name, now_s),

@@ -18,7 +18,7 @@ from harness.scenario import faults as timeline
 from harness.scenario import model
 from harness.scenario import request_mix as content
 from harness.scenario.arrivals import draw
-from harness.scenario.closed_loop import Crowd
+from harness.scenario.closed_loop import VirtualUsers
 from harness.scenario.fast_dataclass import canonical
 from harness.scenario.fault_schedule import conflict
 from harness.scenario.faults import Leave, Membership
@@ -185,7 +185,7 @@ def _check_load(scenario: Scenario) -> None:
             raise ValueError(f"{place}: stream {stream.name!r}: {told}")
         alone = dataclasses.replace(load, streams=(stream,))
         try:
-            asked = Crowd(alone, 0, 0).asked if stream.chats is not None else draw(alone, 0)
+            asked = VirtualUsers(alone, 0, 0).asked if stream.chats is not None else draw(alone, 0)
         except (ValueError, ArithmeticError, LookupError) as error:
             raise ValueError(f"{place}: it cannot be drawn: {error}") from None
         longest = max((max(one.prompt_tokens, one.output_tokens) for one in asked), default=0)

@@ -147,7 +147,7 @@ TRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Stroke:
+class DrawnFault:
     """One thing that happens to one backend, from its first step until it may be struck again."""
 
     strikes: str
@@ -180,7 +180,7 @@ def random_programme(
     on = [name for name in left if random.random() < ON] or [random.choice(left)]
     weights = [2.0 ** random.uniform(-4.0, 4.0) for _ in on]
     wanted = max(1, round(seconds / STEP_EVERY_S * random.uniform(0.5, 1.5)))
-    strokes: list[Stroke] = []
+    strokes: list[DrawnFault] = []
     for _ in range(TRIES):
         if len(strokes) == wanted:
             break
@@ -191,7 +191,7 @@ def random_programme(
     return tuple(sorted(steps, key=lambda step: step.at_s))
 
 
-def _stroke(random: Random, kind: str, backend: str, at_s: float, seconds: float) -> Stroke:
+def _stroke(random: Random, kind: str, backend: str, at_s: float, seconds: float) -> DrawnFault:
     longest_s = max(SHORTEST_S, LONGEST_SHARE * seconds)
     for_s = min(_wild(random, SHORTEST_S, longest_s), seconds)
     start_s = round(at_s + random.uniform(0.0, seconds - for_s), 2)
@@ -199,10 +199,10 @@ def _stroke(random: Random, kind: str, backend: str, at_s: float, seconds: float
     # Rounding may carry it past the end by a hundredth, which no fault is to outlast.
     for_s = round(min(for_s, at_s + seconds - start_s), 2)
     awake_s = start_s + for_s + (COLD_S if strikes == PROCESS else 0.0)
-    return Stroke(strikes, backend, start_s, awake_s, draw(random, backend, start_s, for_s))
+    return DrawnFault(strikes, backend, start_s, awake_s, draw(random, backend, start_s, for_s))
 
 
-def _fits(stroke: Stroke, others: Sequence[Stroke], backends: Sequence[str], spare_one: bool) -> bool:
+def _fits(stroke: DrawnFault, others: Sequence[DrawnFault], backends: Sequence[str], spare_one: bool) -> bool:
     """Whether a stroke gets in the way of none that was drawn before it."""
     beside = [other for other in others if other.start_s <= stroke.end_s and stroke.start_s <= other.end_s]
     alone = {PROCESS, MEMBER}

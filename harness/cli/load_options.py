@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 
-class Engine(StrEnum):
+class EngineChoice(StrEnum):
     """What sends the requests."""
 
     AIOHTTP = "aiohttp"
@@ -92,7 +92,7 @@ Timeout = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same load.")]
 Protocol = Annotated[str, typer.Option(help="Form of the requests: http, openai, chat or kserve.")]
-ByEngine = Annotated[Engine, typer.Option(help="What sends them: the same load and records from both.")]
+ByEngine = Annotated[EngineChoice, typer.Option(help="What sends them: the same load and records from both.")]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="JSON file for the summary.")]
 Records = Annotated[Path | None, typer.Option(metavar="FILE", help="A binary record of every request, too.")]
 FailIf = Annotated[

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from harness.load.results.figures import QUANTILES, SERIES, Figures
-from harness.load.results.search import Search, Seen
+from harness.load.results.search import RateResult, Search
 from harness.load.results.thresholds import Threshold
 
 SHOWN_TIMES = (*QUANTILES, "max")
@@ -157,7 +157,7 @@ def _bare_ms(value_s: float) -> str:
     return "-" if math.isnan(value_s) else f"{value_s * 1e3:.2f}"
 
 
-def step_line(seen: Seen) -> str:
+def step_line(seen: RateResult) -> str:
     """What a run of a search showed."""
     share = seen.exceeding / seen.requests * 100 if seen.requests else math.nan
     why = f" ({seen.why})" if seen.why else ""

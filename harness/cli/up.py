@@ -32,14 +32,14 @@ def up(
     steelyard fault from another terminal.
     """
     from harness.cli.fleet_size import fleet_size
-    from harness.live.environment import StageOptions
+    from harness.live.environment import EnvironmentOptions
     from harness.scenario.model import DiedError, HarnessError
     from harness.targets import resolve
     from harness.up.run import run_up
 
     try:
         chosen = resolve(target, nginx or None)
-        options = StageOptions(fleet_size(chosen, backends), toxiproxy, gpu, model, models, rate, seed)
+        options = EnvironmentOptions(fleet_size(chosen, backends), toxiproxy, gpu, model, models, rate, seed)
         options.setup()  # a wrong name shows before anything is started
         run_up(chosen, options, name, seconds, plain or not sys.stdout.isatty())
     except (HarnessError, DiedError) as error:

@@ -19,7 +19,7 @@ STRETCHES_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MOST_STRETCHES = 20
 
 
-def course_of(history: History) -> dict[str, Any]:
+def run_timeseries(history: History) -> dict[str, Any]:
     """The course of a run.
 
     `stretches`: rows of start_s, end_s, requests sent, lost (no complete 2xx answer), p50_ms and p99_ms of the
@@ -106,5 +106,5 @@ def plan_of(steps: Sequence[Step]) -> list[tuple[str, str, str, str]]:
 
 
 def is_course(value: object) -> bool:
-    """Whether `value` is what `course_of` makes, as far as a report has to know."""
+    """Whether `value` is what `run_timeseries` makes, as far as a report has to know."""
     return isinstance(value, Mapping) and {"backends", "stretches", "marks"} <= set(value)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from harness.gateway.expected_answer import STATUS_200, ExpectedAnswer
-from harness.scenario.fast_dataclass import lean
+from harness.scenario.fast_dataclass import fast_dataclass
 from harness.scenario.model import Kind
 
 
-@lean
+@fast_dataclass
 class Request:
     """A client's request, as far as a balancer may decide on it. `connection` numbers the client's connection.
 
@@ -79,14 +79,14 @@ class NowFunction:
 # --- events -----------------------------------------------------------------------------------------------
 
 
-@lean
+@fast_dataclass
 class RequestArrived:
     """A client's request is here, head and body."""
 
     request: Request
 
 
-@lean
+@fast_dataclass
 class ResponseHead:
     """A backend answered with a status; the body waits until the attempt is committed or cancelled.
 
@@ -98,14 +98,14 @@ class ResponseHead:
     retry_after_s: float | None = None
 
 
-@lean
+@fast_dataclass
 class FirstByte:
     """The first byte of an attempt's body is here, or its end if it has none. Follows `ResponseHead`."""
 
     attempt_id: int
 
 
-@lean
+@fast_dataclass
 class AttemptEnded:
     """An attempt is over. `error`: None (the answer came whole), refused, reset, timeout or aborted (cancelled)."""
 
@@ -113,14 +113,14 @@ class AttemptEnded:
     error: str | None
 
 
-@lean
+@fast_dataclass
 class ClientGone:
     """The client of a request left before its answer was complete."""
 
     request_id: int
 
 
-@lean
+@fast_dataclass
 class CheckUpResult:
     """A check-up's answer: `ok` if it is as expected, with the backend's report of itself where it sent one."""
 
@@ -130,21 +130,21 @@ class CheckUpResult:
     report: Backend | None = None
 
 
-@lean
+@fast_dataclass
 class MembershipChanged:
     """The list of backends, at the start and after every change, in the order of the configuration."""
 
     backends: tuple[Backend, ...]
 
 
-@lean
+@fast_dataclass
 class TimerFired:
     """A timer that the gateway set is due."""
 
     timer_id: int
 
 
-@lean
+@fast_dataclass
 class ShutdownAsked:
     """The process was asked to stop: finish what is in flight, then `Exit`."""
 
@@ -165,7 +165,7 @@ Event = (
 # --- actions ----------------------------------------------------------------------------------------------
 
 
-@lean
+@fast_dataclass
 class Send:
     """Send a request to a backend as a new attempt; after `timeout_s` without its end it ends with `timeout`."""
 
@@ -175,14 +175,14 @@ class Send:
     timeout_s: float
 
 
-@lean
+@fast_dataclass
 class Cancel:
     """Give up an attempt: close its connection."""
 
     attempt_id: int
 
 
-@lean
+@fast_dataclass
 class Commit:
     """Answer a request with what an attempt brings, status and body."""
 
@@ -190,7 +190,7 @@ class Commit:
     attempt_id: int
 
 
-@lean
+@fast_dataclass
 class Reply:
     """Answer a request with a status of the balancer's own; `retry_after_s` becomes a Retry-After header."""
 
@@ -200,7 +200,7 @@ class Reply:
     retry_after_s: float | None = None
 
 
-@lean
+@fast_dataclass
 class SetTimer:
     """Fire a timer at `at_s` (absolute); setting it again moves it."""
 
@@ -208,14 +208,14 @@ class SetTimer:
     at_s: float
 
 
-@lean
+@fast_dataclass
 class CancelTimer:
     """Forget a timer."""
 
     timer_id: int
 
 
-@lean
+@fast_dataclass
 class CheckUp:
     """Ask a backend's health route; without an answer as `expected` within `timeout_s` the result is not ok."""
 
@@ -225,14 +225,14 @@ class CheckUp:
     expected: ExpectedAnswer = STATUS_200
 
 
-@lean
+@fast_dataclass
 class BackendDrained:
     """A backend that left has nothing of ours in flight any more."""
 
     backend_id: str
 
 
-@lean
+@fast_dataclass
 class Exit:
     """Nothing is in flight any more: the process may end."""
 
@@ -249,7 +249,7 @@ class Gateway(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class MemberReport:
     """What a gateway knows of a member now, for people: None where it has no such mechanism.
 
     `ready`: may get traffic. `breaker`: closed, open or half-open. `score`: its health, 0 to 1.
@@ -261,10 +261,10 @@ class Condition:
 
 
 @runtime_checkable
-class Telling(Protocol):
+class ReportsMembers(Protocol):
     """A gateway that tells what it knows of its members."""
 
-    def condition(self, backend_id: str, now_s: float) -> Condition | None:
+    def condition(self, backend_id: str, now_s: float) -> MemberReport | None:
         """What is known of a member; None of anybody else. Changes nothing."""
         ...
 

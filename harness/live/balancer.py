@@ -13,7 +13,16 @@ from harness.live.process.child import Child, descendants, telling_line
 from harness.live.process.http import accepts, call
 from harness.live.process.ports import HOST, is_free
 from harness.scenario.model import DiedError, TargetError
-from harness.targets.base import AwaitNewWorkers, Call, ChangeStep, Place, RunCommand, Signal, Target, WriteFile
+from harness.targets.base import (
+    AdminCall,
+    AwaitNewWorkers,
+    ChangeStep,
+    Deployment,
+    RunCommand,
+    Signal,
+    Target,
+    WriteFile,
+)
 
 START_S = 15.0
 CHANGE_S = 10.0
@@ -26,7 +35,7 @@ class Balancer:
     Without `begin` only one that waits for its files is started, and `begin` must be called when its backends listen.
     """
 
-    def __init__(self, target: Target, place: Place, begin: bool = True) -> None:
+    def __init__(self, target: Target, place: Deployment, begin: bool = True) -> None:
         self._target = target
         self._place = place
         self._child: Child | None = None
@@ -99,7 +108,7 @@ class Balancer:
         if self._child is not None and self._child.status is not None:
             raise DiedError(self._child.ending())
 
-    def change(self, place: Place) -> None:
+    def change(self, place: Deployment) -> None:
         """Make its membership that of `place`. DiedError if it refuses."""
         started = self._workers()
         try:
@@ -126,7 +135,7 @@ class Balancer:
                     raise DiedError(f"refused a change: {error}") from None
                 if done.returncode:
                     raise DiedError(f"refused a change: exit status {done.returncode}: {_told_by(done)}")
-            case Call(method, url, body):
+            case AdminCall(method, url, body):
                 self._call(method, url, body)
             case AwaitNewWorkers():
                 self._await_new_workers(workers)

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.live.process.ports import HOST, PortBlock, is_free
 from harness.scenario.faults import Membership
 from harness.scenario.model import Scenario, TargetError
-from harness.targets.base import Address, Place, Target
+from harness.targets.base import Address, Deployment, Target
 
 
 def listening(target: Target, block: PortBlock, backends: Sequence[str]) -> dict[str, tuple[str, int]]:
@@ -34,10 +34,10 @@ def place_after(
     block: PortBlock,
     workdir: Path,
     seed: int,
-) -> Place:
+) -> Deployment:
     """The balancer's place with the members, weights and drains that these changes of membership leave."""
     weights, drained = scenario.weights(changes), scenario.drained(changes)
-    return Place(
+    return Deployment(
         workdir=workdir,
         host=HOST,
         port=block.balancer,

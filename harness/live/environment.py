@@ -19,15 +19,15 @@ from harness.claims.features import Limits, nearest
 from harness.live.balancer import Balancer
 from harness.live.deployment import listening, place_after
 from harness.live.faults.command_words import KINDS, duration, kind_of, parse, told
-from harness.live.faults.injector import FaultWay
-from harness.live.faults.on_demand import FaultBook
-from harness.live.fleet import Fleet
-from harness.live.load.background import SteadyLoad
+from harness.live.faults.injector import FaultInjector
+from harness.live.faults.on_demand import ActiveFaults
+from harness.live.fleet import FleetProcess
+from harness.live.load.background import BackgroundLoad
 from harness.live.process.http import accepts, call
 from harness.live.process.ports import HOST, port_block
 from harness.scenario.faults import Drain, Join, Leave, Membership, Weigh
 from harness.scenario.model import ClaimsError, DiedError, HarnessError, Load, Scenario, SteelyardError
-from harness.targets.base import Place, Target
+from harness.targets.base import Deployment, Target
 from mockgpu.gpu.catalogue import GPUS, Gpu, Model, Setup, SetupError, setup_of
 
 READY_S = 15.0
@@ -38,7 +38,7 @@ QUICK = Setup(Gpu("quick", 2_000, 16, 256, update_s=0.002), Model("quick", 100, 
 
 
 @dataclass(frozen=True, slots=True)
-class StageOptions:
+class EnvironmentOptions:
     """What a stage is made of. `gpu` and `model` are names of mockgpu's catalogue, both empty for `QUICK` backends.
 
     `rate_per_s` 0: no load of its own; `models` is how many model names that load asks for.
@@ -85,10 +85,10 @@ def _told_if_late(line: str) -> Iterator[None]:
         timer.join()  # not in the midst of what is printed next
 
 
-class Stage:
+class Environment:
     """Starts all in `workdir`; `stack` ends it. TargetError if the balancer does not start, HarnessError if we fail."""
 
-    def __init__(self, target: Target, options: StageOptions, workdir: Path, stack: ExitStack) -> None:
+    def __init__(self, target: Target, options: EnvironmentOptions, workdir: Path, stack: ExitStack) -> None:
         self.target = target
         self.options = options
         self._workdir = workdir
@@ -99,9 +99,9 @@ class Stage:
         self._changes: list[Membership] = []
         self._changing = threading.Lock()
         self._block = stack.enter_context(port_block(options.seed, options.backends))
-        self._fleet = Fleet(self._block, options.backends, _Server(self.setup), workdir, processes=True)
+        self._fleet = FleetProcess(self._block, options.backends, _Server(self.setup), workdir, processes=True)
         stack.callback(self._fleet.stop)
-        self._way = FaultWay(options.toxiproxy, self._block, workdir, options.seed)
+        self._way = FaultInjector(options.toxiproxy, self._block, workdir, options.seed)
         stack.callback(self._way.stop)
         self._fleet.await_ready()
         self._way.await_ready()
@@ -114,7 +114,7 @@ class Stage:
         with _told_if_late(f"waiting for {target.name} at {self.url}"):
             self._balancer.await_listening()
             self._await_answer()
-        self.book = FaultBook(self._way, self._fleet, options.seed)
+        self.book = ActiveFaults(self._way, self._fleet, options.seed)
         stack.callback(self.book.close)
         self.fleet_control = self._block.fleet_control
         self.load = self._own_load()
@@ -131,15 +131,15 @@ class Stage:
         """Host and port of a backend as the balancer knows it: its fault proxy."""
         return self._listen[backend]
 
-    def _own_load(self) -> SteadyLoad | None:
+    def _own_load(self) -> BackgroundLoad | None:
         options, claims = self.options, self.target.claims
         if not options.rate_per_s:
             return None
-        return SteadyLoad(
+        return BackgroundLoad(
             self.url, options.rate_per_s, options.models, claims.key_carrier, claims.protocol, options.seed
         )
 
-    def _place(self) -> Place:
+    def _place(self) -> Deployment:
         return place_after(self._changes, self._scenario, self._listen, self._block, self._workdir, self.options.seed)
 
     def _await_answer(self) -> None:

@@ -10,17 +10,17 @@ import numpy as np
 from harness.evidence.history import ATTEMPT, CHECK_UP, CONNECTION, RESIDENCY, Numbers
 from harness.evidence.records import Rows
 from harness.scenario.model import HarnessError, Residency
-from harness.toxiproxy.client import Connection
+from harness.toxiproxy.client import LoggedConnection
 from mockgpu.api.tags import NUMBER_BITS
-from mockgpu.server.attempt_log import HEADER_SIZE, ROW_FIELDS, Kind, LogError, Outcome, read_header
+from mockgpu.server.attempt_log import HEADER_SIZE, ROW_FIELDS, LogError, RowKind, RowOutcome, read_header
 
 LOG = np.dtype(list(ROW_FIELDS))
 UNTAGGED = -1
 
 RESIDENCY_OF = {
-    int(Kind.RESIDENCY_LOADING): Residency.LOADING,
-    int(Kind.RESIDENCY_LOADED): Residency.LOADED,
-    int(Kind.RESIDENCY_EVICTED): Residency.EVICTED,
+    int(RowKind.RESIDENCY_LOADING): Residency.LOADING,
+    int(RowKind.RESIDENCY_LOADED): Residency.LOADED,
+    int(RowKind.RESIDENCY_EVICTED): Residency.EVICTED,
 }
 
 
@@ -39,7 +39,7 @@ def log_rows(data: bytes) -> Rows:
 
 def own_failures(rows: Rows) -> int:
     """In how many rows the mock itself failed: those that have an end but no outcome."""
-    return int(np.count_nonzero((rows["outcome"] == Outcome.OPEN) & ~np.isnan(rows["end_s"])))
+    return int(np.count_nonzero((rows["outcome"] == RowOutcome.OPEN) & ~np.isnan(rows["end_s"])))
 
 
 def own_numbers(rows: Rows, nonce: int) -> Numbers:
@@ -53,7 +53,7 @@ def attempts_of(logs: Sequence[Rows], nonce: int, start_s: float) -> Rows:
     """Attempts of all backends as rows of ATTEMPT, ordered by arrival; foreign ones have request -1."""
     parts = []
     for number, rows in enumerate(logs):
-        wanted = rows[np.isin(rows["kind"], (Kind.INFERENCE, Kind.UPDATE, Kind.FOREIGN))]
+        wanted = rows[np.isin(rows["kind"], (RowKind.INFERENCE, RowKind.UPDATE, RowKind.FOREIGN))]
         part = np.zeros(len(wanted), ATTEMPT)
         part["request"] = own_numbers(wanted, nonce)
         part["backend"] = number
@@ -74,7 +74,7 @@ def check_ups_of(logs: Sequence[Rows], start_s: float) -> Rows:
     """The balancer's own polls as rows of CHECK_UP."""
     parts = []
     for number, rows in enumerate(logs):
-        wanted = rows[rows["kind"] == Kind.CHECK_UP]
+        wanted = rows[rows["kind"] == RowKind.CHECK_UP]
         part = np.zeros(len(wanted), CHECK_UP)
         part["backend"], part["status"], part["at_s"] = number, wanted["status"], wanted["arrival_s"] - start_s
         parts.append(part)
@@ -93,7 +93,7 @@ def residency_of(logs: Sequence[Rows], start_s: float) -> Rows:
     return _by_time(parts, RESIDENCY, "at_s")
 
 
-def connections_of(seen: Sequence[Connection], numbers: Mapping[str, int], start_s: float) -> Rows:
+def connections_of(seen: Sequence[LoggedConnection], numbers: Mapping[str, int], start_s: float) -> Rows:
     """What the fault proxy saw, as rows of CONNECTION; connections that still live have no closing time."""
     own = [item for item in seen if item.proxy in numbers]
     rows = np.zeros(len(own), CONNECTION)

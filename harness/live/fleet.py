@@ -13,7 +13,7 @@ from typing import Protocol
 from harness.evidence.records import Rows
 from harness.live.evidence import log_rows, own_failures
 from harness.live.process.child import Child
-from harness.live.process.http import Answer, accepts, call
+from harness.live.process.http import HttpResponse, accepts, call
 from harness.live.process.ports import HOST, PortBlock
 from harness.scenario.model import HarnessError
 from harness.targets.base import LEAN
@@ -28,7 +28,7 @@ class Server(Protocol):
         """As JSON, in the words of `mockgpu.gpu.catalogue.Setup.from_json`."""
 
 
-class Fleet:
+class FleetProcess:
     """`count` mock GPU model servers; `processes`: each one a process, so that it can be killed or paused."""
 
     def __init__(self, block: PortBlock, count: int, server: Server, workdir: Path, processes: bool) -> None:
@@ -107,7 +107,7 @@ class Fleet:
         """End the fleet and all its processes."""
         self._child.stop()
 
-    def _control(self, method: str, path: str, body: bytes = b"") -> Answer:
+    def _control(self, method: str, path: str, body: bytes = b"") -> HttpResponse:
         url = f"http://{HOST}:{self._block.fleet_control}{path}"
         try:
             answer = call(method, url, body, {"content-type": "application/json"})

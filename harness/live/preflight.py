@@ -15,13 +15,12 @@ import numpy as np
 from harness.evidence.records import Rows
 from harness.live.balancer import Balancer
 from harness.live.evidence import own_numbers
-from harness.live.fleet import Fleet
+from harness.live.fleet import FleetProcess
 from harness.live.process.http import call
 from harness.load.wire import request_of
 from harness.scenario.arrivals import Arrival
-from harness.scenario.model import DiedError, Load, Method
-from harness.scenario.model import Kind as RequestKind
-from mockgpu.server.attempt_log import Kind, Outcome
+from harness.scenario.model import DiedError, Kind, Load, Method
+from mockgpu.server.attempt_log import RowKind, RowOutcome
 
 READY_S = 15.0
 BATCH = 8
@@ -36,7 +35,7 @@ CARRIER_BITS = {"header:x-mock-tag": 1, "header:x-request-id": 2, "json:seed": 4
 
 def preflight(
     balancer: Balancer,
-    fleet: Fleet,
+    fleet: FleetProcess,
     backends: tuple[str, ...],
     load: Load,
     protocol: str,
@@ -86,13 +85,13 @@ def _look(name: str, rows: Rows, nonce: int, seen: dict[str, int], refused: dict
     """Note in `seen` what tags a well answered request of ours bore at a backend, else in `refused` what it got."""
     own = own_numbers(rows, nonce) >= 0
     # Nothing survived on these: the backend can be used, but its attempts can't be told apart.
-    bare = (rows["tag"] == 0) & np.isin(rows["kind"], (Kind.INFERENCE, Kind.FOREIGN))
-    well = (rows["outcome"] == Outcome.ANSWERED) & (rows["status"] // 100 == 2)
+    bare = (rows["tag"] == 0) & np.isin(rows["kind"], (RowKind.INFERENCE, RowKind.FOREIGN))
+    well = (rows["outcome"] == RowOutcome.ANSWERED) & (rows["status"] // 100 == 2)
     if (own & well).any():
         seen[name] = seen.get(name, 0) | int(np.bitwise_or.reduce(rows["carriers"][own & well]))
     elif (bare & well).any():
         seen.setdefault(name, 0)
-    elif len(others := rows[(own | bare) & (rows["outcome"] != Outcome.OPEN)]):
+    elif len(others := rows[(own | bare) & (rows["outcome"] != RowOutcome.OPEN)]):
         refused[name] = int(others["status"][-1])
 
 
@@ -102,7 +101,7 @@ def _probe(url: str, load: Load, protocol: str, nonce: int, number: int) -> str 
         number=number,
         stream=0,
         at_s=0.0,
-        kind=RequestKind.INFERENCE,
+        kind=Kind.INFERENCE,
         method=Method.POST,
         key=number,
         prompt_tokens=4,

@@ -21,20 +21,20 @@ from harness.evidence.records import Rows, read_requests
 from harness.live.balancer import Balancer
 from harness.live.deployment import listening, place_after
 from harness.live.evidence import attempts_of, check_ups_of, connections_of, reconcile, residency_of
-from harness.live.faults.injector import FaultWay
-from harness.live.faults.timeline_runner import Steps
-from harness.live.fleet import Fleet
+from harness.live.faults.injector import FaultInjector
+from harness.live.faults.timeline_runner import LiveTimelineRunner
+from harness.live.fleet import FleetProcess
 from harness.live.load.load_process import LoadProcess
 from harness.live.preflight import preflight
 from harness.live.process.ports import HOST, PortBlock, port_block
 from harness.live.process.session_dir import session_folder, take_sigterm
 from harness.live.slack import Sentinel, slack_by_second
-from harness.load.job import Job
+from harness.load.job import LoadJob
 from harness.scenario.arrivals import draw
 from harness.scenario.fault_schedule import Due, conflict, schedule
 from harness.scenario.faults import Membership, ProcessFault
 from harness.scenario.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError
-from harness.targets.base import Place, Target
+from harness.targets.base import Deployment, Target
 
 LEAD_S = 0.15
 """From handing out the job to second 0 of the run: the load process must have drawn its schedule by then."""
@@ -120,19 +120,19 @@ class _Run:
         self._numbers = {name: number for number, name in enumerate(ids)}
         self._block: PortBlock = stack.enter_context(port_block(seed, len(ids)))
         self._listen = listening(target, self._block, ids)
-        self._fleet = Fleet(self._block, len(ids), scenario.server, workdir, processes=scenario.kills)
+        self._fleet = FleetProcess(self._block, len(ids), scenario.server, workdir, processes=scenario.kills)
         stack.callback(self._fleet.stop)
-        self._way = FaultWay(toxiproxy, self._block, workdir, seed)
+        self._way = FaultInjector(toxiproxy, self._block, workdir, seed)
         stack.callback(self._way.stop)
         self._changes: list[Membership] = []
-        self._steps = Steps(self._way, self._fleet, self._numbers, seed)
+        self._steps = LiveTimelineRunner(self._way, self._fleet, self._numbers, seed)
         stack.callback(self._steps.close)
         self._start_s = 0.0
 
-    def _place(self) -> Place:
+    def _place(self) -> Deployment:
         return self._place_after(self._changes)
 
-    def _place_after(self, changes: Sequence[Membership]) -> Place:
+    def _place_after(self, changes: Sequence[Membership]) -> Deployment:
         return place_after(changes, self._scenario, self._listen, self._block, self._workdir, self._seed)
 
     def _sentinel(self) -> Sentinel:
@@ -191,7 +191,7 @@ class _Run:
     def _timeline(self, balancer: Balancer, sentinel: Sentinel, out: Path) -> str | None:
         """Load and steps on one timeline; the balancer's own end, if it ended."""
         self._start_s = self._steps.start_s = time.monotonic() + LEAD_S
-        job = Job(
+        job = LoadJob(
             load=self._scenario.load,
             seed=self._seed,
             nonce=self._nonces[1],

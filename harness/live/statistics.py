@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.evidence.records import Rows
 from harness.live.evidence import LOG
-from mockgpu.server.attempt_log import Kind, Outcome
+from mockgpu.server.attempt_log import RowKind, RowOutcome
 
 WINDOW_S = 5.0
 """Rates, shares and latencies are those of the last so many seconds."""
@@ -25,11 +25,11 @@ TELLING = 10.0
 That none comes where 10 are expected has a chance of exp(-10), 5e-5, where requests come independently.
 """
 
-ATTEMPTS = (int(Kind.INFERENCE), int(Kind.UPDATE), int(Kind.FOREIGN))
-LOADING, LOADED, EVICTED = int(Kind.RESIDENCY_LOADING), int(Kind.RESIDENCY_LOADED), int(Kind.RESIDENCY_EVICTED)
+ATTEMPTS = (int(RowKind.INFERENCE), int(RowKind.UPDATE), int(RowKind.FOREIGN))
+LOADING, LOADED, EVICTED = int(RowKind.RESIDENCY_LOADING), int(RowKind.RESIDENCY_LOADED), int(RowKind.RESIDENCY_EVICTED)
 
 
-class Answered(NamedTuple):
+class ObservedRequest(NamedTuple):
     """One request as our own client saw it. `status` 0: no whole answer. `backend`: who says that it answered."""
 
     end_s: float
@@ -67,7 +67,7 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class BackendSeen:
+class ObservedBackend:
     """One backend from outside. `process`: alive, paused or dead. `membership`: "" (plain member), "left" and so on.
 
     `silent_s`: time since its last attempt, None if it never had one; `missed`: how many it would have had since then.
@@ -87,7 +87,7 @@ class BackendSeen:
     used_mb: int = 0
     total_mb: int = 0
 
-    def with_share(self, share: float) -> BackendSeen:
+    def with_share(self, share: float) -> ObservedBackend:
         """The same with this share of all attempts."""
         return replace(self, share=share)
 
@@ -101,7 +101,7 @@ class Snapshot:
 
     up_s: float
     window_s: float
-    backends: tuple[BackendSeen, ...]
+    backends: tuple[ObservedBackend, ...]
     client: Client | None = None
     log_full: tuple[str, ...] = ()
 
@@ -114,12 +114,12 @@ def attempts_of(rows: Rows, now_s: float, window_s: float, ended_s: float = -mat
     """
     own = rows[np.isin(rows["kind"], ATTEMPTS)]
     since_s = now_s - window_s
-    open_ = (own["outcome"] == Outcome.OPEN) & np.isnan(own["end_s"])
+    open_ = (own["outcome"] == RowOutcome.OPEN) & np.isnan(own["end_s"])
     orphaned = open_ & (own["arrival_s"] <= ended_s)
     inside = open_ & ~orphaned
     end_s = np.where(orphaned, ended_s, own["end_s"])
     recent = end_s >= since_s
-    answered = recent & (own["outcome"] == Outcome.ANSWERED) & (own["status"] < 500)
+    answered = recent & (own["outcome"] == RowOutcome.ANSWERED) & (own["status"] < 500)
     p50_s, p99_s = _quantiles((own["end_s"] - own["arrival_s"])[answered])
     return Attempts(
         started=int(np.count_nonzero(own["arrival_s"] >= since_s)),
@@ -131,14 +131,14 @@ def attempts_of(rows: Rows, now_s: float, window_s: float, ended_s: float = -mat
     )
 
 
-def client_of(answers: Iterable[Answered]) -> Client:
+def client_of(answers: Iterable[ObservedRequest]) -> Client:
     """Figures of requests as their client saw them."""
     items = list(answers)
     p50_s, p99_s = _quantiles(np.array([item.latency_s for item in items if not item.failed]))
     return Client(len(items), sum(item.failed for item in items), p50_s, p99_s)
 
 
-def by_backend(answers: Sequence[Answered], names: Sequence[str]) -> dict[str, Client]:
+def by_backend(answers: Sequence[ObservedRequest], names: Sequence[str]) -> dict[str, Client]:
     """The same for each backend, of the answers that name it."""
     return {name: client_of(item for item in answers if item.backend == name) for name in names}
 
@@ -172,7 +172,7 @@ class Tail:
         self.count += int(np.count_nonzero(np.isin(new["kind"], ATTEMPTS)))
         self._read = self.first + len(rows)
         self.rows = rows
-        open_ = (rows["outcome"] == Outcome.OPEN) & np.isnan(rows["end_s"]) & (rows["arrival_s"] > ended_s)
+        open_ = (rows["outcome"] == RowOutcome.OPEN) & np.isnan(rows["end_s"]) & (rows["arrival_s"] > ended_s)
         recent = (rows["arrival_s"] >= now_s - window_s) | (rows["end_s"] >= now_s - window_s)
         orphaned = (rows["arrival_s"] <= ended_s) & (ended_s >= now_s - window_s)
         needed = np.flatnonzero(open_ | recent | orphaned)

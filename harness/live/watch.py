@@ -14,15 +14,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from harness.evidence.records import Rows
-from harness.live.environment import Stage
+from harness.live.environment import Environment
 from harness.live.evidence import LOG
 from harness.live.faults.command_words import duration
 from harness.live.process.http import call
 from harness.live.process.ports import HOST
 from harness.live.statistics import (
     WINDOW_S,
-    BackendSeen,
     Client,
+    ObservedBackend,
     Snapshot,
     Tail,
     attempts_of,
@@ -38,7 +38,7 @@ from mockgpu.server.attempt_log import HEADER_SIZE, LogError, read_header
 class Watch:
     """Makes a snapshot of `stage` whenever it is asked for one; `log_full` names backends whose log took no more."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Environment) -> None:
         self._stage = stage
         self._tails = {name: Tail() for name in stage.names}
         self._start_s = time.monotonic()
@@ -79,12 +79,12 @@ class Watch:
         ended_s: float,
         now_s: float,
         window_s: float,
-    ) -> BackendSeen:
+    ) -> ObservedBackend:
         tail, setup = self._tails[name], self._stage.setup
         others = [other for other in self._tails.values() if other is not tail]
         models = tail.resident(ended_s) if process != "dead" else {}
         sizes = {model.name: model.weights_mb for model in setup.models}
-        return BackendSeen(
+        return ObservedBackend(
             name=name,
             process=process,
             attempts=attempts_of(tail.rows, now_s, window_s, ended_s, process != "dead"),

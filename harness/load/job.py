@@ -13,7 +13,7 @@ from harness.scenario.model import HarnessError, Load
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LoadJob:
     """One run's load.
 
     `load` and `seed` give the arrivals, `nonce` (31 bits) marks the run's requests, `url` is where they go
@@ -41,7 +41,7 @@ class Job:
         path.write_bytes(_FORM.dump_json(self))
 
     @staticmethod
-    def read(path: Path) -> Job:
+    def read(path: Path) -> LoadJob:
         """The job in the file at `path`. HarnessError, one line, if it cannot be read or is not a job."""
         try:
             return _FORM.validate_json(path.read_bytes())
@@ -53,7 +53,7 @@ class Job:
             raise HarnessError(f"{path}: not a job of the load process: {where}: {first['msg']}") from None
 
 
-_FORM = TypeAdapter(Job)
+_FORM = TypeAdapter(LoadJob)
 _LOAD = TypeAdapter(Load)
 
 

@@ -82,7 +82,9 @@ def request_of(arrival: Arrival, key_carrier: str, seed: int, nonce: int, protoc
         _carry(key, key_carrier, headers, {})
         path, name = f"/v1/models/{quote(model)}/answer", "/v1/models/{model}/answer"
         return WireRequest("GET", path, tuple(headers.items()), b"", hexadecimal, name)
-    said = Said(arrival, model, tag, hexadecimal, _opening(key_carrier, key), session_name(seed, arrival.session))
+    said = ParsedAnswer(
+        arrival, model, tag, hexadecimal, _opening(key_carrier, key), session_name(seed, arrival.session)
+    )
     path, name, body = _FORMS["update" if arrival.kind is Kind.UPDATE else protocol](said)
     _carry(key, key_carrier, headers, body)
     headers["content-type"] = "application/json"
@@ -176,7 +178,7 @@ def _encoded(body: dict[str, Any], arrival: Arrival) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ParsedAnswer:
     """What a body is made of. `opening` stands at the very beginning of the prompt."""
 
     arrival: Arrival
@@ -220,16 +222,16 @@ def _part(name: str, tokens: int) -> str:
 Form = tuple[str, str, dict[str, Any]]
 
 
-def _update(said: Said) -> Form:
+def _update(said: ParsedAnswer) -> Form:
     return "/v1/updates", "/v1/updates", {"seed": said.tag, "prompt": said.prompt}
 
 
-def _completions(said: Said) -> Form:
+def _completions(said: ParsedAnswer) -> Form:
     body = {"model": said.model, "max_tokens": said.arrival.output_tokens, "seed": said.tag, "prompt": said.prompt}
     return "/v1/completions", "/v1/completions", {**body, **_streaming(said.arrival)}
 
 
-def _chat(said: Said) -> Form:
+def _chat(said: ParsedAnswer) -> Form:
     messages = [
         {"role": "assistant" if position % 2 else "user", "content": text}
         for position, text in enumerate(said.messages)
@@ -239,7 +241,7 @@ def _chat(said: Said) -> Form:
     return "/v1/chat/completions", "/v1/chat/completions", body
 
 
-def _kserve(said: Said) -> Form:
+def _kserve(said: ParsedAnswer) -> Form:
     inputs = [
         {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [said.prompt]},
         {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [said.arrival.output_tokens]},
@@ -252,6 +254,6 @@ def _streaming(arrival: Arrival) -> dict[str, Any]:
     return {"stream": True, "stream_options": {"include_usage": True}} if arrival.streams else {}
 
 
-_FORMS: Mapping[str, Callable[[Said], Form]] = MappingProxyType(
+_FORMS: Mapping[str, Callable[[ParsedAnswer], Form]] = MappingProxyType(
     {"http": _completions, "openai": _completions, "chat": _chat, "kserve": _kserve, "update": _update}
 )

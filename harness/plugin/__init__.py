@@ -63,7 +63,7 @@ def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None
 
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options if any was given; without them nothing happens until a suite is collected."""
-    bench = Bench(config)
+    bench = SessionState(config)
     config.stash[BENCH] = bench
     config.pluginmanager.register(bench, "steelyard-bench")
     if bench.given and not bench.is_worker and not config.getoption("help", False):
@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # --- the state of one session -----------------------------------------------------------------------------
 
 
-class Bench:
+class SessionState:
     """Target, judge and rows of one pytest session. Everything in it is made when the first suite asks for it."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -244,7 +244,7 @@ class Bench:
         return LiveOnOneWorker(chosen, lambda: live_together(config, log, chosen))
 
 
-BENCH = pytest.StashKey[Bench]()
+BENCH = pytest.StashKey[SessionState]()
 
 
 # --- collection -------------------------------------------------------------------------------------------

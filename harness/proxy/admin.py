@@ -24,8 +24,8 @@ from typing import Any
 
 from aiohttp import web
 
-from harness.proxy.driver import Shell
-from harness.proxy.upstreams import Place, Upstream, place_of
+from harness.proxy.driver import Driver
+from harness.proxy.upstreams import BackendAddress, Upstream, place_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 JOIN_FORM = "expected an object of url (with id and weight where wanted), or of id, host, port, weight"
@@ -35,7 +35,7 @@ LONGEST_WAIT_S = 3600.0
 class Admin:
     """Serves the interface for one shell and its list."""
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Driver) -> None:
         self._shell = shell
         self._upstreams = shell.upstreams
 
@@ -119,7 +119,7 @@ class Admin:
             asked = await request.json()
             if not isinstance(asked, dict) or set(asked) != {"weight"}:
                 raise ValueError("another form")
-            place: Place = replace(found.place, weight=asked["weight"])
+            place: BackendAddress = replace(found.place, weight=asked["weight"])
         except (ValueError, TypeError) as error:
             return _refusal(400, f'expected {{"weight": NUMBER}}: {_told(error)}')
         found.place = place

@@ -41,7 +41,7 @@ class ConnectionLimits:
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class ClientConnection:
     """A client's connection; `number` tells a gateway which.
 
     `busy`: a request's head was read, and it is not answered yet. `unheard`: nor is its body wholly here.
@@ -72,10 +72,10 @@ class Connection:
         return bool(self.protocol._messages)  # no public name tells
 
 
-Answering = Callable[[web.BaseRequest, bytes, Connection], Awaitable[web.StreamResponse]]
+Answering = Callable[[web.BaseRequest, bytes, ClientConnection], Awaitable[web.StreamResponse]]
 
 
-class Front(web.Server):
+class ClientConnections(web.Server):
     """aiohttp's server with connections that know their age; `answer` is asked once a request is here, head and body.
 
     It gets the request, its body and its connection, and returns an answer that it has prepared or not.
@@ -92,7 +92,7 @@ class Front(web.Server):
         )
         self._answer = answer
         self._limits = limits or ConnectionLimits()
-        self._clients: dict[web.RequestHandler, Connection] = {}
+        self._clients: dict[web.RequestHandler, ClientConnection] = {}
         self._next_number = 0
         self._leaving = False
         self._changed = asyncio.Event()
@@ -110,7 +110,7 @@ class Front(web.Server):
         self._next_number += 1
         age_s = self._limits.age_s
         until_s = None if age_s is None else asyncio.get_running_loop().time() + age_s
-        made = Connection(self._next_number, handler, transport, until_s, self._limits.requests, self._leaving)
+        made = ClientConnection(self._next_number, handler, transport, until_s, self._limits.requests, self._leaving)
         self._clients[handler] = made
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:

@@ -34,25 +34,25 @@ from harness.gateway.protocol import (
     CheckUpResult,
     ClientGone,
     Commit,
-    Condition,
     Event,
     Exit,
     FirstByte,
     Gateway,
+    MemberReport,
     MembershipChanged,
     NowFunction,
     Reply,
+    ReportsMembers,
     RequestArrived,
     ResponseHead,
     Send,
     SetTimer,
-    Telling,
     TimerFired,
 )
-from harness.proxy.client_connections import Connection
+from harness.proxy.client_connections import ClientConnection
 from harness.proxy.health_poll import health_of
 from harness.proxy.metrics import Meters
-from harness.proxy.upstreams import Place, Upstream, Upstreams
+from harness.proxy.upstreams import BackendAddress, Upstream, Upstreams
 
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
@@ -72,7 +72,7 @@ class _Exchange:
 
     request: web.BaseRequest
     body: bytes
-    connection: Connection
+    connection: ClientConnection
     began_s: float
     outcome: asyncio.Future[Reply | web.StreamResponse]
     sent: int = 0
@@ -98,7 +98,7 @@ class _ClientLeftError(Exception):
     """The client of an answer under way is gone."""
 
 
-class Shell:
+class Driver:
     """Runs `gateway` for the backends that `use` names; `key_carrier` is where its key is claimed.
 
     `upstreams` is the list of backends: after an edit, call `membership_changed`. `meters` counts.
@@ -125,9 +125,9 @@ class Shell:
         """Client requests that are not answered yet."""
         return len(self._exchanges)
 
-    def condition(self, name: str) -> Condition | None:
+    def condition(self, name: str) -> MemberReport | None:
         """What the gateway knows of a member now; None if it doesn't tell."""
-        return self._gateway.condition(name, time.monotonic()) if isinstance(self._gateway, Telling) else None
+        return self._gateway.condition(name, time.monotonic()) if isinstance(self._gateway, ReportsMembers) else None
 
     # --- the gateway --------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Shell:
 
     # --- clients ------------------------------------------------------------------------------------------
 
-    async def answer(self, request: web.BaseRequest, body: bytes, connection: Connection) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest, body: bytes, connection: ClientConnection) -> web.StreamResponse:
         """The answer to a client's request, whatever its path; one that came from a backend is on its way already."""
         loop = asyncio.get_running_loop()
         if not request.path_qs.startswith("/"):
@@ -353,7 +353,7 @@ class Shell:
 
     # --- the process --------------------------------------------------------------------------------------
 
-    def use(self, places: Iterable[Place]) -> None:
+    def use(self, places: Iterable[BackendAddress]) -> None:
         """Make these the list of backends, in this order. ValueError, and no change, if an id occurs twice."""
         moved = self.upstreams.replace(places)
         if moved:  # another address is another server: the gateway is to forget what it knows of the old one
@@ -382,7 +382,7 @@ async def _to_client(step: Awaitable[object]) -> None:
 
 
 def _passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """Headers without those that end at this hop: the known ones, and those that `Connection` names."""
+    """Headers without those that end at this hop: the known ones, and those that `ClientConnection` names."""
     named = {name.strip().lower() for value in headers.getall("connection", ()) for name in value.split(",")}
     ending = HOP_BY_HOP | named if named else HOP_BY_HOP
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in ending)

@@ -15,7 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from harness.gateway.protocol import Condition
+from harness.gateway.protocol import MemberReport
 from harness.proxy.upstreams import Upstreams
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -29,7 +29,7 @@ MOST_REASONS = 20
 
 BREAKER_STATES = ("closed", "open", "half-open")
 
-Conditions = Callable[[str], Condition | None]
+Conditions = Callable[[str], MemberReport | None]
 
 
 class Meters:

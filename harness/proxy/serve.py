@@ -22,10 +22,10 @@ from aiohttp import web
 from harness.balancer.core.loading import form, gateway_from
 from harness.gateway.protocol import NowFunction, ShutdownAsked
 from harness.proxy.admin import Admin
-from harness.proxy.client_connections import ConnectionLimits, Front
-from harness.proxy.driver import Shell
+from harness.proxy.client_connections import ClientConnections, ConnectionLimits
+from harness.proxy.driver import Driver
 from harness.proxy.metrics import tasks
-from harness.proxy.upstreams import Place, place_of
+from harness.proxy.upstreams import BackendAddress, place_of
 from harness.scenario.model import ClaimsError
 
 LOOPBACK = "127.0.0.1"
@@ -48,7 +48,7 @@ class Serving:
     health_path: str
     key_carrier: str
     seed: int
-    backends: tuple[Place, ...]
+    backends: tuple[BackendAddress, ...]
     drain_deadline_s: float = 30.0
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
@@ -68,8 +68,8 @@ async def run(serving: Serving, ready: Callable[[Listening], None] | None = None
     """
     now = NowFunction(time.monotonic())
     gateway = gateway_from(serving.spec, now, Random(f"{serving.seed}/gateway"))
-    shell = Shell(gateway, now, serving.health_path, serving.key_carrier)
-    front = Front(shell.answer, serving.limits)
+    shell = Driver(gateway, now, serving.health_path, serving.key_carrier)
+    front = ClientConnections(shell.answer, serving.limits)
     shell.meters.gauge("steelyard_requests_in_flight", "Client requests under way.", lambda: shell.requests_in_flight)
     shell.meters.gauge("steelyard_client_connections", "Open client connections.", lambda: front.open_connections)
     shell.meters.gauge("steelyard_tasks", "Tasks of the event loop.", tasks)
@@ -103,7 +103,9 @@ async def _listen(serving: Serving, clients: web.ServerRunner, admin: web.AppRun
     return Listening(url, f"http://{LOOPBACK}:{admin_site.port}")
 
 
-async def _finish(clients: web.ServerRunner, front: Front, shell: Shell, asked: _Asked, deadline_s: float) -> None:
+async def _finish(
+    clients: web.ServerRunner, front: ClientConnections, shell: Driver, asked: _Asked, deadline_s: float
+) -> None:
     """Answer what was read, with no new connections; what is not answered by the deadline is cut."""
     end = asyncio.create_task(_answer_all(clients, front, shell))
     again = asyncio.create_task(asked.again.wait())
@@ -119,7 +121,7 @@ async def _finish(clients: web.ServerRunner, front: Front, shell: Shell, asked: 
         print(f"stopped {why} with {cut} requests unanswered", file=sys.stderr, flush=True)
 
 
-async def _answer_all(clients: web.ServerRunner, front: Front, shell: Shell) -> None:
+async def _answer_all(clients: web.ServerRunner, front: ClientConnections, shell: Driver) -> None:
     for site in list(clients.sites):
         await site.stop()
     await front.leave_idle()

@@ -26,7 +26,7 @@ HEAVIEST = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BackendAddress:
     """A backend as the configuration names it. ValueError for an id, host, port or weight that cannot be.
 
     `draining`: it is listed, and gets nothing new.
@@ -58,7 +58,7 @@ class Place:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def place_from(text: str) -> Place:
+def place_from(text: str) -> BackendAddress:
     """A backend from `[NAME=]http://HOST:PORT[#weight=W]`; without a name it is called HOST:PORT.
 
     ValueError of one line if it is anything else.
@@ -88,11 +88,11 @@ def place_from(text: str) -> Place:
             raise ValueError(f"{form}; #{parts.fragment} has no number") from None
         if key != "weight":
             raise ValueError(f"{form}; #{key}= is not known")
-    at = Place("place", parts.hostname, port)
-    return Place(name if url is not text else at.address, parts.hostname, port, weight)
+    at = BackendAddress("place", parts.hostname, port)
+    return BackendAddress(name if url is not text else at.address, parts.hostname, port, weight)
 
 
-def place_of(item: object) -> Place:
+def place_of(item: object) -> BackendAddress:
     """A backend from a JSON object: `{id, host, port, weight}`, or `{url}` with `id` and `weight` where wanted.
 
     Either may say `draining`. KeyError, TypeError or ValueError for anything else.
@@ -101,7 +101,7 @@ def place_of(item: object) -> Place:
         raise TypeError(f"{item!r} is no object")
     if "url" not in item:
         _expect(item, {"id", "host", "port", "weight", "draining"})
-        return Place(item["id"], item["host"], item["port"], item["weight"], item.get("draining", False))
+        return BackendAddress(item["id"], item["host"], item["port"], item["weight"], item.get("draining", False))
     _expect(item, {"url", "id", "weight", "draining"})
     if not isinstance(item["url"], str):
         raise TypeError(f"url {item['url']!r}: expected text")
@@ -120,7 +120,7 @@ def _expect(item: Mapping[str, Any], keys: set[str]) -> None:
 class Upstream:
     """One stay of a backend in the list. `outcomes` counts its attempts by how they ended, `picks` those sent."""
 
-    place: Place
+    place: BackendAddress
     client: aiohttp.ClientSession
     draining: bool = False
     listed: bool = True
@@ -170,7 +170,7 @@ class Upstreams:
 
     # --- edits --------------------------------------------------------------------------------------------
 
-    def replace(self, places: Iterable[Place]) -> frozenset[str]:
+    def replace(self, places: Iterable[BackendAddress]) -> frozenset[str]:
         """Make these the list; who drained is a member again unless it is to drain on. The ids with another address.
 
         ValueError if an id occurs twice; nothing has changed then.
@@ -196,7 +196,7 @@ class Upstreams:
             self._unlist(gone)
         return frozenset(moved)
 
-    def join(self, place: Place) -> Upstream:
+    def join(self, place: BackendAddress) -> Upstream:
         """List one more. ValueError if its id is listed already."""
         if place.id in self._listed:
             raise ValueError(f"backend {place.id!r} is there already; leave first, or give another id")
@@ -207,7 +207,7 @@ class Upstreams:
         """Take one off the list. KeyError if it isn't on it."""
         self._unlist(self._listed.pop(name))
 
-    def _begin(self, place: Place) -> Upstream:
+    def _begin(self, place: BackendAddress) -> Upstream:
         where = (place.host, place.port)
         if where not in self._clients:
             self._clients[where] = (_client(), set())

@@ -16,12 +16,12 @@ from functools import lru_cache
 
 from harness.scenario import arrival_rates as shapes
 from harness.scenario import request_mix as content
-from harness.scenario.fast_dataclass import lean
+from harness.scenario.fast_dataclass import fast_dataclass
 from harness.scenario.model import Connections, Keys, Kind, Load, Method, Stream
-from harness.scenario.request_mix import Asked
+from harness.scenario.request_mix import RequestContent
 
 
-@lean
+@fast_dataclass
 class Arrival:
     """One request to be sent. `at_s` counts from the start of the run; `key` is an index, -1 for none.
 
@@ -64,7 +64,7 @@ class Arrival:
         return self.timeout_s if self.abort_after_s is None else min(self.timeout_s, self.abort_after_s)
 
 
-_Drawn = tuple[float, Method, int, Asked | None, int, Stream]
+_Drawn = tuple[float, Method, int, RequestContent | None, int, Stream]
 """When, how, with which key and what is asked; number of the stream, and the stream."""
 
 
@@ -151,7 +151,7 @@ def _plain(number: int, at_s: float, index: int, stream: Stream, method: Method,
     )
 
 
-def _special(arrival: Arrival, asked: Asked, streams: int, homes: dict[int, tuple[int, str]]) -> Arrival:
+def _special(arrival: Arrival, asked: RequestContent, streams: int, homes: dict[int, tuple[int, str]]) -> Arrival:
     """`arrival` with content. `homes`: the key of each session, which is that of its first request."""
     post = asked.update or arrival.method is Method.POST
     session = arrival.stream + streams * asked.session if asked.session >= 0 else -1
@@ -178,7 +178,7 @@ def _special(arrival: Arrival, asked: Asked, streams: int, homes: dict[int, tupl
     )
 
 
-def _asked(stream: Stream, requests: int, seed: str) -> Iterator[Asked | None]:
+def _asked(stream: Stream, requests: int, seed: str) -> Iterator[RequestContent | None]:
     if stream.content is None:
         yield from [None] * requests
     else:

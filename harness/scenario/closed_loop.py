@@ -20,7 +20,7 @@ BACK_OFF_S = 0.05
 """How long a chat waits at least after a failure."""
 
 
-class Crowd:
+class VirtualUsers:
     """All chats of a load, or a worker's share of them. `asked` is everything that they may ask for.
 
     `first` is the number of their first request: those below are the open loop's. Numbers are dealt as requests are
@@ -29,7 +29,7 @@ class Crowd:
 
     def __init__(self, load: Load, seed: int, first: int, worker: int = 0, workers: int = 1) -> None:
         self._numbers = itertools.count(first + worker, workers)
-        self.chats: list[Chat] = []
+        self.chats: list[VirtualUser] = []
         self.asked: list[Arrival] = []
         dealt = 0
         for index, stream in enumerate(load.streams):
@@ -44,11 +44,11 @@ class Crowd:
             for number in range(stream.chats.count):
                 if (dealt + number) % workers == worker:
                     thinking = random.Random(f"{seed}/chat/{index}/{number}")
-                    self.chats.append(Chat(self._numbers, talks, thinking, stream))
+                    self.chats.append(VirtualUser(self._numbers, talks, thinking, stream))
             dealt += stream.chats.count
 
 
-class Chat:
+class VirtualUser:
     """One chat of `stream`. It takes one talk after the other: all turns of a session, or a request without one."""
 
     __slots__ = ("_ends_s", "_generator", "_numbers", "_talks", "_think_s", "_turns", "begins_s")

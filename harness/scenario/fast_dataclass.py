@@ -11,7 +11,7 @@ Made = TypeVar("Made")
 
 
 @dataclass_transform(frozen_default=True)
-def lean(cls: type[Made]) -> type[Made]:
+def fast_dataclass(cls: type[Made]) -> type[Made]:
     """A dataclass with slots for what is made for every request: frozen for the type checker, plain when it runs.
 
     Setting the fields of one that is frozen when it runs takes three to five times as long (1.1 instead of 0.2 us for
@@ -36,14 +36,14 @@ def canonical(value: object) -> Any:
     return value
 
 
-def stretched(value: Frozen, factor: float) -> Frozen:
+def scale_durations(value: Frozen, factor: float) -> Frozen:
     """`value` with every duration in it multiplied and every rate divided by `factor`.
 
     Durations are fields that end in `_s`, rates those that end in `_per_s`; nested dataclasses and tuples are
     followed. This is the whole of a time scale: a scenario, its servers and the claims stretch alike.
     """
     if isinstance(value, tuple):
-        return tuple(stretched(item, factor) for item in value)  # type: ignore[return-value]
+        return tuple(scale_durations(item, factor) for item in value)  # type: ignore[return-value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     changes: dict[str, Any] = {}
@@ -62,4 +62,4 @@ def _stretched_field(name: str, value: Any, factor: float) -> Any:
         return value * factor
     if name.endswith("_s") and isinstance(value, tuple):
         return tuple(item * factor for item in value)
-    return stretched(value, factor)
+    return scale_durations(value, factor)

@@ -155,7 +155,7 @@ class Content:
             raise ValueError("a replay has the sessions of its trace: expected no others beside it")
 
 
-class Asked(NamedTuple):
+class RequestContent(NamedTuple):
     """What one request asks for; see `harness.scenario.arrivals.Arrival` for the fields."""
 
     update: bool
@@ -172,7 +172,7 @@ class Asked(NamedTuple):
     fresh: bool
 
 
-def draw(content: Content, requests: int, prompt_tokens: int, output_tokens: int, seed: str) -> list[Asked]:
+def draw(content: Content, requests: int, prompt_tokens: int, output_tokens: int, seed: str) -> list[RequestContent]:
     """What each of `requests` asks for; the token counts are those of the stream, for what `content` leaves open.
 
     Sessions are numbered from 0 within the stream. ValueError if a replay has not one entry for each request.
@@ -195,7 +195,7 @@ def draw(content: Content, requests: int, prompt_tokens: int, output_tokens: int
             output = replay.output_tokens[position]
         said = _NO_TURN if update else talk.turn(position, prompt, output)
         found.append(
-            Asked(
+            RequestContent(
                 update=update,
                 prompt_tokens=said.prompt_tokens if said.session >= 0 else prompt,
                 output_tokens=output,

@@ -11,9 +11,9 @@ from typing import Any
 
 from harness.gateway.expected_answer import ExpectedAnswer
 from harness.gateway.protocol import Backend
-from harness.scenario.fast_dataclass import lean
+from harness.scenario.fast_dataclass import fast_dataclass
 from harness.scenario.model import Ending, ModelServer, Residency
-from harness.sim.link import Way
+from harness.sim.link import Link
 from mockgpu.api import wire
 from mockgpu.faults import decisions as faults
 from mockgpu.gpu.catalogue import Setup
@@ -43,8 +43,8 @@ class AttemptRow:
     service_started_s: float = NAN
 
 
-@lean
-class Answered:
+@fast_dataclass
+class ReadyAnswer:
     """An answer that a backend has ready. `cut_after_tokens`: its body breaks off there; None: it is whole.
 
     `unreadable`: its body says nothing, though all of it came as announced.
@@ -59,7 +59,7 @@ class Answered:
 
 
 @dataclass(slots=True)
-class Attempt:
+class NetworkAttempt:
     """One attempt as the network knows it. `row` is what its backend logs, from when it is there; `answer` what came.
 
     `cut_for` is the request whose client still has to see that the answer breaks off.
@@ -69,7 +69,7 @@ class Attempt:
     request_id: int
     backend: SimBackend
     row: AttemptRow | None = None
-    answer: Answered | None = None
+    answer: ReadyAnswer | None = None
     cut_for: int | None = None
     done: bool = False
 
@@ -87,7 +87,7 @@ class SimBackend:
     def __init__(self, number: int, server: ModelServer, seed: int = 0) -> None:
         self.number = number
         self.id = f"gpu-{number}"
-        self.way = Way(Random(f"{seed}/way/{number}"))
+        self.way = Link(Random(f"{seed}/way/{number}"))
         self.alive = True
         self.paused = False
         self.waiting: list[tuple[Callable[[Any], None], Any]] = []
@@ -100,9 +100,9 @@ class SimBackend:
         self._faults = faults.RequestFaults(self.id)
         self._open: dict[int, AttemptRow] = {}
         self._spoiled: dict[int, tuple[faults.Serve, int]] = {}
-        """What befalls the answers of attempts inside, and how many tokens these have; only where something does."""
+        """What applies_to the answers of attempts inside, and how many tokens these have; only where something does."""
         self._dripping: list[tuple[float, int]] = []
-        self._ready: list[Answered] = []
+        self._ready: list[ReadyAnswer] = []
         self._resumed_s = 0.0
         self._left: list[int] = []
 
@@ -116,7 +116,7 @@ class SimBackend:
         """Ids of the attempts that are here now, or wait to be read by a process that is paused."""
         if not self.waiting:
             return tuple(self._open)
-        waiting = (subject for _, subject in self.waiting if isinstance(subject, Attempt) and not subject.done)
+        waiting = (subject for _, subject in self.waiting if isinstance(subject, NetworkAttempt) and not subject.done)
         return (*self._open, *(attempt.id for attempt in waiting))
 
     def arrive(self, now_s: float, attempt_id: int, row: AttemptRow, job: Job) -> None:
@@ -129,7 +129,7 @@ class SimBackend:
                 if lot.cut_after_tokens is not None or lot.spoils:
                     self._spoiled[attempt_id] = lot, job.output_tokens
                 self._gpu.submit(now_s, job if lot.slowness == 1.0 else replace(job, slowness=lot.slowness))
-            case faults.Answer(status, retry_after_s, refused, kills=kills):
+            case faults.AnswerStatus(status, retry_after_s, refused, kills=kills):
                 if kills:
                     self._gpu.die(now_s)
                 answer = self._close(row, attempt_id, now_s, status, Ending.REFUSED if refused else Ending.ANSWERED)
@@ -200,7 +200,7 @@ class SimBackend:
             return next_s
         return self._dripping[0][0] if next_s is None else min(next_s, self._dripping[0][0])
 
-    def advance(self, now_s: float) -> list[Answered]:
+    def advance(self, now_s: float) -> list[ReadyAnswer]:
         """Let time pass up to `now_s`; the answers that became ready."""
         ready, self._ready = self._ready, []
         for event in self._gpu.advance(now_s):
@@ -237,11 +237,13 @@ class SimBackend:
                 ready += self._finish(max(at_s, self._resumed_s), attempt_id)
         return ready
 
-    def _refuse(self, event: Refused) -> list[Answered]:
+    def _refuse(self, event: Refused) -> list[ReadyAnswer]:
         """The GPU takes no job, or loses it as it dies; then those that stall hang on."""
         dead, lot = event.reason == "engine_dead", self._spoiled.get(event.job_id)
         row = self._open.get(event.job_id)
-        if row is None or (dead and lot is not None and any(isinstance(each, faults.Stall) for each in lot[0].spoils)):
+        if row is None or (
+            dead and lot is not None and any(isinstance(each, faults.StallFault) for each in lot[0].spoils)
+        ):
             return []
         del self._open[event.job_id]
         self._spoiled.pop(event.job_id, None)
@@ -249,34 +251,34 @@ class SimBackend:
         at_s = max(event.at_s, self._resumed_s)
         return [self._close(row, event.job_id, at_s, 500 if dead else 503, Ending.REFUSED)]
 
-    def _spoil(self, at_s: float, attempt_id: int) -> list[Answered]:
+    def _spoil(self, at_s: float, attempt_id: int) -> list[ReadyAnswer]:
         """Do to an answer that is ready what a fault has in store for it."""
         lot, tokens = self._spoiled[attempt_id]
-        gap_s = sum(spoil.gap_s for spoil in lot.spoils if isinstance(spoil, faults.Drip))
+        gap_s = sum(spoil.gap_s for spoil in lot.spoils if isinstance(spoil, faults.DripFault))
         if gap_s and tokens > 1:
             heappush(self._dripping, (at_s + gap_s * (tokens - 1), attempt_id))
             return []
         return self._finish(at_s, attempt_id)
 
-    def _finish(self, at_s: float, attempt_id: int) -> list[Answered]:
+    def _finish(self, at_s: float, attempt_id: int) -> list[ReadyAnswer]:
         lot, tokens = self._spoiled.pop(attempt_id)
         cut_after, unreadable, status = lot.cut_after_tokens, False, 200
         broken = cut_after is not None
         for spoil in lot.spoils:
             match spoil:
-                case faults.Stall():
+                case faults.StallFault():
                     return []
-                case faults.Truncated():
+                case faults.TruncatedFault():
                     unreadable = broken = True
-                case faults.WrongLength(by=by):
+                case faults.WrongLengthFault(by=by):
                     unreadable = broken = True
                     if by > 0:
                         cut_after = max(1, tokens)  # the client waits in vain for the rest
-                case faults.StreamError():
+                case faults.StreamErrorFault():
                     status = 500
-                case faults.Garbage():
+                case faults.GarbageFault():
                     unreadable = True
-                case faults.Drip():
+                case faults.DripFault():
                     continue
         ending = Ending.CUT if broken else Ending.ANSWERED
         answer = self._close(self._open.pop(attempt_id), attempt_id, at_s, status, ending, cut_after)
@@ -285,9 +287,9 @@ class SimBackend:
     @staticmethod
     def _close(
         row: AttemptRow, attempt_id: int, at_s: float, status: int, ending: Ending, cut_after: int | None = None
-    ) -> Answered:
+    ) -> ReadyAnswer:
         row.status, row.ending, row.first_byte_s, row.end_s = status, ending, at_s, at_s
-        return Answered(attempt_id, at_s, status, cut_after)
+        return ReadyAnswer(attempt_id, at_s, status, cut_after)
 
     def check_up(self, path: str, expected: ExpectedAnswer) -> tuple[int, bool, Backend | None]:
         """Answer a check-up at `path`: the status, whether status and body are as expected, and the report of the load.
@@ -295,7 +297,7 @@ class SimBackend:
         The report is None where it is not given or can't be read.
         """
         if path in LIVENESS:
-            status = 503 if self._faults.hit(faults.NotAlive.kind) else 200
+            status = 503 if self._faults.hit(faults.NotAliveFault.kind) else 200
             return status, expected.met(status, b""), None
         state = self._faults.seen_in(self._gpu.state())
         report = self._reported(state)
@@ -309,7 +311,7 @@ class SimBackend:
         return self._reported(self._faults.seen_in(self._gpu.state()))
 
     def _reported(self, state: State) -> Backend:
-        self._faults.hit(faults.Metrics.kind)
+        self._faults.hit(faults.MetricsFault.kind)
         return Backend(
             id=self.id,
             address=self.id,

@@ -10,10 +10,10 @@ from harness.balancer.picking.ring import HashRing
 from harness.claims.features import Claims
 from harness.gateway.protocol import Backend, Gateway, NowFunction, Request
 from harness.scenario.model import World
-from harness.targets.base import ChangeStep, Launch, Place, Target
+from harness.targets.base import ChangeStep, Deployment, Launch, Target
 
 
-class RoundRobin:
+class RoundRobinBaseline:
     """Takes the backends in turn, whatever the request."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class RoundRobin:
         """Nothing is learnt."""
 
 
-class Ring(RoundRobin):
+class RingBaseline(RoundRobinBaseline):
     """A hash ring for what has a model, and nothing else: one attempt, never elsewhere. The rest in turn."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Ring(RoundRobin):
         self._ring.set_members(self._names)
 
 
-BASELINES = {"ring": Ring, "round_robin": RoundRobin}
+BASELINES = {"ring": RingBaseline, "round_robin": RoundRobinBaseline}
 
 
 class BaselineTarget(Target):
@@ -69,11 +69,11 @@ class BaselineTarget(Target):
         """The policy in its bare gateway."""
         return BareGateway(BASELINES[self.name]())
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: Deployment) -> Launch:
         """Baselines have no process."""
         raise NotImplementedError("a baseline runs in the simulator only")
 
-    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
         """Baselines have no process."""
         raise NotImplementedError("a baseline runs in the simulator only")
 

@@ -10,9 +10,9 @@ from harness.gateway.parse_request import described
 from harness.gateway.protocol import ClientGone, Event, Request, RequestArrived
 from harness.load.wire import request_of
 from harness.scenario.arrivals import Arrival
-from harness.scenario.closed_loop import Chat, Crowd, disappoints
+from harness.scenario.closed_loop import VirtualUser, VirtualUsers, disappoints
 from harness.scenario.model import Echo, Failure, HarnessError
-from harness.sim.event_queue import Agenda
+from harness.sim.event_queue import EventQueue
 from harness.sim.evidence import ClientRow
 
 OTHER = Failure.OTHER  # looked up once, as it is needed for every request
@@ -92,16 +92,16 @@ class Clients:
 
     def __init__(
         self,
-        agenda: Agenda,
+        event_queue: EventQueue,
         arrivals: list[Arrival],
-        crowd: Crowd,
+        crowd: VirtualUsers,
         rows: list[ClientRow],
         streams: int,
         see: Callable[[Arrival, int], Request],
         tell: Callable[[Event], None],
     ) -> None:
         self.open = len(arrivals)
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._arrivals = arrivals
         self._rows = rows
         self._see = see
@@ -112,10 +112,10 @@ class Clients:
         self._connection_of: dict[int, int] = {}
         self._coming = iter(tuple(arrivals))
         self._crowd = crowd
-        self._chat_of: dict[int, Chat] = {}
+        self._chat_of: dict[int, VirtualUser] = {}
 
     def begin(self) -> None:
-        """Put the first request on the agenda, which each is followed by the next, and the first of every chat."""
+        """Put the first request on the event queue, which each is followed by the next, and the first of every chat."""
         self._next()
         for chat in self._crowd.chats:
             self._think(chat, chat.begins_s)
@@ -123,7 +123,7 @@ class Clients:
     def _next(self) -> None:
         arrival = next(self._coming, None)
         if arrival is not None:
-            self._agenda.before(arrival.at_s, self._due, arrival)
+            self._event_queue.before(arrival.at_s, self._due, arrival)
 
     def answered(self, answer: Answer) -> None:
         """An answer is here, whole or (TRUNCATED) broken off."""
@@ -132,20 +132,20 @@ class Clients:
         if row.done:
             return
         row.status, row.answered_by, row.echo, row.failure = status, backend, echo, failure
-        row.first_byte_s = row.end_s = self._agenda.now.now_s
+        row.first_byte_s = row.end_s = self._event_queue.now.now_s
         self._done(row)
 
     def _due(self, arrival: Arrival) -> None:
         self._next()
         self._send(arrival)
 
-    def _think(self, chat: Chat, free_s: float, failed: bool = False) -> None:
+    def _think(self, chat: VirtualUser, free_s: float, failed: bool = False) -> None:
         due_s = chat.due_s(free_s, failed)
         if due_s is not None:
-            self._agenda.at(due_s, self._ask, chat)
+            self._event_queue.at(due_s, self._ask, chat)
 
-    def _ask(self, chat: Chat) -> None:
-        arrival = chat.ask(self._agenda.now.now_s)
+    def _ask(self, chat: VirtualUser) -> None:
+        arrival = chat.ask(self._event_queue.now.now_s)
         self._arrivals.append(arrival)
         self._rows.append(ClientRow(arrival.number))
         self._chat_of[arrival.number] = chat
@@ -167,16 +167,16 @@ class Clients:
 
     def _start(self, arrival: Arrival, connection: int) -> None:
         row = self._rows[arrival.number]
-        row.sent_s = self._agenda.now.now_s
+        row.sent_s = self._event_queue.now.now_s
         row.failure = OTHER  # stays so if the run ends first, as in live
-        self._agenda.hop(self._tell, RequestArrived(self._see(arrival, connection)))
-        self._agenda.limit(arrival.patience_s, self._give_up, row)
+        self._event_queue.after_network_delay(self._tell, RequestArrived(self._see(arrival, connection)))
+        self._event_queue.limit(arrival.patience_s, self._give_up, row)
         self._connection_of[arrival.number] = connection
 
     def _give_up(self, row: ClientRow) -> None:
-        row.failure, row.end_s = Failure.TIMEOUT, self._agenda.now.now_s
+        row.failure, row.end_s = Failure.TIMEOUT, self._event_queue.now.now_s
         self._done(row)
-        self._agenda.hop(self._tell, ClientGone(row.number))
+        self._event_queue.after_network_delay(self._tell, ClientGone(row.number))
 
     def _done(self, row: ClientRow) -> None:
         row.done = True
@@ -184,7 +184,7 @@ class Clients:
         connection = self._connection_of.pop(row.number)
         chat = self._chat_of.pop(row.number, None)
         if chat is not None:
-            self._think(chat, self._agenda.now.now_s, disappoints(row.failure, row.status))
+            self._think(chat, self._event_queue.now.now_s, disappoints(row.failure, row.status))
         queue = self._queues.get(connection)
         if queue is None:
             if not self._arrivals[row.number].fresh:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from harness.gateway.protocol import NowFunction
 
-HOP_S = 0.0001
+NETWORK_DELAY_S = 0.0001
 """The network takes so long from anyone to anyone."""
 
 Subject = TypeVar("Subject")
@@ -30,7 +30,7 @@ class Limited(Protocol):
 LimitedSubject = TypeVar("LimitedSubject", bound=Limited)
 
 
-class Agenda:
+class EventQueue:
     """Acts by time; those at equal times keep the order in which they were put in. `now` is the time of the run.
 
     An act is a function and its one argument. What is due in the order in which it was put in needs no heap: all that
@@ -67,10 +67,10 @@ class Agenda:
         self._order = order = self._order + 1
         heappush(self._heap, (self.now.now_s + delay_s, order, act, subject))
 
-    def hop(self, act: Callable[[Subject], None], subject: Subject) -> None:
-        """Do something in `HOP_S` seconds."""
+    def after_network_delay(self, act: Callable[[Subject], None], subject: Subject) -> None:
+        """Do something in `NETWORK_DELAY_S` seconds."""
         self._order = order = self._order + 1
-        self._hops.append((self.now.now_s + HOP_S, order, act, subject))
+        self._hops.append((self.now.now_s + NETWORK_DELAY_S, order, act, subject))
 
     def limit(self, length_s: float, act: Callable[[LimitedSubject], None], subject: LimitedSubject) -> None:
         """Do something in `length_s` seconds (below 0: now) unless `subject` is done by then."""

@@ -44,7 +44,7 @@ def answer_bytes(kind: Kind, status: int, output_tokens: int) -> int:
     return WHOLE_BYTES + TOKEN_BYTES * output_tokens
 
 
-class Way:
+class Link:
     """One fault of each kind at a time.
 
     Where several delay an answer their delays add up. `generator` draws the jitter.

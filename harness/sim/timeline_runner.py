@@ -24,15 +24,15 @@ from harness.scenario.faults import (
     as_mock,
 )
 from harness.scenario.model import ClaimsError, Scenario
-from harness.sim.backend import Attempt, SimBackend
-from harness.sim.event_queue import HOP_S, Agenda
+from harness.sim.backend import NetworkAttempt, SimBackend
+from harness.sim.event_queue import NETWORK_DELAY_S, EventQueue
 from harness.sim.evidence import Evidence
 from mockgpu.faults.decisions import Change, from_json
 
 NEVER_S = float("nan")
 
 
-class Timeline:
+class TimelineRunner:
     """Carries out the steps of a scenario. What a fault does to single attempts it tells through `reset`.
 
     `attempts` are those that are open, by id. `advance` takes from a backend what it has ready. ClaimsError for steps
@@ -43,13 +43,13 @@ class Timeline:
         self,
         scenario: Scenario,
         seed: int,
-        agenda: Agenda,
+        event_queue: EventQueue,
         evidence: Evidence,
         backends: Mapping[str, SimBackend],
-        attempts: Mapping[int, Attempt],
+        attempts: Mapping[int, NetworkAttempt],
         *,
         tell: Callable[[Event], None],
-        reset: Callable[[Attempt], None],
+        reset: Callable[[NetworkAttempt], None],
         advance: Callable[[SimBackend], None],
     ) -> None:
         told = conflict(scenario.timeline)
@@ -57,8 +57,8 @@ class Timeline:
             raise ClaimsError(f"scenario {scenario.name}: {told}")
         self._scenario = scenario
         self._seed = seed
-        self._agenda = agenda
-        self._now = agenda.now
+        self._event_queue = event_queue
+        self._now = event_queue.now
         self._evidence = evidence
         self._backends = backends
         self._attempts = attempts
@@ -70,14 +70,14 @@ class Timeline:
         """By backend, and by position in the timeline."""
 
     def begin(self) -> None:
-        """Put all steps and heals on the agenda."""
+        """Put all steps and heals on the event queue."""
         due = schedule(self._scenario.timeline, RESTART_S)
         heals_s = {item.position: item.at_s for item in due if item.heal}
         for item in due:
             if item.heal:
-                self._agenda.at(item.at_s, self._heal, item)
+                self._event_queue.at(item.at_s, self._heal, item)
             else:
-                self._agenda.at(item.at_s, self._step, (item, heals_s.get(item.position, NEVER_S)))
+                self._event_queue.at(item.at_s, self._step, (item, heals_s.get(item.position, NEVER_S)))
 
     def finish(self) -> None:
         """Count what the faults that are still in force have struck."""
@@ -91,11 +91,11 @@ class Timeline:
         names = [name for name in self._scenario.members(self._changes) if name not in drained]
         return MembershipChanged(tuple(Backend(id=name, address=name, weight=float(weights[name])) for name in names))
 
-    def swallow(self, attempt: Attempt) -> None:
+    def swallow(self, attempt: NetworkAttempt) -> None:
         """An attempt is on its way into silence. Its connection is closed when the fault says so or is healed."""
         after_s = attempt.backend.way.closes_after_s
         if after_s is not None:
-            self._agenda.later(after_s + HOP_S, self._reset, attempt)
+            self._event_queue.later(after_s + NETWORK_DELAY_S, self._reset, attempt)
 
     def break_off(self, attempt_ids: Iterable[int], delay_s: float = 0.0) -> None:
         """Reset the connections of these attempts; the balancer sees it `delay_s` later than it would."""
@@ -104,9 +104,9 @@ class Timeline:
             if attempt is None:  # it was given up just now, and the backend has yet to see that
                 continue
             if delay_s:
-                self._agenda.later(HOP_S + delay_s, self._reset, attempt)
+                self._event_queue.later(NETWORK_DELAY_S + delay_s, self._reset, attempt)
             else:
-                self._agenda.hop(self._reset, attempt)
+                self._event_queue.after_network_delay(self._reset, attempt)
 
     # --- steps --------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""The simulated world: clients, network, backends and faults around a gateway, on one agenda.
+"""The simulated world: clients, network, backends and faults around a gateway, on one event queue.
 
-Nothing here reads a clock or the global random source. The network takes `HOP_S` from anyone to anyone; a client that
+Nothing here reads a clock or the global random source. The network takes `NETWORK_DELAY_S` each way; a client that
 waits for its only connection sends late and its latency counts from its intended time all the same.
 """
 
@@ -34,14 +34,14 @@ from harness.gateway.protocol import (
 )
 from harness.load.wire import model_of
 from harness.scenario.arrivals import draw
-from harness.scenario.closed_loop import Crowd
+from harness.scenario.closed_loop import VirtualUsers
 from harness.scenario.model import Echo, Failure, HarnessError, Kind, Scenario
-from harness.sim.backend import Answered, Attempt, AttemptRow, SimBackend
+from harness.sim.backend import AttemptRow, NetworkAttempt, ReadyAnswer, SimBackend
 from harness.sim.clients import Answer, Clients, Reader
-from harness.sim.event_queue import HOP_S, Agenda
+from harness.sim.event_queue import NETWORK_DELAY_S, EventQueue
 from harness.sim.evidence import Evidence
 from harness.sim.link import HEAD_BYTES, REPORT_BYTES, answer_bytes
-from harness.sim.timeline_runner import Timeline
+from harness.sim.timeline_runner import TimelineRunner
 from harness.targets.base import Target
 from mockgpu.gpu.events import Job
 
@@ -74,8 +74,8 @@ class Simulation:
     def __init__(self, target: Target, scenario: Scenario, seed: int) -> None:
         self._scenario = scenario
         self._seed = seed
-        self._agenda = Agenda()
-        self._now = self._agenda.now
+        self._event_queue = EventQueue()
+        self._now = self._event_queue.now
         self._gateway: Gateway = target.gateway(scenario.off, self._now, Random(f"{seed}/gateway"))
         self._backends = {
             f"gpu-{number}": SimBackend(number, scenario.server, seed) for number in range(len(scenario.backend_ids))
@@ -84,21 +84,21 @@ class Simulation:
         self._evidence = Evidence(scenario, seed, self._arrivals)
         see = Reader(scenario.load.key_carrier, target.claims, seed)
         self._clients = Clients(
-            self._agenda,
+            self._event_queue,
             self._arrivals,
-            Crowd(scenario.load, seed, first=len(self._arrivals)),
+            VirtualUsers(scenario.load, seed, first=len(self._arrivals)),
             self._evidence.requests,
             len(scenario.load.streams),
             see,
             self._tell,
         )
-        self._attempts: dict[int, Attempt] = {}
+        self._attempts: dict[int, NetworkAttempt] = {}
         self._timers: dict[int, float] = {}
         self._health_path = target.health_path
-        self._timeline = Timeline(
+        self._timeline = TimelineRunner(
             scenario,
             seed,
-            self._agenda,
+            self._event_queue,
             self._evidence,
             self._backends,
             self._attempts,
@@ -117,11 +117,11 @@ class Simulation:
         self._tell(self._timeline.membership())
         longest_s = max((stream.timeout_s for stream in self._scenario.load.streams), default=0.0)
         last_s = self._scenario.end_s + longest_s + PATIENCE_S
-        clients, agenda, evidence = self._clients, self._agenda, self._evidence
+        clients, event_queue, evidence = self._clients, self._event_queue, self._evidence
         while clients.open or self._now.now_s < self._scenario.end_s or self._attempts or self._leaving:
-            if evidence.died is not None or not agenda.advance(last_s):
+            if evidence.died is not None or not event_queue.advance(last_s):
                 break
-        if agenda.empty and evidence.died is None and (clients.open or self._attempts):
+        if event_queue.empty and evidence.died is None and (clients.open or self._attempts):
             raise HarnessError(
                 f"the simulation is stuck at {self._now.now_s:.3f} s: {clients.open} requests and"
                 f" {len(self._attempts)} attempts are open and nothing is scheduled"
@@ -132,7 +132,7 @@ class Simulation:
     # --- the gateway --------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        """Hand an event to the gateway; events that its actions cause wait their turn."""
+        """Hand an event to the gateway; event_queue that its actions cause wait their turn."""
         self._events.append(event)
         if self._busy:
             return
@@ -164,11 +164,11 @@ class Simulation:
                 self._answer((action.request_id, action.status, -1, Echo.NONE, Failure.NONE))
             case SetTimer():
                 self._timers[action.timer_id] = action.at_s
-                self._agenda.at(action.at_s, self._timer, action)
+                self._event_queue.at(action.at_s, self._timer, action)
             case CancelTimer():
                 self._timers.pop(action.timer_id, None)
             case CheckUp():
-                self._agenda.hop(self._check_up, action)
+                self._event_queue.after_network_delay(self._check_up, action)
             case Exit() | BackendDrained():
                 pass
 
@@ -182,31 +182,31 @@ class Simulation:
     def _send(self, send: Send) -> None:
         backend = self._backends.get(send.backend_id)
         if backend is None:  # no such address, which ends as in live
-            self._agenda.hop(self._tell, AttemptEnded(send.attempt_id, "reset"))
+            self._event_queue.after_network_delay(self._tell, AttemptEnded(send.attempt_id, "reset"))
             return
-        attempt = Attempt(send.attempt_id, send.request_id, backend)
+        attempt = NetworkAttempt(send.attempt_id, send.request_id, backend)
         self._attempts[attempt.id] = attempt
-        self._agenda.limit(send.timeout_s, self._time_out, attempt)
-        self._agenda.hop(self._reach, attempt)
+        self._event_queue.limit(send.timeout_s, self._time_out, attempt)
+        self._event_queue.after_network_delay(self._reach, attempt)
 
-    def _reach(self, attempt: Attempt) -> None:
+    def _reach(self, attempt: NetworkAttempt) -> None:
         """An attempt gets to its backend, or to the fault in front of it."""
         backend = attempt.backend
         way = backend.way
         if attempt.done:
             return
         if not backend.reachable:
-            self._agenda.hop(self._refuse, attempt)
+            self._event_queue.after_network_delay(self._refuse, attempt)
         elif way.silent:
             self._timeline.swallow(attempt)
         elif way.resetting:
-            self._agenda.hop(self._reset, attempt)
+            self._event_queue.after_network_delay(self._reset, attempt)
         elif backend.paused:
             backend.waiting.append((self._arrive, attempt))
         else:
             self._arrive(attempt)
 
-    def _arrive(self, attempt: Attempt) -> None:
+    def _arrive(self, attempt: NetworkAttempt) -> None:
         """An attempt is read by its backend, unless it was given up while that was paused."""
         if attempt.done:
             return
@@ -231,26 +231,26 @@ class Simulation:
             if attempt is None or way.silent:
                 continue
             if way.plain:
-                self._agenda.hop(self._head, (attempt, answer))
+                self._event_queue.after_network_delay(self._head, (attempt, answer))
             else:
                 self._pass_badly(attempt, answer)
         wake_s = backend.wake_s()
         if wake_s is not None and wake_s != backend.woken_s:
             backend.woken_s = wake_s
-            self._agenda.at(wake_s, self._wake, (backend, wake_s))
+            self._event_queue.at(wake_s, self._wake, (backend, wake_s))
 
-    def _pass_badly(self, attempt: Attempt, answer: Answered) -> None:
+    def _pass_badly(self, attempt: NetworkAttempt, answer: ReadyAnswer) -> None:
         """An answer comes late, or breaks off: within its head, so that nobody can read it, or after that."""
         way, arrival = attempt.backend.way, self._arrivals[attempt.request_id]
         size_bytes = answer_bytes(arrival.kind, answer.status, arrival.output_tokens)
         passing_bytes = way.passing(size_bytes)
-        delay_s = HOP_S + way.delay_s(passing_bytes)
+        delay_s = NETWORK_DELAY_S + way.delay_s(passing_bytes)
         if passing_bytes < HEAD_BYTES:
-            self._agenda.later(delay_s, self._reset, attempt)
+            self._event_queue.later(delay_s, self._reset, attempt)
             return
         if passing_bytes < size_bytes and answer.cut_after_tokens is None:
             answer = replace(answer, cut_after_tokens=1)
-        self._agenda.later(delay_s, self._head, (attempt, answer))
+        self._event_queue.later(delay_s, self._head, (attempt, answer))
 
     def _wake(self, due: tuple[SimBackend, float]) -> None:
         backend, wake_s = due
@@ -258,7 +258,7 @@ class Simulation:
             backend.woken_s = None
             self._advance(backend)
 
-    def _head(self, coming: tuple[Attempt, Answered]) -> None:
+    def _head(self, coming: tuple[NetworkAttempt, ReadyAnswer]) -> None:
         attempt, answer = coming
         if not attempt.done:
             attempt.answer = answer
@@ -285,32 +285,32 @@ class Simulation:
         self._answer((request_id, status, number, echo, NONE))
         self._end(attempt, None)
 
-    def _break(self, attempt: Attempt) -> None:
+    def _break(self, attempt: NetworkAttempt) -> None:
         """A backend closes the connection of an attempt; how soon that shows is up to the way."""
         delay_s = attempt.backend.way.close_delay_s
         if delay_s:
-            self._agenda.later(delay_s, self._reset, attempt)
+            self._event_queue.later(delay_s, self._reset, attempt)
         else:
             self._reset(attempt)
 
     def _answer(self, answer: Answer) -> None:
-        self._agenda.hop(self._clients.answered, answer)
+        self._event_queue.after_network_delay(self._clients.answered, answer)
 
     def _cancel(self, attempt_id: int) -> None:
         attempt = self._attempts.get(attempt_id)
         if attempt is not None:
             self._end(attempt, "aborted")
 
-    def _time_out(self, attempt: Attempt) -> None:
+    def _time_out(self, attempt: NetworkAttempt) -> None:
         self._end(attempt, "timeout")
 
-    def _reset(self, attempt: Attempt) -> None:
+    def _reset(self, attempt: NetworkAttempt) -> None:
         self._end(attempt, "reset")
 
-    def _refuse(self, attempt: Attempt) -> None:
+    def _refuse(self, attempt: NetworkAttempt) -> None:
         self._end(attempt, "refused")
 
-    def _end(self, attempt: Attempt, error: str | None) -> None:
+    def _end(self, attempt: NetworkAttempt, error: str | None) -> None:
         """End an attempt exactly once; a backend that still works on it sees its client go."""
         if attempt.done:
             return
@@ -321,10 +321,10 @@ class Simulation:
             self._answer((attempt.cut_for, status, number, Echo.NONE, Failure.TRUNCATED))
         if attempt.row is not None and error is not None:
             self._leaving += 1
-            self._agenda.hop(self._hang_up, attempt)
+            self._event_queue.after_network_delay(self._hang_up, attempt)
         self._tell(AttemptEnded(attempt.id, error))
 
-    def _hang_up(self, attempt: Attempt) -> None:
+    def _hang_up(self, attempt: NetworkAttempt) -> None:
         self._leaving -= 1
         attempt.backend.leave(self._now.now_s, attempt.id)
         self._advance(attempt.backend)
@@ -338,15 +338,15 @@ class Simulation:
         passing_bytes = way.passing(REPORT_BYTES)
         delay_s = way.delay_s(passing_bytes)
         if not backend.reachable or (way.resetting and not way.silent):
-            self._agenda.hop(self._tell, failed)
-        elif way.silent or delay_s + 2 * HOP_S > check.timeout_s:
+            self._event_queue.after_network_delay(self._tell, failed)
+        elif way.silent or delay_s + 2 * NETWORK_DELAY_S > check.timeout_s:
             closes_s = math.inf if way.closes_after_s is None else way.closes_after_s
-            self._agenda.later(min(check.timeout_s - HOP_S, closes_s), self._tell, failed)
+            self._event_queue.later(min(check.timeout_s - NETWORK_DELAY_S, closes_s), self._tell, failed)
         else:
             asked = _Asked(check, backend, delay_s, passing_bytes == REPORT_BYTES)
             if backend.paused:
                 backend.waiting.append((self._answer_check_up, asked))
-                self._agenda.limit(check.timeout_s - HOP_S, self._give_up_check_up, asked)
+                self._event_queue.limit(check.timeout_s - NETWORK_DELAY_S, self._give_up_check_up, asked)
             else:
                 self._answer_check_up(asked)
 
@@ -363,4 +363,6 @@ class Simulation:
         status, good, report = backend.check_up(self._health_path, asked.check.expected)
         self._evidence.check_ups.append((backend.number, status, self._now.now_s))
         ok, said = (good, report) if asked.whole else (False, None)
-        self._agenda.later(HOP_S + asked.delay_s, self._tell, CheckUpResult(asked.check.check_id, backend.id, ok, said))
+        self._event_queue.later(
+            NETWORK_DELAY_S + asked.delay_s, self._tell, CheckUpResult(asked.check.check_id, backend.id, ok, said)
+        )

@@ -34,7 +34,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Deployment:
     """Where a balancer is to run: its folder and ports, its backends, and the features to leave out."""
 
     workdir: Path
@@ -94,7 +94,7 @@ class RunCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AdminCall:
     """An HTTP call to the balancer's admin interface; any status but 2xx means that the change was refused."""
 
     method: str
@@ -107,7 +107,7 @@ class AwaitNewWorkers:
     """Wait until every child process of the balancer is younger than this change (nginx after HUP)."""
 
 
-ChangeStep = WriteFile | Signal | RunCommand | Call | AwaitNewWorkers
+ChangeStep = WriteFile | Signal | RunCommand | AdminCall | AwaitNewWorkers
 
 
 class Target(ABC):
@@ -129,11 +129,11 @@ class Target(ABC):
     health_path: str = "/health"
 
     @abstractmethod
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: Deployment) -> Launch:
         """Files and command for a start at `place`. TargetError if its binary is missing."""
 
     @abstractmethod
-    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
         """Steps that make the running balancer's membership that of `place.backends`, in that order."""
 
     @abstractmethod

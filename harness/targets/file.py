@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from harness.claims.features import nearest
 from harness.claims.file import ClaimsFile, RunSection, address_of
 from harness.scenario.model import ClaimsError, TargetError, UnsupportedError
-from harness.targets.base import ChangeStep, Launch, Place, RunCommand, Target, WriteFile
+from harness.targets.base import ChangeStep, Deployment, Launch, RunCommand, Target, WriteFile
 
 OWN_CARRIER = "header:x-mock-tag"
 """Steelyard's private header: tried whatever the file says, for it costs nothing where it gets lost."""
@@ -43,7 +43,7 @@ class FileTarget(Target):
             for word in (*file.run.check, *file.run.start, *file.run.reload):
                 _check_placeholders(word, file.name)
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: Deployment) -> Launch:
         """The rendered template and the `check` and `start` commands; nothing at all where there is no `[run]`."""
         run = self._file.run
         if run is None:
@@ -56,7 +56,7 @@ class FileTarget(Target):
             check=self._command(run.check, run, place) if run.check else (),
         )
 
-    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
         """The newly rendered template and the `reload` command.
 
         UnsupportedError where the file gives none, or where weights or draining are asked for and the template leaves
@@ -79,7 +79,7 @@ class FileTarget(Target):
         """Settings are the file's, and fixed."""
         return None
 
-    def _render(self, run: RunSection, place: Place) -> str:
+    def _render(self, run: RunSection, place: Deployment) -> str:
         template = (self._file.folder / run.config).resolve()
         if not template.is_file():
             raise TargetError(f"{template}: no such template; [run] config is relative to the claims file")
@@ -98,7 +98,7 @@ class FileTarget(Target):
         except Exception as error:  # a template is the user's code: it can raise anything
             raise TargetError(f"template {_where(error, template)}: {_one_line(error)}") from None
 
-    def _command(self, words: tuple[str, ...], run: RunSection, place: Place) -> tuple[str, ...]:
+    def _command(self, words: tuple[str, ...], run: RunSection, place: Deployment) -> tuple[str, ...]:
         """`words` with values in them; a program given as a relative path lies relative to the claims file."""
         values = {
             "workdir": str(place.workdir),

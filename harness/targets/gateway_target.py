@@ -10,7 +10,7 @@ from random import Random
 from harness.balancer.core.loading import gateway_from
 from harness.gateway.protocol import Gateway, NowFunction
 from harness.scenario.model import World
-from harness.targets.base import Call, ChangeStep, Launch, Place, Target
+from harness.targets.base import AdminCall, ChangeStep, Deployment, Launch, Target
 
 SHELL_CONFIG = "balancer.json"
 HASH_SEED = "PYTHONHASHSEED"
@@ -30,7 +30,7 @@ class GatewayTarget(Target):
         """The gateway itself."""
         return gateway_from(self.spec(off), now, generator)
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: Deployment) -> Launch:
         """The live shell as a process, told by a JSON file what to run where."""
         config = {
             "spec": self.spec(place.off),
@@ -50,11 +50,11 @@ class GatewayTarget(Target):
             early=True,
         )
 
-    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
         """One call to the shell's admin interface; it answers when the gateway has been told."""
         url = f"http://{place.host}:{place.admin_port}/backends"
-        return (Call("PUT", url, json.dumps(_backends(place))),)
+        return (AdminCall("PUT", url, json.dumps(_backends(place))),)
 
 
-def _backends(place: Place) -> list[dict[str, object]]:
+def _backends(place: Deployment) -> list[dict[str, object]]:
     return [asdict(item) for item in place.backends]

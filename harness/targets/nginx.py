@@ -18,9 +18,9 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from harness.claims.features import Affinity, Claims, Ejection, Failover, Retry, Spread
-from harness.scenario.fast_dataclass import stretched
+from harness.scenario.fast_dataclass import scale_durations
 from harness.scenario.model import TargetError
-from harness.targets.base import AwaitNewWorkers, ChangeStep, Launch, Place, Signal, Target, WriteFile
+from harness.targets.base import AwaitNewWorkers, ChangeStep, Deployment, Launch, Signal, Target, WriteFile
 
 CONFIG = "nginx.conf"
 ERROR_LOG = "error.log"
@@ -30,7 +30,7 @@ POINTS_PER_WEIGHT = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class NginxSettings:
     """Numbers of the configuration. `attempts`: proxy_next_upstream_tries; with three, two dead backends lose nothing.
 
     `read_timeout_s` must be shorter than the patience of clients: a server whose client left first has not failed.
@@ -62,14 +62,16 @@ class NginxTarget(Target):
     stop_signal = signal.SIGQUIT
     logs = (ERROR_LOG,)
 
-    def __init__(self, nginx: str | None = None, consistent: bool = True, settings: Settings | None = None) -> None:
+    def __init__(
+        self, nginx: str | None = None, consistent: bool = True, settings: NginxSettings | None = None
+    ) -> None:
         self._binary = _packaged() if nginx is None else _given(nginx)
         self._consistent = consistent
-        self._settings = settings or Settings()
+        self._settings = settings or NginxSettings()
         self.version = _version(self._binary)
         self.claims = _claims(self._settings)
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: Deployment) -> Launch:
         """Configuration, its test (`-t`), and nginx in the foreground with the workdir as its prefix."""
         words = (
             *_without_inherited_sockets(),
@@ -83,15 +85,15 @@ class NginxTarget(Target):
         )
         return Launch(files={CONFIG: self.render(place)}, start=words, check=(*words, "-t"))
 
-    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
         """A reload: HUP to the master process, then new workers (https://nginx.org/en/docs/control.html)."""
         return (WriteFile(CONFIG, self.render(place)), Signal(signal.SIGHUP), AwaitNewWorkers())
 
     def scaled(self, factor: float) -> NginxTarget:
         """Every time of the settings times `factor` (`fail_timeout`: up to a whole second), and claims of those."""
-        return NginxTarget(self._binary, self._consistent, stretched(self._settings, factor))
+        return NginxTarget(self._binary, self._consistent, scale_durations(self._settings, factor))
 
-    def render(self, place: Place) -> str:
+    def render(self, place: Deployment) -> str:
         """The text of nginx.conf at `place`; servers are in the order of its backends.
 
         One that drains, or weighs 0, which nginx refuses as a weight, is marked `down`: listed, and sent nothing.
@@ -117,7 +119,7 @@ class NginxTarget(Target):
         )
 
 
-def _claims(settings: Settings) -> Claims:
+def _claims(settings: NginxSettings) -> Claims:
     return Claims(
         features=(
             Affinity(key="header:x-model-id", algorithm="ring", virtual_nodes=POINTS_PER_WEIGHT),

@@ -11,8 +11,8 @@ from harness.balancer.health.health_score import HealthSettings
 from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
 from harness.balancer.settings import SWITCHES, EjectionSettings, Settings
 from harness.claims.features import Claims
-from harness.scenario.fast_dataclass import stretched
-from harness.targets.base import LEAN, Launch, Place
+from harness.scenario.fast_dataclass import scale_durations
+from harness.targets.base import LEAN, Deployment, Launch
 from harness.targets.gateway_target import GatewayTarget
 
 LIMITS = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0), concurrency=8, queue=16)
@@ -45,14 +45,14 @@ class ReferenceTarget(GatewayTarget):
         """The settings with the mechanisms in `off` switched off."""
         return reference_spec(self._settings.without(off))
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: Deployment) -> Launch:
         """As any gateway; ours speaks plain HTTP only."""
         launch = super().launch(place)
         return replace(launch, environment={**launch.environment, **LEAN})
 
     def scaled(self, factor: float) -> ReferenceTarget:
         """Every time of the settings, and the claims with them, times `factor`."""
-        longer = ReferenceTarget(stretched(self._settings, factor))
+        longer = ReferenceTarget(scale_durations(self._settings, factor))
         longer.name = self.name
-        longer.claims = stretched(self.claims, factor)
+        longer.claims = scale_durations(self.claims, factor)
         return longer

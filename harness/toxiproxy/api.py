@@ -17,9 +17,9 @@ from aiohttp import HttpVersion11, web
 
 from harness.toxiproxy import wire
 from harness.toxiproxy.address import ListenError
-from harness.toxiproxy.metrics import MEDIA_TYPE, Metrics
+from harness.toxiproxy.metrics import MEDIA_TYPE, ProxyMetrics
 from harness.toxiproxy.proxy import Proxy
-from harness.toxiproxy.registry import ProxyWish, Registry
+from harness.toxiproxy.registry import ProxyRequest, Registry
 from harness.toxiproxy.stage import DOWNSTREAM, UPSTREAM, Toxic
 from harness.toxiproxy.toxics import STAGES
 from harness.toxiproxy.wire import ApiError
@@ -42,7 +42,7 @@ class ControlApi:
         read_s: how long the body of a request may take, in seconds.
     """
 
-    def __init__(self, registry: Registry, metrics: Metrics | None = None, read_s: float = READ_S) -> None:
+    def __init__(self, registry: Registry, metrics: ProxyMetrics | None = None, read_s: float = READ_S) -> None:
         self._registry = registry
         self._read_s = read_s
         # A `*` stands for one path segment, which the handler gets as an argument.
@@ -221,7 +221,7 @@ class ControlApi:
 # Requests.
 
 
-def read_wishes(body: bytes) -> list[ProxyWish]:
+def read_wishes(body: bytes) -> list[ProxyRequest]:
     """The proxies that a body of /populate, or a configuration file, asks for.
 
     Raises:
@@ -236,8 +236,8 @@ def read_wishes(body: bytes) -> list[ProxyWish]:
     return wishes
 
 
-def _read_wish(fields: dict[str, object]) -> ProxyWish:
-    return ProxyWish(
+def _read_wish(fields: dict[str, object]) -> ProxyRequest:
+    return ProxyRequest(
         name=wire.text_field(fields, "name"),
         listen=wire.text_field(fields, "listen"),
         upstream=wire.text_field(fields, "upstream"),
@@ -245,7 +245,7 @@ def _read_wish(fields: dict[str, object]) -> ProxyWish:
     )
 
 
-def _check_wish(wish: ProxyWish, where: str = "") -> None:
+def _check_wish(wish: ProxyRequest, where: str = "") -> None:
     if not wish.name:
         raise ApiError(400, f"missing required field: name{where}")
     if not wish.upstream:

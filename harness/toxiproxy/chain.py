@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from harness.toxiproxy.connection_log import Ending
-from harness.toxiproxy.stage import Chunk, Outlet, Stage, Toxic
+from harness.toxiproxy.connection_log import CloseCause
+from harness.toxiproxy.stage import Chunk, Outlet, Toxic, ToxicLink
 from harness.toxiproxy.toxics import STAGES
 
 CHUNK_BYTES = 32768  # Toxiproxy's read size; the byte and time patterns of its toxics depend on it
@@ -23,7 +23,7 @@ class Chain:
     """
 
     def __init__(self, toxics: Iterable[Toxic], sink: Outlet, random: Random, now_s: float) -> None:
-        self.stages: list[Stage] = []
+        self.stages: list[ToxicLink] = []
         self._sink = sink
         self._random = random
         for toxic in toxics:
@@ -39,7 +39,7 @@ class Chain:
         for start in range(0, len(data), CHUNK_BYTES):
             self.entrance.put(Chunk(data[start : start + CHUNK_BYTES], now_s))
 
-    def end(self, cause: Ending) -> None:
+    def end(self, cause: CloseCause) -> None:
         """The source has ended. Call `run` afterwards."""
         self.entrance.end(cause)
 

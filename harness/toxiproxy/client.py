@@ -41,7 +41,7 @@ class FaultProxyError(Exception):
 
 
 @dataclass(frozen=True)
-class Proxy:
+class RemoteProxy:
     """A proxy as the server showed it; `listen` has the real port once it was enabled."""
 
     name: str
@@ -51,7 +51,7 @@ class Proxy:
 
 
 @dataclass(frozen=True)
-class Toxic:
+class RemoteToxic:
     """A toxic as the server showed it, with all attributes of its type (units as in Toxiproxy's own names)."""
 
     name: str
@@ -62,7 +62,7 @@ class Toxic:
 
 
 @dataclass(frozen=True)
-class Connection:
+class LoggedConnection:
     """A connection that the embedded fault proxy saw. Times are seconds on CLOCK_MONOTONIC.
 
     `ended` is None while it lives, else `client`, `upstream`, `disabled`, `toxic`, `reset` or `dial_failed` (see
@@ -103,7 +103,7 @@ class FaultProxy:
 
     # Proxies.
 
-    def create(self, name: str, listen: str, upstream: str, enabled: bool = True) -> Proxy:
+    def create(self, name: str, listen: str, upstream: str, enabled: bool = True) -> RemoteProxy:
         """Create a proxy; with port 0 in `listen` the reply has the port that the system chose."""
         _check_name(name)
         what = f"create proxy {name}"
@@ -111,12 +111,12 @@ class FaultProxy:
             what,
             lambda: toxiproxy.Toxiproxy().create(upstream=upstream, name=name, listen=listen, enabled=enabled),
         )
-        proxy = Proxy(made.name, made.listen, made.upstream, made.enabled)
+        proxy = RemoteProxy(made.name, made.listen, made.upstream, made.enabled)
         if proxy.enabled != enabled:
             raise self._error(what, f"enabled={proxy.enabled}", f"enabled={enabled}", ADVICE[500])
         return proxy
 
-    def proxy(self, name: str) -> Proxy:
+    def proxy(self, name: str) -> RemoteProxy:
         """The proxy as it is now."""
         return _proxy_of(self._call(f"read proxy {name}", lambda: self._fetch(name)))
 
@@ -167,7 +167,7 @@ class FaultProxy:
         stream: str = "downstream",
         toxicity: float = 1.0,
         toxic_name: str | None = None,
-    ) -> Toxic:
+    ) -> RemoteToxic:
         """Add a toxic to a proxy and read it back.
 
         Args:
@@ -196,7 +196,7 @@ class FaultProxy:
         toxic_name: str,
         attributes: Mapping[str, int] | None = None,
         toxicity: float | None = None,
-    ) -> Toxic:
+    ) -> RemoteToxic:
         """Change some attributes or the toxicity of a toxic and read it back; what is left out stays."""
         what = f"update toxic {toxic_name} of proxy {name}"
         attributes = attributes or {}
@@ -217,18 +217,18 @@ class FaultProxy:
             lambda: self._fetch(name).destroy_toxic(toxic_name),
         )
 
-    def toxics(self, name: str) -> list[Toxic]:
+    def toxics(self, name: str) -> list[RemoteToxic]:
         """The toxics of a proxy: upstream first, then downstream, oldest first."""
         found = self._call(f"list toxics of proxy {name}", lambda: self._fetch(name).toxics())
         return [_toxic_of(toxic) for toxic in found.values()]
 
-    def _toxic(self, what: str, name: str, toxic_name: str) -> Toxic:
+    def _toxic(self, what: str, name: str, toxic_name: str) -> RemoteToxic:
         for toxic in self.toxics(name):
             if toxic.name == toxic_name:
                 return toxic
         raise self._error(what, "no such toxic", "one of that name", ADVICE[404])
 
-    def _verified(self, what: str, name: str, toxic_name: str, attributes: Mapping[str, int]) -> Toxic:
+    def _verified(self, what: str, name: str, toxic_name: str, attributes: Mapping[str, int]) -> RemoteToxic:
         """Read a toxic back: the library tells nothing of what the server made of it."""
         toxic = self._toxic(what, name, toxic_name)
         for attribute, value in attributes.items():
@@ -243,7 +243,7 @@ class FaultProxy:
         """Enable every proxy and remove all toxics."""
         self._call("reset", lambda: toxiproxy.Toxiproxy().reset())
 
-    def connections(self, name: str | None = None) -> list[Connection]:
+    def connections(self, name: str | None = None) -> list[LoggedConnection]:
         """The connections of one proxy or of all, oldest first; none where the server keeps no log.
 
         Raises:
@@ -256,12 +256,12 @@ class FaultProxy:
             raise self._error(what, f"{forgotten} connections forgotten", "none", advice)
         return found
 
-    def _read_log(self, query: dict[str, str]) -> tuple[list[Connection], int]:
+    def _read_log(self, query: dict[str, str]) -> tuple[list[LoggedConnection], int]:
         reply = self._session.get(self._url("/connections"), params=query)
         if reply.status_code == requests.codes.not_found:
             return [], 0
         log = reply.json()
-        return [Connection(**entry) for entry in log["connections"]], log["forgotten"]
+        return [LoggedConnection(**entry) for entry in log["connections"]], log["forgotten"]
 
     def clear_connections(self) -> None:
         """Forget the connections that have ended."""
@@ -339,12 +339,12 @@ class _Session(requests.Session):
         return reply
 
 
-def _proxy_of(proxy: Any) -> Proxy:
-    return Proxy(proxy.name, proxy.listen, proxy.upstream, proxy.enabled)
+def _proxy_of(proxy: Any) -> RemoteProxy:
+    return RemoteProxy(proxy.name, proxy.listen, proxy.upstream, proxy.enabled)
 
 
-def _toxic_of(toxic: Any) -> Toxic:
-    return Toxic(toxic.name, toxic.type, toxic.stream, toxic.toxicity, toxic.attributes)
+def _toxic_of(toxic: Any) -> RemoteToxic:
+    return RemoteToxic(toxic.name, toxic.type, toxic.stream, toxic.toxicity, toxic.attributes)
 
 
 def _check_name(name: str) -> None:

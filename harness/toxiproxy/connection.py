@@ -16,7 +16,7 @@ from random import Random
 
 from harness.toxiproxy.address import split_address
 from harness.toxiproxy.chain import Chain
-from harness.toxiproxy.connection_log import ConnectionEntry, Ending
+from harness.toxiproxy.connection_log import CloseCause, ConnectionEntry
 from harness.toxiproxy.stage import DOWNSTREAM, UPSTREAM, Chunk, Toxic
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 seconds
@@ -25,11 +25,11 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 seconds
 class Endpoint(asyncio.Protocol):
     """One socket of a connection: the source of the link `reads` and the destination of the link `writes`."""
 
-    def __init__(self, connection: Connection, cause: Ending) -> None:
+    def __init__(self, connection: ProxiedConnection, cause: CloseCause) -> None:
         self._connection = connection
         self.cause = cause
-        self.reads: Link
-        self.writes: Link
+        self.reads: ProxyLink
+        self.writes: ProxyLink
         self.transport: asyncio.Transport | None = None
         self.lost = False
         self._closing_when_written = False
@@ -79,10 +79,10 @@ class Endpoint(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self.transport.close)
 
 
-class Link:
+class ProxyLink:
     """One direction of a connection; it is itself the sink of its chain (see `Outlet`)."""
 
-    def __init__(self, connection: Connection, direction: str, source: Endpoint, destination: Endpoint) -> None:
+    def __init__(self, connection: ProxiedConnection, direction: str, source: Endpoint, destination: Endpoint) -> None:
         self._connection = connection
         self._source = source
         self._destination = destination
@@ -114,7 +114,7 @@ class Link:
         self.chain.feed(data, now_s)
         self.pump(now_s)
 
-    def source_ended(self, cause: Ending) -> None:
+    def source_ended(self, cause: CloseCause) -> None:
         """The source has sent its last byte, or is gone."""
         if not self._source_over:
             self._source_over = True
@@ -131,7 +131,7 @@ class Link:
         """As `Outlet`."""
         self._write(chunk.data)
 
-    def end(self, cause: Ending) -> None:
+    def end(self, cause: CloseCause) -> None:
         """As `Outlet`: close the destination."""
         if not self.ended:
             self.ended = True
@@ -191,7 +191,7 @@ class Link:
         self.pump(time.monotonic())
 
 
-class Connection:
+class ProxiedConnection:
     """One accepted client and its upstream.
 
     Args:
@@ -206,17 +206,17 @@ class Connection:
         entry: ConnectionEntry,
         random: Random,
         toxics: Callable[[str], list[Toxic]],
-        on_finished: Callable[[Connection], None],
+        on_finished: Callable[[ProxiedConnection], None],
     ) -> None:
         self.entry = entry
         self.random = random
         self._toxics = toxics
         self._on_finished = on_finished
-        self._client = Endpoint(self, Ending.CLIENT)
-        self._server = Endpoint(self, Ending.UPSTREAM)
+        self._client = Endpoint(self, CloseCause.CLIENT)
+        self._server = Endpoint(self, CloseCause.UPSTREAM)
         self.links = {
-            UPSTREAM: Link(self, UPSTREAM, self._client, self._server),
-            DOWNSTREAM: Link(self, DOWNSTREAM, self._server, self._client),
+            UPSTREAM: ProxyLink(self, UPSTREAM, self._client, self._server),
+            DOWNSTREAM: ProxyLink(self, DOWNSTREAM, self._server, self._client),
         }
         self.started = False
         self.finished = False
@@ -229,7 +229,7 @@ class Connection:
             await loop.create_connection(lambda: self._server, host or "localhost", int(port))
             await loop.connect_accepted_socket(lambda: self._client, client)
         except (OSError, ValueError, OverflowError):
-            self.note_ending(Ending.DIAL_FAILED)
+            self.note_ending(CloseCause.DIAL_FAILED)
 
     def dialled(self, client: socket.socket) -> None:
         """The dial is over. If it failed or was cancelled the client is closed.
@@ -238,7 +238,7 @@ class Connection:
         """
         if not self.started:
             client.close()
-            self.drop(Ending.DIAL_FAILED)
+            self.drop(CloseCause.DIAL_FAILED)
 
     def endpoint_made(self) -> None:
         """One side is connected; when both are, data begins to flow."""
@@ -256,12 +256,12 @@ class Connection:
         for direction, link in self.links.items():
             link.start(chains[direction], now_s)
 
-    def note_ending(self, cause: Ending) -> None:
+    def note_ending(self, cause: CloseCause) -> None:
         """Record why the connection ends; only the first cause counts."""
         if self.entry.ended is None:
             self.entry.ended = cause
 
-    def drop(self, cause: Ending) -> None:
+    def drop(self, cause: CloseCause) -> None:
         """Close both sockets now; whatever is still inside is lost."""
         self.note_ending(cause)
         endpoints = (self._client, self._server)

@@ -14,7 +14,7 @@ from enum import StrEnum
 CONNECTIONS_KEPT = 100_000
 
 
-class Ending(StrEnum):
+class CloseCause(StrEnum):
     """Why a connection ended: the first cause that closed one of its two sockets."""
 
     CLIENT = "client"  # the client closed it or broke it off
@@ -37,7 +37,7 @@ class ConnectionEntry:
     opened_s: float
     closed_s: float | None = None
     passed_bytes: dict[str, int] = field(default_factory=lambda: {"upstream": 0, "downstream": 0})
-    ended: Ending | None = None
+    ended: CloseCause | None = None
 
 
 class ConnectionLog:

@@ -57,7 +57,7 @@ class Traffic:
                 yield f"{name}{_labelled(labels._asdict())} {count_bytes}"
 
 
-class Metrics:
+class ProxyMetrics:
     """What `/metrics` shows.
 
     Args:

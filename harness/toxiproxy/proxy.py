@@ -15,8 +15,8 @@ from random import Random
 
 from harness.toxiproxy.address import bound_address, listen_on
 from harness.toxiproxy.chain import Chain
-from harness.toxiproxy.connection import Connection
-from harness.toxiproxy.connection_log import ConnectionLog, Ending
+from harness.toxiproxy.connection import ProxiedConnection
+from harness.toxiproxy.connection_log import CloseCause, ConnectionLog
 from harness.toxiproxy.metrics import LinkLabels, Traffic
 from harness.toxiproxy.stage import UPSTREAM, Toxic
 
@@ -49,8 +49,8 @@ class Proxy:
         self._listener: socket.socket | None = None
         # Dictionaries, not sets: a change reaches the connections in the order they were opened, so that a seed
         # gives the same draws again.
-        self._connections: dict[Connection, asyncio.Task[None]] = {}
-        self._leaving: set[Connection] = set()
+        self._connections: dict[ProxiedConnection, asyncio.Task[None]] = {}
+        self._leaving: set[ProxiedConnection] = set()
         self._all_left = asyncio.Event()
 
     @property
@@ -81,9 +81,9 @@ class Proxy:
         self._leaving.update(dropped)
         for connection, dial in dropped.items():
             if connection.started:
-                connection.drop(Ending.DISABLED)
+                connection.drop(CloseCause.DISABLED)
             else:
-                connection.note_ending(Ending.DISABLED)
+                connection.note_ending(CloseCause.DISABLED)
                 dial.cancel()
 
     async def settled(self) -> None:
@@ -123,14 +123,14 @@ class Proxy:
         entry = self._log.open(self.name, time.monotonic())
         # The addresses of now: an update changes them before the connections it drops have ended.
         forget = partial(self._forget, self.listen, self.upstream)
-        connection = Connection(entry, self._random, self.toxics_of, forget)
+        connection = ProxiedConnection(entry, self._random, self.toxics_of, forget)
         # Each dial is a task of its own, so one that hangs holds up neither other connections nor a stop.
         dial = asyncio.create_task(connection.open(client, self.upstream))
         # Not a `finally` in the task: one cancelled before its first step would never get there.
         dial.add_done_callback(lambda _: connection.dialled(client))
         self._connections[connection] = dial
 
-    def _forget(self, listen: str, upstream: str, connection: Connection) -> None:
+    def _forget(self, listen: str, upstream: str, connection: ProxiedConnection) -> None:
         if connection.started:
             for direction, link in connection.links.items():
                 labels = LinkLabels(direction, listen, self.name, upstream)

@@ -17,7 +17,7 @@ from harness.toxiproxy.proxy import Proxy
 from harness.toxiproxy.wire import ApiError
 
 
-class ProxyWish(NamedTuple):
+class ProxyRequest(NamedTuple):
     """A proxy as a request asks for it."""
 
     name: str
@@ -50,7 +50,7 @@ class Registry:
             raise ApiError(404, "proxy not found")
         return self.proxies[name]
 
-    async def create(self, wish: ProxyWish) -> Proxy:
+    async def create(self, wish: ProxyRequest) -> Proxy:
         """Add a new proxy and start it if wished; a failure leaves nothing behind.
 
         Raises:
@@ -95,7 +95,7 @@ class Registry:
         proxy.stop()
         await proxy.settled()
 
-    async def populate(self, wishes: Sequence[ProxyWish], done: list[Proxy]) -> None:
+    async def populate(self, wishes: Sequence[ProxyRequest], done: list[Proxy]) -> None:
         """Create or replace proxies in order, until one fails; those that exist as wished are left untouched.
 
         Args:
@@ -147,10 +147,10 @@ class Registry:
         if self.find(proxy.name) is not proxy:
             raise ApiError(404, "proxy not found")
 
-    def _new(self, wish: ProxyWish) -> Proxy:
+    def _new(self, wish: ProxyRequest) -> Proxy:
         return Proxy(wish.name, wish.listen, wish.upstream, self.log, self.traffic, self._random)
 
 
-async def _address_if_started(wish: ProxyWish) -> str | None:
+async def _address_if_started(wish: ProxyRequest) -> str | None:
     """The address to start on, or None for a proxy that is not to start; then `listen` is not even looked at."""
     return await resolve_listen(wish.listen) if wish.enabled else None

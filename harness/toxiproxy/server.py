@@ -16,8 +16,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from harness.toxiproxy.address import LOOPBACK, ListenError, bound_address, join_address, listen_on, resolve_listen
 from harness.toxiproxy.api import ControlApi, read_wishes
-from harness.toxiproxy.metrics import Metrics
-from harness.toxiproxy.registry import ProxyWish, Registry
+from harness.toxiproxy.metrics import ProxyMetrics
+from harness.toxiproxy.registry import ProxyRequest, Registry
 from harness.toxiproxy.wire import ApiError
 
 DEFAULT_PORT = 8474
@@ -88,7 +88,7 @@ def _not_the_clients_fault(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
-def _read_config(path: Path) -> list[ProxyWish]:
+def _read_config(path: Path) -> list[ProxyRequest]:
     try:
         return read_wishes(path.read_bytes())
     except OSError as error:
@@ -103,7 +103,7 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve(options: ServerOptions, wishes: list[ProxyWish]) -> None:
+async def _serve(options: ServerOptions, wishes: list[ProxyRequest]) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -126,10 +126,10 @@ async def _serve(options: ServerOptions, wishes: list[ProxyWish]) -> None:
         listener.close()
 
 
-def _metrics(options: ServerOptions, registry: Registry) -> Metrics | None:
+def _metrics(options: ServerOptions, registry: Registry) -> ProxyMetrics | None:
     if not (options.proxy_metrics or options.runtime_metrics):
         return None
-    return Metrics(registry.traffic if options.proxy_metrics else None, options.runtime_metrics)
+    return ProxyMetrics(registry.traffic if options.proxy_metrics else None, options.runtime_metrics)
 
 
 async def _listen(host: str, port: int) -> socket.socket:
@@ -141,7 +141,7 @@ async def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-async def _configure(registry: Registry, wishes: list[ProxyWish]) -> None:
+async def _configure(registry: Registry, wishes: list[ProxyRequest]) -> None:
     try:
         await registry.populate(wishes, [])
     except (ApiError, ListenError) as error:

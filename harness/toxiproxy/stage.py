@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar, NamedTuple, Protocol
 
-from harness.toxiproxy.connection_log import Ending
+from harness.toxiproxy.connection_log import CloseCause
 
 UPSTREAM = "upstream"  # from the client to the server
 DOWNSTREAM = "downstream"  # from the server to the client
@@ -36,7 +36,7 @@ class Outlet(Protocol):
         """Take a chunk; dropped if the end has come already."""
         ...
 
-    def end(self, cause: Ending) -> None:
+    def end(self, cause: CloseCause) -> None:
         """No more chunks will come, because of `cause`; repeated calls change nothing."""
         ...
 
@@ -60,7 +60,7 @@ class Toxic:
         return self.stream.lower()
 
 
-class Stage:
+class ToxicLink:
     """Base of all toxics: passes everything on. Subclasses override `work` and whatever else differs.
 
     Whether the toxic applies to this link is drawn with its toxicity when the stage starts and at each
@@ -76,7 +76,7 @@ class Stage:
         self.output = output
         self.random = random
         self.inbox: deque[Chunk] = deque()
-        self.source_ending: Ending | None = None
+        self.source_ending: CloseCause | None = None
         self.ended = False
         self.wake_s: float | None = None
         self._moved = False
@@ -97,7 +97,7 @@ class Stage:
         if not self.ended and self.source_ending is None:
             self.inbox.append(chunk)
 
-    def end(self, cause: Ending) -> None:
+    def end(self, cause: CloseCause) -> None:
         """As `Outlet`: what waits in the inbox still goes first."""
         if self.source_ending is None:
             self.source_ending = cause
@@ -164,7 +164,7 @@ class Stage:
         if not self.inbox and self.source_ending is not None:
             self.finish(self.source_ending)
 
-    def finish(self, cause: Ending) -> None:
+    def finish(self, cause: CloseCause) -> None:
         """End this direction: the destination is closed after what was passed on; the rest is dropped."""
         self.ended = True
         self.inbox.clear()

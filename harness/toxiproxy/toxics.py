@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections import deque
 
-from harness.toxiproxy.connection_log import Ending
-from harness.toxiproxy.stage import Chunk, Stage
+from harness.toxiproxy.connection_log import CloseCause
+from harness.toxiproxy.stage import Chunk, ToxicLink
 
 LATENESS_CARRIED_S = 0.1
 
 
-class Noop(Stage):
+class NoopToxic(ToxicLink):
     """Passes everything on."""
 
 
-class Latency(Stage):
+class LatencyToxic(ToxicLink):
     """Delays each chunk by `latency` ms, plus a random whole number of ms in [-jitter, jitter - 1].
 
     Order is kept: a chunk never overtakes an earlier one. Connecting, and an end with nothing queued before it,
@@ -51,7 +51,7 @@ class Latency(Stage):
         return latency_ms + (self.random.randrange(-jitter_ms, jitter_ms) if jitter_ms > 0 else 0)
 
 
-class Bandwidth(Stage):
+class BandwidthToxic(ToxicLink):
     """Lets `rate` KB/s (1000 bytes) through per link, by holding each chunk before it passes.
 
     What takes longer than 100 ms is cut into pieces of 100 ms. There is no credit for idle time. At rate 0
@@ -95,7 +95,7 @@ class Bandwidth(Stage):
             self.emit(self.inbox.popleft().data, now_s)
 
 
-class SlowClose(Stage):
+class SlowCloseToxic(ToxicLink):
     """Passes data on, and the end `delay` ms late. An update during the delay starts the new one afresh."""
 
     attribute_names = ("delay",)
@@ -115,7 +115,7 @@ class SlowClose(Stage):
             self.finish(self.source_ending)
 
 
-class Timeout(Stage):
+class TimeoutToxic(ToxicLink):
     """Drops all data; closes the destination when nothing has arrived for `timeout` ms (0 or less: never).
 
     Each dropped chunk restarts the time, which also runs on idle connections. The source's end passes at once.
@@ -141,14 +141,14 @@ class Timeout(Stage):
         if now_s < close_s:
             self.wake_s = close_s
         else:
-            self.finish(Ending.TOXIC)
+            self.finish(CloseCause.TOXIC)
 
     def remove(self, now_s: float) -> None:
         if not self.ended:
-            self.finish(Ending.TOXIC)
+            self.finish(CloseCause.TOXIC)
 
 
-class ResetPeer(Stage):
+class ResetPeerToxic(ToxicLink):
     """On the first chunk or end: drops it, waits `timeout` ms, then closes both sides. Idle links are spared.
 
     The peers see a reset only if the toxic existed when the connection was opened (`Connection` sets linger 0
@@ -168,7 +168,7 @@ class ResetPeer(Stage):
         if now_s < self.reset_s:
             self.wake_s = self.reset_s
         else:
-            self.finish(Ending.RESET)
+            self.finish(CloseCause.RESET)
 
     def interrupt(self, now_s: float) -> None:
         if self.reset_s is None:
@@ -178,10 +178,10 @@ class ResetPeer(Stage):
         if self.reset_s is None:
             super().remove(now_s)
         elif not self.ended:
-            self.finish(Ending.RESET)
+            self.finish(CloseCause.RESET)
 
 
-class Slicer(Stage):
+class SlicerToxic(ToxicLink):
     """Cuts each chunk into pieces of about `average_size` bytes, give or take `size_variation`.
 
     After each piece, also the last, it waits `delay` microseconds. Refused are the values that crash Toxiproxy:
@@ -242,7 +242,7 @@ class Slicer(Stage):
             uncut += [piece[middle:], piece[:middle]]
 
 
-class LimitData(Stage):
+class LimitDataToxic(ToxicLink):
     """Closes the destination once `bytes` bytes have passed on this link; exactly so many arrive.
 
     The count survives updates. With 0 the first chunk closes it. A limit lowered below the count acts at the
@@ -260,18 +260,18 @@ class LimitData(Stage):
                 self.emit(allowed, stamp_s)
                 self.passed_bytes += len(allowed)
             if self.passed_bytes >= self.toxic.attributes["bytes"]:
-                self.finish(Ending.TOXIC)
+                self.finish(CloseCause.TOXIC)
                 return
         self.finish_with_source()
 
 
-STAGES: dict[str, type[Stage]] = {
-    "noop": Noop,
-    "latency": Latency,
-    "bandwidth": Bandwidth,
-    "slow_close": SlowClose,
-    "timeout": Timeout,
-    "reset_peer": ResetPeer,
-    "slicer": Slicer,
-    "limit_data": LimitData,
+STAGES: dict[str, type[ToxicLink]] = {
+    "noop": NoopToxic,
+    "latency": LatencyToxic,
+    "bandwidth": BandwidthToxic,
+    "slow_close": SlowCloseToxic,
+    "timeout": TimeoutToxic,
+    "reset_peer": ResetPeerToxic,
+    "slicer": SlicerToxic,
+    "limit_data": LimitDataToxic,
 }

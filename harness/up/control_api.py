@@ -18,7 +18,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from harness.live.environment import Stage
+from harness.live.environment import Environment
 from harness.live.process.ports import HOST
 from harness.scenario.model import ClaimsError, SteelyardError
 from harness.up.run_lock import TOKEN
@@ -29,7 +29,7 @@ LONGEST_BODY = 64 * 2**10
 class Control:
     """Serves the control interface of `stage` from threads of its own until `close`."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Environment) -> None:
         self.token = secrets.token_urlsafe(18)
         self._server = _Server(stage, self.token)
         self.url = f"http://{HOST}:{self._server.server_address[1]}"
@@ -47,7 +47,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a call that waits for a probe must not hold up the end
 
-    def __init__(self, stage: Stage, token: str) -> None:
+    def __init__(self, stage: Environment, token: str) -> None:
         self.stage = stage
         self.token = token
         super().__init__((HOST, 0), _Handler)

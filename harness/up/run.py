@@ -12,19 +12,19 @@ from contextlib import ExitStack
 from rich.console import Console
 from rich.live import Live
 
-from harness.live.environment import Stage, StageOptions
+from harness.live.environment import Environment, EnvironmentOptions
 from harness.live.process.session_dir import session_folder, take_sigterm
 from harness.live.watch import Watch
 from harness.targets.base import Target
 from harness.up.control_api import Control
-from harness.up.run_lock import DEFAULT_NAME, Where, claimed
+from harness.up.run_lock import DEFAULT_NAME, RunAddress, claimed
 from harness.up.view import banner, plain, title_of, view
 
 VIEW_S, PLAIN_S = 0.5, 1.0
 LOOK_S = 0.1
 
 
-def run_up(target: Target, options: StageOptions, name: str, seconds: float | None, as_lines: bool) -> None:
+def run_up(target: Target, options: EnvironmentOptions, name: str, seconds: float | None, as_lines: bool) -> None:
     """Bring it all up and look at it until Ctrl-C, SIGTERM, or for `seconds`; nothing is left then.
 
     TargetError if the balancer does not start, HarnessError and DiedError if a part of it fails.
@@ -44,7 +44,7 @@ def run_up(target: Target, options: StageOptions, name: str, seconds: float | No
 
 def _run(
     target: Target,
-    options: StageOptions,
+    options: EnvironmentOptions,
     name: str,
     seconds: float | None,
     as_lines: bool,
@@ -55,10 +55,10 @@ def _run(
     folder = session_folder()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     folder.chmod(0o755)  # workers of a balancer may run as another user
-    stage = Stage(target, options, folder, stack)
+    stage = Environment(target, options, folder, stack)
     control = Control(stage)
     stack.callback(control.close)
-    claim.tell(Where(os.getpid(), control.url, control.token))
+    claim.tell(RunAddress(os.getpid(), control.url, control.token))
     title = title_of(target.name, target.version, options.backends)
     shown = "" if name == DEFAULT_NAME else name
     example = stage.names[min(2, len(stage.names) - 1)]
@@ -72,7 +72,7 @@ def _run(
         _keep(stage, lambda: live.update(view(watch.snapshot(), title, console.width), refresh=True), VIEW_S, end_s)
 
 
-def _keep(stage: Stage, show: Callable[[], None], every_s: float, end_s: float | None) -> None:
+def _keep(stage: Environment, show: Callable[[], None], every_s: float, end_s: float | None) -> None:
     """Show it every so often and look after its parts, until `end_s` (CLOCK_MONOTONIC)."""
     due_s = time.monotonic()
     while end_s is None or time.monotonic() < end_s:

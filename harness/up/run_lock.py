@@ -30,7 +30,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class RunAddress:
     """What `steelyard fault` must know of a running stage. `token` goes into the header of every call."""
 
     pid: int
@@ -48,30 +48,30 @@ def runtime_folder() -> Path:
     return folder
 
 
-class Claim:
+class RunLock:
     """The name of a running stage. `tell` lets others find it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def tell(self, where: Where) -> None:
+    def tell(self, where: RunAddress) -> None:
         """Write where the stage is found; once, when all of it is up."""
         os.write(self._descriptor, json.dumps(asdict(where)).encode())
 
 
 @contextmanager
-def claimed(name: str) -> Iterator[Claim]:
+def claimed(name: str) -> Iterator[RunLock]:
     """Hold `name` for a stage. ClaimsError if it makes no sense, TargetError if a living stage has it."""
     path = _path(name)
     descriptor = _locked(path, name)
     try:
-        yield Claim(descriptor)
+        yield RunLock(descriptor)
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
-def find(name: str) -> Where:
+def find(name: str) -> RunAddress:
     """Where the stage of this name is. TargetError if none runs."""
     path = _path(name)
     option = "" if name == DEFAULT_NAME else f" --name {name}"
@@ -88,10 +88,10 @@ def find(name: str) -> Where:
         os.close(descriptor)
     if not text:
         raise TargetError(f"steelyard up{option} is still starting: wait until it says that it is up")
-    return Where(**json.loads(text))
+    return RunAddress(**json.loads(text))
 
 
-def ask(where: Where, method: str, path: str, asked: dict[str, Any] | None = None) -> Any:
+def ask(where: RunAddress, method: str, path: str, asked: dict[str, Any] | None = None) -> Any:
     """Call a stage's control interface. ClaimsError for what the user got wrong, HarnessError for what went wrong."""
     body = b"" if asked is None else json.dumps(asked).encode()
     try:

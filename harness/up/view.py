@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from harness.live.statistics import SILENT_S, TELLING, BackendSeen, Snapshot
+from harness.live.statistics import SILENT_S, TELLING, ObservedBackend, Snapshot
 
 BAR = 5
 WORDS = 15
@@ -23,7 +23,7 @@ GAP = 2
 """Between two columns, as the table is set up."""
 
 
-def state_of(seen: BackendSeen) -> tuple[str, str]:
+def state_of(seen: ObservedBackend) -> tuple[str, str]:
     """What a backend looks like from outside, in words, and the colour for it."""
     parts = [] if seen.process == "alive" else [seen.process]
     parts += [f"faulted: {fault}" for fault in seen.faults]
@@ -104,7 +104,7 @@ def summary(snapshot: Snapshot) -> str:
     return line
 
 
-def memory(seen: BackendSeen) -> str:
+def memory(seen: ObservedBackend) -> str:
     """Models in GPU memory with their size, and the room there is; nothing where models take none."""
     if not seen.used_mb:
         return "" if not seen.models else ", ".join(seen.models)
@@ -137,7 +137,7 @@ def _columns(snapshot: Snapshot, space: int) -> tuple[int, list[str]]:
     return bar, kept
 
 
-def _cells(seen: BackendSeen, snapshot: Snapshot) -> dict[str, Text]:
+def _cells(seen: ObservedBackend, snapshot: Snapshot) -> dict[str, Text]:
     """The figures of a backend by their headings."""
     attempts = seen.attempts
     return {

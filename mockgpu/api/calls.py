@@ -9,7 +9,7 @@ from mockgpu.api import wire
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """What came in; ``path`` is decoded."""
 
     method: str
@@ -19,7 +19,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ApiReply:
     """What goes out."""
 
     body: bytes = b""

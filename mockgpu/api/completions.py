@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mockgpu.api import fields, wire
-from mockgpu.api.wire import Ask, BadRequestError, Events, Problem, Served, Whole, quoted
+from mockgpu.api.wire import BadRequestError, Events, ParsedRequest, Problem, Served, WholeAnswer, quoted
 
 
 class OpenAi:
@@ -20,7 +20,7 @@ class OpenAi:
         """The body as a JSON object."""
         return wire.read_json(body)
 
-    def build(self, ask: Ask) -> Iterable[None]:
+    def build(self, ask: ParsedRequest) -> Iterable[None]:
         """Nothing: words are made fast enough."""
         return ()
 
@@ -47,7 +47,7 @@ def stream_options(data: Mapping[str, Any]) -> tuple[bool, bool]:
     return stream is True, usage is True
 
 
-def _head(ask: Ask, served: Served, kind: str) -> str:
+def _head(ask: ParsedRequest, served: Served, kind: str) -> str:
     """The beginning of every answer and event, up to its choices."""
     return (
         f'{{"id": "{wire.id_of(served.tag)}", "object": "{kind}", "created": {served.created}, '
@@ -55,14 +55,14 @@ def _head(ask: Ask, served: Served, kind: str) -> str:
     )
 
 
-def _each(ask: Ask, choice: str) -> str:
+def _each(ask: ParsedRequest, choice: str) -> str:
     """The same choice as often as it is asked for, each time with its index."""
     if ask.choices == 1:
         return f'{{"index": 0, {choice}}}'
     return ", ".join([f'{{"index": {index}, {choice}}}' for index in range(ask.choices)])
 
 
-def _afters(ask: Ask, choice: str) -> list[tuple[bytes, bytes]]:
+def _afters(ask: ParsedRequest, choice: str) -> list[tuple[bytes, bytes]]:
     """What follows a token's number in the events of each choice, and in the last ones."""
     ends = ("null", f'"{ask.finish}"')
     return [
@@ -74,7 +74,7 @@ def _afters(ask: Ask, choice: str) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def _end(ask: Ask, served: Served, head: str) -> bytes:
+def _end(ask: ParsedRequest, served: Served, head: str) -> bytes:
     """The end of a stream: usage, where it was asked for, and the sign that nothing follows."""
     if not ask.include_usage:
         return b"data: [DONE]\n\n"
@@ -94,7 +94,7 @@ class Completions(OpenAi):
         """Its seed and its last prompt."""
         return data.get("seed"), fields.last_of(data.get("prompt"))
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
+    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
         """Headers win over the body; without ``max_tokens`` it is OpenAI's 16. ``best_of`` must be ``n``.
 
         Several prompts are one job, and each has ``n`` choices; the prefix cache is for those that come alone.
@@ -114,7 +114,7 @@ class Completions(OpenAi):
             seen = wire.shown(data["best_of"])
             raise BadRequestError(f"best_of is {seen}, expected n, here {each}: all that is made is given", "best_of")
         stopped = fields.stops_at_once(data.get("stop"), output_tokens)
-        return Ask(
+        return ParsedRequest(
             wire.model_of(headers, data.get("model", "")),
             wire.count_of(headers, "x-prompt-tokens", lambda: fields.words_in(prompts)),
             0 if stopped else output_tokens,
@@ -125,17 +125,17 @@ class Completions(OpenAi):
             choices=choices,
         )
 
-    def whole(self, ask: Ask, served: Served) -> Whole:
+    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
         """A text_completion."""
         choice = f'"text": "{wire.WORD * ask.output_tokens}", "logprobs": null, "finish_reason": "{ask.finish}"'
-        return Whole(
+        return WholeAnswer(
             (
                 f'{_head(ask, served, "text_completion")}"choices": [{_each(ask, choice)}], '
                 f'"usage": {wire.usage(ask, served)}}}'
             ).encode()
         )
 
-    def events(self, ask: Ask, served: Served) -> Events:
+    def events(self, ask: ParsedRequest, served: Served) -> Events:
         """text_completion events; the last token's has the finish reason."""
         head = _head(ask, served, "text_completion")
         first, *further = _afters(ask, f'"text": "{wire.WORD}", "logprobs": null')
@@ -165,16 +165,16 @@ class AnswerByGet(Completions):
         """Nothing: a GET has no body that means anything."""
         return {}
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
+    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
         """The model is in the path, the sizes in ``x-prompt-tokens`` and ``x-output-tokens``."""
-        return Ask(
+        return ParsedRequest(
             wire.model_of(headers, named),
             wire.count_of(headers, "x-prompt-tokens", lambda: 0),
             wire.count_of(headers, "x-output-tokens", lambda: wire.DEFAULT_OUTPUT_TOKENS),
         )
 
 
-class Chat(OpenAi):
+class ChatCompletions(OpenAi):
     """``POST /v1/chat/completions``."""
 
     def carriers(self, data: Mapping[str, Any]) -> tuple[object, object]:
@@ -186,7 +186,7 @@ class Chat(OpenAi):
         except BadRequestError:
             return data.get("seed"), None
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
+    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
         """``max_completion_tokens`` wins over ``max_tokens``; without either the mock stops by itself after 16."""
         fields.check(data, fields.CHAT)
         prompt = conversation(data.get("messages"), "messages")
@@ -195,7 +195,7 @@ class Chat(OpenAi):
         output_tokens = wire.DEFAULT_OUTPUT_TOKENS if limit is None else limit
         stream, include_usage = stream_options(data)
         stopped = fields.stops_at_once(data.get("stop"), output_tokens)
-        return Ask(
+        return ParsedRequest(
             wire.model_of(headers, data.get("model", "")),
             wire.count_of(headers, "x-prompt-tokens", lambda: words),
             0 if stopped else output_tokens,
@@ -206,20 +206,20 @@ class Chat(OpenAi):
             choices=wire.choices_of(data, output_tokens),
         )
 
-    def whole(self, ask: Ask, served: Served) -> Whole:
+    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
         """A chat.completion."""
         choice = (
             f'"message": {{"role": "assistant", "content": "{wire.WORD * ask.output_tokens}", "refusal": null}}, '
             f'"logprobs": null, "finish_reason": "{ask.finish}"'
         )
-        return Whole(
+        return WholeAnswer(
             (
                 f'{_head(ask, served, "chat.completion")}"choices": [{_each(ask, choice)}], '
                 f'"usage": {wire.usage(ask, served)}}}'
             ).encode()
         )
 
-    def events(self, ask: Ask, served: Served) -> Events:
+    def events(self, ask: ParsedRequest, served: Served) -> Events:
         """chat.completion.chunk events: the role, then a delta per token; the last one has the finish reason."""
         head = _head(ask, served, "chat.completion.chunk")
         first, *further = _afters(ask, f'"delta": {{"content": "{wire.WORD}"}}, "logprobs": null')

@@ -13,7 +13,7 @@ from typing import Any
 
 from mockgpu.api import fields, wire
 from mockgpu.api.completions import OpenAi
-from mockgpu.api.wire import Ask, BadRequestError, Events, Served, Whole
+from mockgpu.api.wire import BadRequestError, Events, ParsedRequest, Served, WholeAnswer
 
 DEFAULT_DIMENSIONS = 256
 _MOST_DIMENSIONS = 16_384
@@ -39,7 +39,7 @@ class Embeddings(OpenAi):
         """Its seed and its last text."""
         return data.get("seed"), fields.last_of(data.get("input"))
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
+    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
         """``input`` is a text, a list of texts, token numbers, or a list of lists of these."""
         fields.check(data, fields.EMBEDDING)
         given = data.get("input")
@@ -60,7 +60,7 @@ class Embeddings(OpenAi):
         if dimensions * len(texts) > _MOST_NUMBERS:
             seen = f"{len(texts)} texts of {dimensions} dimensions"
             raise BadRequestError(f"{seen} are asked for, expected at most {_MOST_NUMBERS} numbers in all", "input")
-        return Ask(
+        return ParsedRequest(
             wire.model_of(headers, data.get("model", "")),
             wire.count_of(headers, "x-prompt-tokens", lambda: fields.words_in(texts)),
             output_tokens=0,
@@ -69,16 +69,16 @@ class Embeddings(OpenAi):
             details=_Wanted(texts, dimensions, kind == "base64"),
         )
 
-    def whole(self, ask: Ask, served: Served) -> Whole:
+    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
         """A list of embeddings; float or base64 of little-endian 32-bit floats, with the very same values."""
         wanted: _Wanted = ask.details
         _make(ask, len(wanted.texts) - len(wanted.made))
         usage = {"prompt_tokens": ask.prompt_tokens, "total_tokens": ask.prompt_tokens}
         answer = {"object": "list", "id": wire.id_of(served.tag), "model": ask.model, "backend": served.backend}
         head = json.dumps({**answer, "usage": usage})[:-1]
-        return Whole(b"".join([head.encode(), b', "data": ', *wanted.made, b"]}"]))
+        return WholeAnswer(b"".join([head.encode(), b', "data": ', *wanted.made, b"]}"]))
 
-    def build(self, ask: Ask) -> Iterator[None]:
+    def build(self, ask: ParsedRequest) -> Iterator[None]:
         """Make many embeddings, slice by slice."""
         wanted: _Wanted = ask.details
         texts = max(1, _SLICE_NUMBERS // wanted.dimensions)
@@ -86,12 +86,12 @@ class Embeddings(OpenAi):
             _make(ask, texts)
             yield
 
-    def events(self, ask: Ask, served: Served) -> Events:
+    def events(self, ask: ParsedRequest, served: Served) -> Events:
         """There is no stream of embeddings; none is ever asked for."""
         raise BadRequestError("embeddings can't be streamed", "stream")
 
 
-def _make(ask: Ask, count: int) -> None:
+def _make(ask: ParsedRequest, count: int) -> None:
     """Make so many further embeddings."""
     wanted: _Wanted = ask.details
     begun = len(wanted.made)

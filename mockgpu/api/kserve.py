@@ -10,7 +10,7 @@ from typing import Any
 from mockgpu.api import wire
 from mockgpu.api.metrics import Sums
 from mockgpu.api.tensors import HEADER_LENGTH, packed_text, read_inputs, split_body
-from mockgpu.api.wire import Ask, BadRequestError, Events, Problem, Served, Whole
+from mockgpu.api.wire import BadRequestError, Events, ParsedRequest, Problem, Served, WholeAnswer
 
 VERSION = "1"
 PROMPT, LIMIT, OUTPUT = "text_input", "max_tokens", "text_output"
@@ -19,7 +19,7 @@ _RAW = "\0raw"  # where a decoded body keeps the bytes behind its JSON; no JSON 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelPath:
     """What a path below ``/v2/models/`` names; an empty ``version`` leaves it open."""
 
     model: str
@@ -27,13 +27,13 @@ class Place:
     action: str
 
 
-def place_of(path: str) -> Place:
+def place_of(path: str) -> ModelPath:
     """Read ``{model}[/versions/{version}][/{action}]``; a model's name may itself contain slashes."""
     rest, slash, action = path.rpartition("/")
     if not slash or action not in ("ready", "infer", "config", "stats"):
         rest, action = path, ""
     model, versions, version = rest.rpartition("/versions/")
-    return Place(model, version, action) if versions else Place(rest, "", action)
+    return ModelPath(model, version, action) if versions else ModelPath(rest, "", action)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Infer:
             texts = ()
         return _parameters(data).get("seed"), texts[-1] if texts else None
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
+    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
         """``named`` is the path below ``/v2/models/``."""
         place = place_of(named)
         if not place.model or place.action != "infer":
@@ -81,7 +81,7 @@ class Infer:
             raise BadRequestError(f"input {LIMIT} is no single whole number, expected an INT32 of shape [1]", LIMIT)
         output_tokens = wire.limit_of({LIMIT: limit.number} if limit else parameters, LIMIT)
         given_id = data.get("id")
-        return Ask(
+        return ParsedRequest(
             wire.model_of(headers, place.model),
             wire.count_of(headers, "x-prompt-tokens", lambda: words if texts else others),
             wire.DEFAULT_OUTPUT_TOKENS if output_tokens is None else output_tokens,
@@ -89,11 +89,11 @@ class Infer:
             details=_Wanted(VERSION, wire.clean(given_id) if isinstance(given_id, str) else "", _binary(data)),
         )
 
-    def build(self, ask: Ask) -> Iterable[None]:
+    def build(self, ask: ParsedRequest) -> Iterable[None]:
         """Nothing: words are made fast enough."""
         return ()
 
-    def whole(self, ask: Ask, served: Served) -> Whole:
+    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
         """The answer, binary where that was asked for."""
         wanted: _Wanted = ask.details
         text = wire.WORD * ask.output_tokens
@@ -107,13 +107,13 @@ class Infer:
         }
         if not wanted.binary:
             output["data"] = [text]
-            return Whole(json.dumps(answer).encode())
+            return WholeAnswer(json.dumps(answer).encode())
         raw = packed_text(text)
         output["parameters"] = {"binary_data_size": len(raw)}
         head = json.dumps(answer).encode()
-        return Whole(head + raw, "application/octet-stream", {HEADER_LENGTH: str(len(head))})
+        return WholeAnswer(head + raw, "application/octet-stream", {HEADER_LENGTH: str(len(head))})
 
-    def events(self, ask: Ask, served: Served) -> Events:
+    def events(self, ask: ParsedRequest, served: Served) -> Events:
         """There are no streams in this protocol; none is ever asked for."""
         raise BadRequestError("an inference of KServe v2 can't be streamed")
 

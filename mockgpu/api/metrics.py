@@ -29,7 +29,7 @@ _REQUEST = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0
 _FOLD_AT = 4096
 
 
-class Seen(NamedTuple):
+class ServedRequest(NamedTuple):
     """One request that was answered in full; times in seconds, those of the model.
 
     ``first_token_s`` and ``whole_s`` count from submission. ``finish``: length or stop.
@@ -87,7 +87,7 @@ class _Counts:
     """What is counted for one model."""
 
     def __init__(self) -> None:
-        self.pending: list[Seen] = []
+        self.pending: list[ServedRequest] = []
         self.begun: list[float] = []  # times to the first token that are not in the histogram yet, in seconds
         self.sums = Sums()
         self.first_token = Histogram(_FIRST_TOKEN)
@@ -124,7 +124,7 @@ class _Counts:
         )
 
 
-class Tally:
+class BackendCounters:
     """What a backend has counted since its start."""
 
     def __init__(self, setup: Setup) -> None:
@@ -142,7 +142,7 @@ class Tally:
         if len(counts.begun) >= _FOLD_AT:
             counts.fold()
 
-    def answered(self, model: str, seen: Seen) -> None:
+    def answered(self, model: str, seen: ServedRequest) -> None:
         """Count a request that was answered in full. Cheap: the work is done for many at once."""
         counts = self._of(model)
         counts.pending.append(seen)
@@ -170,7 +170,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapters:
+class AdaptersInUse:
     """LoRA adapters that requests inside use now: in service, and waiting."""
 
     running: tuple[str, ...] = ()
@@ -208,7 +208,7 @@ class _Page:
         return ("\n".join(self.lines) + "\n").encode()
 
 
-def page(state: State, tally: Tally, setup: Setup, adapters: Adapters, now_s: float) -> bytes:
+def page(state: State, tally: BackendCounters, setup: Setup, adapters: AdaptersInUse, now_s: float) -> bytes:
     """All metrics of a backend; ``now_s`` is the time of day, which vLLM gives as the value of its adapters."""
     made = _Page()
     _vllm(made, state, tally, setup)
@@ -223,7 +223,7 @@ def kv_use(state: State) -> float:
     return state.kv_blocks_used / state.kv_blocks_total if state.kv_blocks_total else 0.0
 
 
-def _vllm(made: _Page, state: State, tally: Tally, setup: Setup) -> None:
+def _vllm(made: _Page, state: State, tally: BackendCounters, setup: Setup) -> None:
     label = f'model_name="{escaped(setup.default_model.name)}",engine="0"'
     use = kv_use(state)
     for name, value, text in (
@@ -263,7 +263,7 @@ def _vllm(made: _Page, state: State, tally: Tally, setup: Setup) -> None:
     made.family("vllm:cache_config_info", "gauge", "The KV cache.", [(f'{info},enable_prefix_caching="{caching}"', 1)])
 
 
-def _adapters(made: _Page, setup: Setup, adapters: Adapters, now_s: float) -> None:
+def _adapters(made: _Page, setup: Setup, adapters: AdaptersInUse, now_s: float) -> None:
     if not setup.gpu.max_adapters:
         return
     running, waiting = (escaped(",".join(names)) for names in (adapters.running, adapters.waiting))
@@ -271,7 +271,7 @@ def _adapters(made: _Page, setup: Setup, adapters: Adapters, now_s: float) -> No
     made.family("vllm:lora_requests_info", "gauge", "Adapters in use; the value is the time of day.", [(labels, now_s)])
 
 
-def _sglang(made: _Page, state: State, tally: Tally, setup: Setup) -> None:
+def _sglang(made: _Page, state: State, tally: BackendCounters, setup: Setup) -> None:
     label = f'model_name="{escaped(setup.default_model.name)}"'
     hits = state.prefix_hits_tokens / state.prefix_queries_tokens if state.prefix_queries_tokens else 0.0
     used_tokens = state.kv_blocks_used * setup.gpu.block_tokens
@@ -301,7 +301,7 @@ def _sglang(made: _Page, state: State, tally: Tally, setup: Setup) -> None:
         made.histograms(f"sglang:{name}", text, [(key, getattr(each, part)) for key, each in counts.items()])
 
 
-def _triton(made: _Page, state: State, tally: Tally, setup: Setup) -> None:
+def _triton(made: _Page, state: State, tally: BackendCounters, setup: Setup) -> None:
     sums = {f'model="{escaped(name)}",version="1"': each.sums for name, each in tally.counts().items()}
 
     def counter(name: str, text: str, part: str, scale: float = 1.0) -> None:

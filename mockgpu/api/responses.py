@@ -8,7 +8,7 @@ from typing import Any
 
 from mockgpu.api import fields, wire
 from mockgpu.api.completions import OpenAi, conversation, stream_options
-from mockgpu.api.wire import Ask, Events, Problem, Served, Whole
+from mockgpu.api.wire import Events, ParsedRequest, Problem, Served, WholeAnswer
 
 
 class Responses(OpenAi):
@@ -23,7 +23,7 @@ class Responses(OpenAi):
                 given = given[-1].get("text")
         return data.get("seed"), given
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
+    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
         """``input`` is a text or a list of messages; without ``max_output_tokens`` the mock stops after 16."""
         fields.check(data, fields.RESPONSE)
         given = data.get("input")
@@ -33,7 +33,7 @@ class Responses(OpenAi):
             prompt = f"{instructions}\n{prompt}"
         words = len(prompt.split())
         output_tokens = wire.limit_of(data, "max_output_tokens")
-        return Ask(
+        return ParsedRequest(
             wire.model_of(headers, data.get("model", "")),
             wire.count_of(headers, "x-prompt-tokens", lambda: words),
             wire.DEFAULT_OUTPUT_TOKENS if output_tokens is None else output_tokens,
@@ -47,11 +47,11 @@ class Responses(OpenAi):
         """An event ``error``, the last one."""
         return _event(number, "error", {"code": str(problem.code), "message": problem.message, "param": problem.param})
 
-    def whole(self, ask: Ask, served: Served) -> Whole:
+    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
         """A completed response, or an incomplete one where ``max_output_tokens`` ended it."""
-        return Whole(json.dumps(_response(ask, served, _end_of(ask))).encode())
+        return WholeAnswer(json.dumps(_response(ask, served, _end_of(ask))).encode())
 
-    def events(self, ask: Ask, served: Served) -> Events:
+    def events(self, ask: ParsedRequest, served: Served) -> Events:
         """The usual run of events, numbered without a gap: four before the text, one per token, four after it."""
         begun = _response(ask, served, "in_progress")
         item = _item(ask, served, "in_progress")
@@ -83,7 +83,7 @@ class Responses(OpenAi):
         )
 
 
-def _end_of(ask: Ask) -> str:
+def _end_of(ask: ParsedRequest) -> str:
     """The status at the end: the mock makes as many tokens as it may, so a limit is always what ends it."""
     return "completed" if ask.details is None else "incomplete"
 
@@ -97,13 +97,13 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _item(ask: Ask, served: Served, status: str) -> dict[str, Any]:
+def _item(ask: ParsedRequest, served: Served, status: str) -> dict[str, Any]:
     content = [_part(wire.WORD * ask.output_tokens)] if status != "in_progress" else []
     message = {"id": f"msg-{wire.id_of(served.tag)}", "type": "message", "role": "assistant"}
     return {**message, "status": status, "content": content}
 
 
-def _response(ask: Ask, served: Served, status: str) -> dict[str, Any]:
+def _response(ask: ParsedRequest, served: Served, status: str) -> dict[str, Any]:
     done = status != "in_progress"
     usage = {
         "input_tokens": ask.prompt_tokens,

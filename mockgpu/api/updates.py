@@ -7,7 +7,7 @@ from typing import Any
 
 from mockgpu.api import fields, wire
 from mockgpu.api.completions import OpenAi
-from mockgpu.api.wire import Ask, BadRequestError, Events, Served, Whole
+from mockgpu.api.wire import BadRequestError, Events, ParsedRequest, Served, WholeAnswer
 
 
 class Updates(OpenAi):
@@ -17,17 +17,19 @@ class Updates(OpenAi):
         """Its seed and its prompt, which means nothing else here."""
         return data.get("seed"), fields.last_of(data.get("prompt"))
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
+    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
         """``x-update`` says what it brings: an embedding, unless it says weights."""
         what = headers.get("x-update", "embedding")
         if what not in ("embedding", "weights"):
             raise BadRequestError(f"x-update is {wire.shown(what)}, expected embedding or weights", "x-update")
-        return Ask(wire.model_of(headers, data.get("model", "")), prompt_tokens=0, output_tokens=0, details=what)
+        return ParsedRequest(
+            wire.model_of(headers, data.get("model", "")), prompt_tokens=0, output_tokens=0, details=what
+        )
 
-    def whole(self, ask: Ask, served: Served) -> Whole:
+    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
         """That it is done."""
-        return Whole(wire.update_done(tag=served.tag, backend=served.backend))
+        return WholeAnswer(wire.update_done(tag=served.tag, backend=served.backend))
 
-    def events(self, ask: Ask, served: Served) -> Events:
+    def events(self, ask: ParsedRequest, served: Served) -> Events:
         """There is no stream of an update; none is ever asked for."""
         raise BadRequestError("an update can't be streamed", "stream")

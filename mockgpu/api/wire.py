@@ -43,7 +43,7 @@ class BadRequestError(ValueError):
 
 
 @dataclass(slots=True)
-class Ask:
+class ParsedRequest:
     """What an inference request asks for, whatever its form.
 
     An empty ``model`` leaves the choice to the server. ``prompt`` is the text (or the token numbers) that the prefix
@@ -73,7 +73,7 @@ class Served:
 
 
 @dataclass(slots=True)
-class Whole:
+class WholeAnswer:
     """An answer that is not streamed."""
 
     body: bytes
@@ -127,16 +127,16 @@ class Api(Protocol):
     def carriers(self, data: Mapping[str, Any]) -> tuple[object, object]:
         """Where a body may carry a tag: its seed, and the end of its prompt. None, or anything, if it has none."""
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> Ask:
+    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
         """What is asked for; ``named`` is the model that the path names. Raises BadRequestError."""
 
-    def build(self, ask: Ask) -> Iterable[None]:
+    def build(self, ask: ParsedRequest) -> Iterable[None]:
         """Make beforehand what takes long in ``whole``, a little at each step, so that others are served in between."""
 
-    def whole(self, ask: Ask, served: Served) -> Whole:
+    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
         """The answer in one piece."""
 
-    def events(self, ask: Ask, served: Served) -> Events:
+    def events(self, ask: ParsedRequest, served: Served) -> Events:
         """The answer as events."""
 
     def problem(self, problem: Problem) -> bytes:
@@ -236,7 +236,7 @@ def quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def usage(ask: Ask, served: Served) -> str:
+def usage(ask: ParsedRequest, served: Served) -> str:
     """OpenAI's account of tokens, as JSON."""
     made = ask.output_tokens * ask.choices
     total = ask.prompt_tokens + made

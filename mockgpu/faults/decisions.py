@@ -13,7 +13,7 @@ Rules
   that an earlier fault has taken does not count for a later one. What was inside before a fault was set is left alone.
 - But an ``out-of-memory`` that is ``dead`` kills the engine, and all that is inside with it but for those that hang or
   are to stall: when it is set (``Change.kills``), or, aimed, with the first request that it strikes
-  (``Answer.kills``). From then on it strikes every request, until it is cleared or set anew.
+  (``AnswerStatus.kills``). From then on it strikes every request, until it is cleared or set anew.
 - A request can bring faults for itself alone; each takes the place of one of its kind that is set, and counts no hit.
 - Requests that hang wait outside the GPU: in a report they count as queued, with their tokens, but they take up
   no slot and no place of the queue's limit. When their fault is taken back the connections of all that hang or stall
@@ -35,29 +35,29 @@ from mockgpu.faults.kinds import (
     AT_ONCE,
     KINDS,
     SPOILS,
-    Aimed,
-    Capacity,
-    Cut,
-    Drip,
-    Evict,
+    CapacityFault,
+    CutFault,
+    DripFault,
+    EvictFault,
     Fault,
     FaultError,
-    Garbage,
-    Hang,
-    Metrics,
-    NotAlive,
-    NotReady,
-    OutOfMemory,
-    QueueFull,
+    GarbageFault,
+    HangFault,
+    MetricsFault,
+    NotAliveFault,
+    NotReadyFault,
+    OutOfMemoryFault,
+    QueueFullFault,
+    SelectiveFault,
     Single,
-    Slow,
+    SlowFault,
     Spoil,
-    Stall,
-    Status,
-    StreamError,
-    Truncated,
-    WrongLength,
-    Zombie,
+    StallFault,
+    StatusFault,
+    StreamErrorFault,
+    TruncatedFault,
+    WrongLengthFault,
+    ZombieFault,
     from_json,
     known,
     to_json,
@@ -66,42 +66,42 @@ from mockgpu.gpu.events import State
 
 __all__ = [
     "KINDS",
-    "Answer",
-    "Capacity",
+    "AnswerStatus",
+    "CapacityFault",
     "Change",
-    "Cut",
-    "Drip",
-    "Evict",
+    "CutFault",
+    "DripFault",
+    "EvictFault",
     "Fault",
     "FaultError",
-    "Garbage",
-    "Hang",
+    "GarbageFault",
+    "HangFault",
     "Hold",
     "Lot",
-    "Metrics",
-    "NotAlive",
-    "NotReady",
-    "OutOfMemory",
-    "QueueFull",
+    "MetricsFault",
+    "NotAliveFault",
+    "NotReadyFault",
+    "OutOfMemoryFault",
+    "QueueFullFault",
     "RequestFaults",
     "Serve",
     "Single",
-    "Slow",
+    "SlowFault",
     "Spoil",
-    "Stall",
-    "Status",
-    "StreamError",
-    "Truncated",
-    "WrongLength",
-    "Zombie",
+    "StallFault",
+    "StatusFault",
+    "StreamErrorFault",
+    "TruncatedFault",
+    "WrongLengthFault",
+    "ZombieFault",
     "from_json",
     "to_json",
 ]
 
 _AT_ONCE = tuple(kind.kind for kind in AT_ONCE)
 _SPOILS = tuple(kind.kind for kind in SPOILS)
-_ENDS = (Stall, Truncated, StreamError)
-_NEED_AN_END = (*(kind.kind for kind in _ENDS), WrongLength.kind)
+_ENDS = (StallFault, TruncatedFault, StreamErrorFault)
+_NEED_AN_END = (*(kind.kind for kind in _ENDS), WrongLengthFault.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +133,21 @@ class Change:
     @property
     def evicts(self) -> bool:
         """Whether the backend is to empty its memory of what is idle, now."""
-        return any(isinstance(fault, Evict) for fault in self.set)
+        return any(isinstance(fault, EvictFault) for fault in self.set)
 
     @property
     def kills(self) -> bool:
         """Whether the backend's engine is to die, now."""
-        return any(isinstance(fault, OutOfMemory) and fault.kills_at_once for fault in self.set)
+        return any(isinstance(fault, OutOfMemoryFault) and fault.kills_at_once for fault in self.set)
 
     @property
     def freezes(self) -> bool:
         """Whether the backend is to hand its figures to ``RequestFaults.freeze``, now."""
-        return any(isinstance(fault, Metrics) and fault.how == "frozen" for fault in self.set)
+        return any(isinstance(fault, MetricsFault) and fault.how == "frozen" for fault in self.set)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerStatus:
     """The request is answered with ``status`` at once. ``refused``: for want of capacity, or for this ``reason``.
 
     Reasons are those of ``mockgpu.gpu.events.Refused``, "" none. ``kills``: the engine dies of it, and fails all
@@ -170,7 +170,7 @@ class Hold:
 class Serve:
     """The request is served, ``slowness`` times as long; its answer breaks off ``cut_after_tokens`` (None: never).
 
-    ``spoils`` is what else befalls the answer, at most one of each kind.
+    ``spoils`` is what else applies_to the answer, at most one of each kind.
     """
 
     slowness: float = 1.0
@@ -178,7 +178,7 @@ class Serve:
     spoils: tuple[Spoil, ...] = ()
 
 
-Lot: TypeAlias = Answer | Hold | Serve
+Lot: TypeAlias = AnswerStatus | Hold | Serve
 AS_EVER = Serve()
 
 
@@ -206,14 +206,14 @@ class RequestFaults:
         for kind in change.clear:
             self._active.pop(kind, None)
             self._hits.pop(kind, None)
-        if OutOfMemory.kind in {*change.clear, *(fault.kind for fault in change.set)}:
+        if OutOfMemoryFault.kind in {*change.clear, *(fault.kind for fault in change.set)}:
             self._dead = change.kills
         for fault in change.set:
             self._active[fault.kind] = fault
             self._hits[fault.kind] = self._arrived[fault.kind] = 0
-            if isinstance(fault, Capacity):
+            if isinstance(fault, CapacityFault):
                 self._budget, self._budget_s = float(fault.burst), now_s
-            elif isinstance(fault, Evict):
+            elif isinstance(fault, EvictFault):
                 self._hits[fault.kind] = 1
         return released
 
@@ -235,42 +235,42 @@ class RequestFaults:
         for kind in _AT_ONCE:
             fault = own.get(kind) or self._struck(kind, now_s)
             match fault:
-                case Status():
-                    return Answer(fault.status, fault.retry_after_s)
-                case Capacity():
-                    return Answer(503, refused=True)
-                case QueueFull():
-                    return Answer(503, fault.retry_after_s, refused=True, reason="queue_full")
-                case OutOfMemory():
+                case StatusFault():
+                    return AnswerStatus(fault.status, fault.retry_after_s)
+                case CapacityFault():
+                    return AnswerStatus(503, refused=True)
+                case QueueFullFault():
+                    return AnswerStatus(503, fault.retry_after_s, refused=True, reason="queue_full")
+                case OutOfMemoryFault():
                     return self._run_out_of_memory(fault)
-                case Hang() | Zombie():
+                case HangFault() | ZombieFault():
                     self._held[request_id] = kind, tokens
                     return Hold()
-        slow = own.get(Slow.kind) or self._struck(Slow.kind, now_s)
+        slow = own.get(SlowFault.kind) or self._struck(SlowFault.kind, now_s)
         spoils: list[Spoil] = []
         cut: Fault | None = None
-        for kind in (Cut.kind, *_SPOILS):
+        for kind in (CutFault.kind, *_SPOILS):
             ended = cut is not None or any(isinstance(each, _ENDS) for each in spoils)
             if ended and kind in _NEED_AN_END:
                 continue
             fault = own.get(kind) or self._struck(kind, now_s)
-            if isinstance(fault, Cut):
+            if isinstance(fault, CutFault):
                 cut = fault
             elif isinstance(fault, SPOILS):
                 spoils.append(fault)
-            if isinstance(fault, Stall):
+            if isinstance(fault, StallFault):
                 self._held[request_id] = kind, 0
         return Serve(
-            slow.factor if isinstance(slow, Slow) else 1.0,
-            cut.after_tokens if isinstance(cut, Cut) else None,
+            slow.factor if isinstance(slow, SlowFault) else 1.0,
+            cut.after_tokens if isinstance(cut, CutFault) else None,
             tuple(spoils),
         )
 
-    def _run_out_of_memory(self, fault: OutOfMemory) -> Answer:
+    def _run_out_of_memory(self, fault: OutOfMemoryFault) -> AnswerStatus:
         if self._dead:
-            return Answer(500, refused=True, reason="engine_dead")
+            return AnswerStatus(500, refused=True, reason="engine_dead")
         self._dead = fault.dead
-        return Answer(500, refused=True, reason="out_of_memory", kills=fault.dead)
+        return AnswerStatus(500, refused=True, reason="out_of_memory", kills=fault.dead)
 
     def leave(self, request_id: int) -> None:
         """The client of a request has gone; does nothing for one that neither hangs nor stalls."""
@@ -281,14 +281,14 @@ class RequestFaults:
         fault = self._active.get(kind)
         if fault is None:
             return None
-        struck = not self._admits(fault, now_s) if isinstance(fault, Capacity) else self._aims(fault)
-        if not struck and not (self._dead and kind == OutOfMemory.kind):
+        struck = not self._admits(fault, now_s) if isinstance(fault, CapacityFault) else self._aims(fault)
+        if not struck and not (self._dead and kind == OutOfMemoryFault.kind):
             return None
         self._hits[kind] += 1
         return fault
 
     def _aims(self, fault: Fault) -> bool:
-        assert isinstance(fault, Aimed)
+        assert isinstance(fault, SelectiveFault)
         position = self._arrived[fault.kind]
         self._arrived[fault.kind] += 1
         if fault.after is not None:
@@ -305,7 +305,7 @@ class RequestFaults:
             return drawn < fault.share * 2**64
         return True
 
-    def _admits(self, fault: Capacity, now_s: float) -> bool:
+    def _admits(self, fault: CapacityFault, now_s: float) -> bool:
         passed_s = max(0.0, now_s - self._budget_s)
         self._budget = min(float(fault.burst), self._budget + passed_s * fault.rate_per_s)
         self._budget_s = max(now_s, self._budget_s)
@@ -323,9 +323,9 @@ class RequestFaults:
 
     @property
     def figures(self) -> str:
-        """How load figures are kept from those who ask, see ``Metrics``; "" if they are not."""
-        metrics = self._active.get(Metrics.kind)
-        return metrics.how if isinstance(metrics, Metrics) else ""
+        """How load figures are kept from those who ask, see ``MetricsFault``; "" if they are not."""
+        metrics = self._active.get(MetricsFault.kind)
+        return metrics.how if isinstance(metrics, MetricsFault) else ""
 
     def freeze(self, state: State) -> State:
         """From now on frozen figures are those of ``state``, under the faults; returns them."""
@@ -349,18 +349,18 @@ class RequestFaults:
         """What the backend reports of itself under its faults, where ``state`` is what its GPU says."""
         if not self._active and not self._held:
             return state
-        ready = not self.hit(NotReady.kind) and state.ready
+        ready = not self.hit(NotReadyFault.kind) and state.ready
         return replace(self.figures_in(state), ready=ready and not self._dead)
 
     def _loaded(self, state: State) -> State:
         """The state with those that are held among the waiting."""
-        waiting = [tokens for kind, tokens in self._held.values() if kind != Stall.kind]
+        waiting = [tokens for kind, tokens in self._held.values() if kind != StallFault.kind]
         state = replace(
             state,
             queue_depth=state.queue_depth + len(waiting),
             pending_tokens=state.pending_tokens + sum(waiting),
         )
-        if Zombie.kind in self._active:
+        if ZombieFault.kind in self._active:
             stuck = state.queue_depth + state.running
             return replace(
                 state, queue_depth=stuck, running=0, kv_blocks_used=0, kv_blocks_cached=0, output_tokens_per_s=0.0

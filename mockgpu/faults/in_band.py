@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from mockgpu.api.wire import BadRequestError, Headers
-from mockgpu.faults.kinds import Aimed, FaultError, OutOfMemory, Single, from_json
+from mockgpu.faults.kinds import FaultError, OutOfMemoryFault, SelectiveFault, Single, from_json
 
 FAULT, ERROR, FIELD = "X-Mock-Fault", "X-Return-Error", "mock_fault"
 _BRACKETS = ("{", "[")
@@ -77,8 +77,8 @@ def _single(data: object) -> Single:
     fault = from_json(data)
     if not isinstance(fault, get_args(Single)):
         raise FaultError(f"fault {fault.kind} is no matter of one request; set it by /mock/faults")
-    assert isinstance(fault, Aimed)
-    if isinstance(fault, OutOfMemory) and fault.dead:
+    assert isinstance(fault, SelectiveFault)
+    if isinstance(fault, OutOfMemoryFault) and fault.dead:
         raise FaultError(f"fault {fault.kind} is dead, which is no matter of one request; set it by /mock/faults")
     if not fault.at_all:
         raise FaultError(f"fault {fault.kind} is aimed, expected no first, every, share or after: it strikes this one")

@@ -39,7 +39,7 @@ def _number(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aimed:
+class SelectiveFault:
     """A fault that can be aimed at some of the requests that arrive while it is set; at most one of the first three."""
 
     kind: ClassVar[str]
@@ -68,14 +68,14 @@ class Aimed:
         _check(self.kind, "seed", self.seed, "a whole number", type(self.seed) is int)
 
 
-AIM = tuple(field.name for field in fields(Aimed))
+AIM = tuple(field.name for field in fields(SelectiveFault))
 
 
 # --- answered or held at once -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Status(Aimed):
+class StatusFault(SelectiveFault):
     """Answers with ``status`` at once. ``retry_after_s`` is sent in whole seconds, rounded up."""
 
     kind: ClassVar[str] = "status"
@@ -92,7 +92,7 @@ class Status(Aimed):
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class CapacityFault:
     """A token bucket, full when set, that holds ``burst`` requests and gains ``rate_per_s``; the rest gets 503."""
 
     kind: ClassVar[str] = "capacity"
@@ -106,7 +106,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueFull(Aimed):
+class QueueFullFault(SelectiveFault):
     """Refuses with 503 as when the queue is full. No server seen sends Retry-After with that: off unless given."""
 
     kind: ClassVar[str] = "queue-full"
@@ -120,7 +120,7 @@ class QueueFull(Aimed):
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory(Aimed):
+class OutOfMemoryFault(SelectiveFault):
     """The GPU's memory runs out: 500 as from vLLM, or by KServe's protocol 400 as from Triton.
 
     Only the requests that it strikes fail. ``dead``: the engine dies of it, at once, or, where it is aimed, with the
@@ -144,7 +144,7 @@ class OutOfMemory(Aimed):
 
 
 @dataclass(frozen=True, slots=True)
-class Hang(Aimed):
+class HangFault(SelectiveFault):
     """Requests are accepted and never answered while all health routes stay fine."""
 
     kind: ClassVar[str] = "hang"
@@ -154,7 +154,7 @@ class Hang(Aimed):
 
 
 @dataclass(frozen=True, slots=True)
-class Zombie(Aimed):
+class ZombieFault(SelectiveFault):
     """As ``hang``, and reports show it: some wait, none runs, no KV block is in use, as in vllm-project/vllm#39863."""
 
     kind: ClassVar[str] = "zombie"
@@ -167,7 +167,7 @@ class Zombie(Aimed):
 
 
 @dataclass(frozen=True, slots=True)
-class Slow(Aimed):
+class SlowFault(SelectiveFault):
     """Service takes ``factor`` times as long, without the waiting and the loading before it."""
 
     kind: ClassVar[str] = "slow"
@@ -181,7 +181,7 @@ class Slow(Aimed):
 
 
 @dataclass(frozen=True, slots=True)
-class _Ending(Aimed):
+class _Ending(SelectiveFault):
     """An answer that goes no further than ``after_tokens`` tokens, at the latest to just before its end.
 
     One that is not streamed goes, when it is ready, as far as the same share of its body.
@@ -195,28 +195,28 @@ class _Ending(Aimed):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut(_Ending):
+class CutFault(_Ending):
     """The answer breaks off after ``after_tokens`` tokens by a reset of its connection."""
 
     kind: ClassVar[str] = "cut"
 
 
 @dataclass(frozen=True, slots=True)
-class Stall(_Ending):
+class StallFault(_Ending):
     """The answer falls silent after ``after_tokens`` tokens; its connection stays open."""
 
     kind: ClassVar[str] = "stall"
 
 
 @dataclass(frozen=True, slots=True)
-class Truncated(_Ending):
+class TruncatedFault(_Ending):
     """The answer is shorter than it should be, but well framed: a stream ends inside its next event."""
 
     kind: ClassVar[str] = "truncated"
 
 
 @dataclass(frozen=True, slots=True)
-class StreamError(_Ending):
+class StreamErrorFault(_Ending):
     """A stream ends, well framed, by an error event after ``after_tokens`` tokens: ``{"error": {...}}``, ``[DONE]``.
 
     So vLLM and SGLang tell what goes wrong once the head with 200 is out. What is not streamed is answered 500 with
@@ -227,7 +227,7 @@ class StreamError(_Ending):
 
 
 @dataclass(frozen=True, slots=True)
-class Drip(Aimed):
+class DripFault(SelectiveFault):
     """Tokens go out with at least ``gap_s`` between two of them; a body that is not streamed goes in as many parts."""
 
     kind: ClassVar[str] = "drip"
@@ -241,7 +241,7 @@ class Drip(Aimed):
 
 
 @dataclass(frozen=True, slots=True)
-class Garbage(Aimed):
+class GarbageFault(SelectiveFault):
     """The body, or every event, is noise of the same length with the status and the headers of a good answer."""
 
     kind: ClassVar[str] = "garbage"
@@ -251,7 +251,7 @@ class Garbage(Aimed):
 
 
 @dataclass(frozen=True, slots=True)
-class WrongLength(Aimed):
+class WrongLengthFault(SelectiveFault):
     """The length that is announced is ``by`` bytes off; then the connection is closed.
 
     Above 0 the client waits for bytes that never come; below 0 the answer looks ended and more follows it. Of a stream
@@ -272,21 +272,21 @@ class WrongLength(Aimed):
 
 
 @dataclass(frozen=True, slots=True)
-class NotReady:
+class NotReadyFault:
     """The readiness routes answer 503 though requests are served."""
 
     kind: ClassVar[str] = "not-ready"
 
 
 @dataclass(frozen=True, slots=True)
-class NotAlive:
+class NotAliveFault:
     """The liveness routes answer 503 though requests are served; readiness stays as it is."""
 
     kind: ClassVar[str] = "not-alive"
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class MetricsFault:
     """Load figures can't be had, on ``/metrics`` and in load reports: ``garbage``, ``missing`` or ``frozen``.
 
     The status of ``/health`` says truly whether it is ready; frozen figures are those of when the fault was set.
@@ -302,20 +302,35 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Evict:
+class EvictFault:
     """Once, when it is set: all that is idle and not pinned leaves the memory, as by ``/mock/evict``."""
 
     kind: ClassVar[str] = "evict"
 
 
-Held: TypeAlias = Hang | Zombie
-Spoil: TypeAlias = Stall | Truncated | StreamError | Drip | Garbage | WrongLength
-Single: TypeAlias = Status | QueueFull | OutOfMemory | Held | Slow | Cut | Spoil
-Fault: TypeAlias = Single | Capacity | NotReady | NotAlive | Metrics | Evict
-AT_ONCE: tuple[type[Fault], ...] = (Status, Capacity, QueueFull, OutOfMemory, Hang, Zombie)
-SPOILS: tuple[type[Spoil], ...] = (Stall, Truncated, StreamError, Drip, Garbage, WrongLength)
+Held: TypeAlias = HangFault | ZombieFault
+Spoil: TypeAlias = StallFault | TruncatedFault | StreamErrorFault | DripFault | GarbageFault | WrongLengthFault
+Single: TypeAlias = StatusFault | QueueFullFault | OutOfMemoryFault | Held | SlowFault | CutFault | Spoil
+Fault: TypeAlias = Single | CapacityFault | NotReadyFault | NotAliveFault | MetricsFault | EvictFault
+AT_ONCE: tuple[type[Fault], ...] = (
+    StatusFault,
+    CapacityFault,
+    QueueFullFault,
+    OutOfMemoryFault,
+    HangFault,
+    ZombieFault,
+)
+SPOILS: tuple[type[Spoil], ...] = (
+    StallFault,
+    TruncatedFault,
+    StreamErrorFault,
+    DripFault,
+    GarbageFault,
+    WrongLengthFault,
+)
 KINDS: dict[str, type[Fault]] = {
-    kind.kind: kind for kind in (*AT_ONCE, Slow, Cut, *SPOILS, NotReady, NotAlive, Metrics, Evict)
+    kind.kind: kind
+    for kind in (*AT_ONCE, SlowFault, CutFault, *SPOILS, NotReadyFault, NotAliveFault, MetricsFault, EvictFault)
 }
 
 

@@ -1,6 +1,6 @@
 """The process of one backend, in a fleet that can kill its backends.
 
-It talks with the fleet in lines on its standard streams. The first line in is a ``Settings``, as ``encode``
+It talks with the fleet in lines on its standard streams. The first line in is a ``BackendSettings``, as ``encode``
 writes it; ``ready`` or ``error: ...`` is the answer. ``reset NONCE`` is answered ``reset NONCE``, and ``faults``
 with a ``Change`` in JSON is answered ``faults`` with those in force. The end of the input is the end of the process.
 """
@@ -25,11 +25,11 @@ from mockgpu.server.attempt_log import AttemptLog
 from mockgpu.server.clock import Clock
 from mockgpu.server.listening import PortError
 from mockgpu.server.run_state import Options
-from mockgpu.server.server import Backend
+from mockgpu.server.server import MockBackend
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BackendSettings:
     """All that makes a backend. It travels by pipe, so the token shows in no process list."""
 
     name: str
@@ -48,10 +48,10 @@ class Settings:
         return base64.b64encode(pickle.dumps(self)) + b"\n"
 
 
-def decode(line: bytes) -> Settings:
+def decode(line: bytes) -> BackendSettings:
     """Undo ``encode``. Only for lines of one's own parent: unpickling trusts its input."""
     settings = pickle.loads(base64.b64decode(line))
-    assert isinstance(settings, Settings)
+    assert isinstance(settings, BackendSettings)
     return settings
 
 
@@ -59,10 +59,10 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-async def _serve(settings: Settings, lines: asyncio.StreamReader) -> None:
+async def _serve(settings: BackendSettings, lines: asyncio.StreamReader) -> None:
     clock = Clock(asyncio.get_running_loop())
     log = AttemptLog(settings.log_path, settings.log_rows)
-    backend = Backend(
+    backend = MockBackend(
         settings.name,
         settings.setup,
         clock,

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 from mockgpu.faults.decisions import Change
-from mockgpu.fleet.child import Settings
+from mockgpu.fleet.child import BackendSettings
 from mockgpu.gpu.catalogue import Setup
 from mockgpu.server.attempt_log import AttemptLog
 from mockgpu.server.clock import Clock
 from mockgpu.server.run_state import Options
-from mockgpu.server.server import Backend
+from mockgpu.server.server import MockBackend
 
 # A child that says nothing for so long is stuck, paused or on a hopeless machine.
 _ANSWER_WITHIN_S = 20.0
@@ -125,8 +125,8 @@ class LocalMember(Member):
         self._listens = False
         self._step = asyncio.Lock()  # stop and restart exclude each other
 
-    def _new_backend(self) -> Backend:
-        return Backend(
+    def _new_backend(self) -> MockBackend:
+        return MockBackend(
             self.name,
             self._setup,
             self._clock,
@@ -252,7 +252,7 @@ class ChildMember(Member):
         """Begin a life; returns when the listener accepts."""
         path = self._folder / f"{self.name}.{self._lives}.log"
         self._lives += 1
-        settings = Settings(
+        settings = BackendSettings(
             name=self.name,
             setup=self._setup,
             host=self._host,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mockgpu.gpu.events import AdapterLoaded, AdapterUnloaded, Event
-from mockgpu.gpu.residency import Hooks, Residency
-from mockgpu.gpu.scheduler_task import CallAt, Resident, SteppedTask, Task
+from mockgpu.gpu.residency import ResidencyHooks, ResidentSet
+from mockgpu.gpu.scheduler_task import CallAt, Resident, SchedulerTask, SteppedTask
 from mockgpu.gpu.setup import Gpu
 
 
@@ -23,7 +23,7 @@ class Adapters:
         call_at: CallAt,
         emit: Callable[[Event], None],
         has_base: Callable[[str], bool],
-        ready: Callable[[float, list[Task]], None],
+        ready: Callable[[float, list[SchedulerTask]], None],
     ) -> None:
         self.known: dict[str, str] = {}  # adapter to base
         self._bases: dict[str, str] = {}  # the same, with those that are unknown but still in a slot or needed
@@ -32,8 +32,8 @@ class Adapters:
         self._emit = emit
         self._has_base = has_base
         self._ready = ready
-        hooks = Hooks(lambda at_s, name: None, self._loaded, self._evicted, lambda at_s, name, tasks: None)
-        self.slots = Residency(gpu.max_adapters, 1, lambda name: (1, gpu.adapter_load_s), call_at, hooks)
+        hooks = ResidencyHooks(lambda at_s, name: None, self._loaded, self._evicted, lambda at_s, name, tasks: None)
+        self.slots = ResidentSet(gpu.max_adapters, 1, lambda name: (1, gpu.adapter_load_s), call_at, hooks)
 
     @property
     def memory_mb(self) -> int:
@@ -95,7 +95,7 @@ class Adapters:
             if name not in self.slots.resident and name not in self.slots.coming:
                 self._bases.pop(name, None)
 
-    def _loaded(self, at_s: float, resident: Resident, tasks: list[Task]) -> None:
+    def _loaded(self, at_s: float, resident: Resident, tasks: list[SchedulerTask]) -> None:
         name = resident.name
         base = self._bases[name]
         self._emit(AdapterLoaded(at_s, name, base))

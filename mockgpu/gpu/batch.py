@@ -12,7 +12,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from mockgpu.gpu.scheduler_task import Alarm, CallAt, SteppedTask
+from mockgpu.gpu.scheduler_task import CallAt, ScheduledAction, SteppedTask
 from mockgpu.gpu.setup import Model
 
 
@@ -52,7 +52,7 @@ class Batch:
         self._decoding: dict[int, SteppedTask] = {}  # in the order of their ``base_steps``
         self._heap: list[tuple[float, int, SteppedTask]] = []
         self._number = number
-        self._alarm: Alarm | None = None
+        self._alarm: ScheduledAction | None = None
         self._ringing = False
 
     def join(self, at_s: float, sequences: int = 1) -> None:

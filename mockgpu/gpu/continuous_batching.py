@@ -21,7 +21,7 @@ from mockgpu.gpu.setup import Gpu, Model
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class BatchingHooks:
     """What the server does for its jobs, each at a time.
 
     ``finish``: a job is done. ``requeue``: one goes back to the head of the queue. Both come back with ``stop``.
@@ -36,10 +36,10 @@ class Hooks:
     fill: Callable[[float], None]
 
 
-class Stepper:
+class ContinuousBatching:
     """The running jobs of one GPU that are not plain."""
 
-    def __init__(self, gpu: Gpu, hooks: Hooks) -> None:
+    def __init__(self, gpu: Gpu, hooks: BatchingHooks) -> None:
         self.kv = KvCache(gpu.kv_bytes, gpu.block_tokens, gpu.prefix_cache)
         self.preemptions = 0
         self._block_tokens = gpu.block_tokens

@@ -26,7 +26,7 @@ class _Block:
         self.users = 1
 
 
-class Hold:
+class HeldBlocks:
     """The blocks that one job holds: those that others may share, and a number of its own.
 
     ``copies`` are those that its further ``sequences`` have beside the blocks of the first one.
@@ -104,14 +104,15 @@ class KvCache:
         count: bool,
         sequences: int = 1,
         copies: int = 0,
-    ) -> tuple[Hold, int] | None:
+    ) -> tuple[HeldBlocks, int] | None:
         """Blocks for a job that is to compute ``tokens`` first, and how many of these the cache spares; None: no room.
 
         ``hashes`` are of the full blocks of its prompt. ``name`` is whose blocks these are, ``count`` whether
-        the look-up goes into the statistics. At least the last token is always computed. ``copies`` as ``Hold`` has it.
+        the look-up goes into the statistics. At least the last token is always computed. ``copies``: see
+        ``HeldBlocks``.
         """
         size_bytes = self.block_bytes(model)
-        hold = Hold(name, size_bytes, hashes if self._prefix else (), self._ages.get(name, 0), sequences, copies)
+        hold = HeldBlocks(name, size_bytes, hashes if self._prefix else (), self._ages.get(name, 0), sequences, copies)
         found = self._found.get(name, {})
         shared: list[_Block] = []
         revived_bytes = 0
@@ -135,7 +136,7 @@ class KvCache:
             self.hits_tokens += cached_tokens
         return hold, cached_tokens
 
-    def grow(self, hold: Hold) -> bool:
+    def grow(self, hold: HeldBlocks) -> bool:
         """One more block for each sequence; False if there is no room."""
         size_bytes = hold.block_bytes * hold.sequences
         if self.used_bytes + size_bytes > self.capacity_bytes:
@@ -145,7 +146,7 @@ class KvCache:
         self._claim(size_bytes, hold.sequences)
         return True
 
-    def computed(self, hold: Hold) -> None:
+    def computed(self, hold: HeldBlocks) -> None:
         """The prompt has been computed: its full blocks may be found from now on."""
         if hold.age != self._ages.get(hold.model, 0):
             return  # computed with weights that are no longer in use
@@ -156,7 +157,7 @@ class KvCache:
                 hold.shared.append(block)
                 hold.own -= 1
 
-    def release(self, hold: Hold) -> None:
+    def release(self, hold: HeldBlocks) -> None:
         """The job lets go of all its blocks; those that can be found stay cached."""
         own = hold.own + hold.copies
         self.used_bytes -= own * hold.block_bytes

@@ -12,11 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from mockgpu.gpu.scheduler_task import CallAt, Resident, Task
+from mockgpu.gpu.scheduler_task import CallAt, Resident, SchedulerTask
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class ResidencyHooks:
     """Whom a residency tells, each with the time.
 
     ``loaded``: it is in, and the tasks that waited for it count as its users. ``evicted``: its space is free.
@@ -24,16 +24,21 @@ class Hooks:
     """
 
     loading: Callable[[float, str], None]
-    loaded: Callable[[float, Resident, list[Task]], None]
+    loaded: Callable[[float, Resident, list[SchedulerTask]], None]
     evicted: Callable[[float, str], None]
-    given_up: Callable[[float, str, list[Task]], None]
+    given_up: Callable[[float, str, list[SchedulerTask]], None]
 
 
-class Residency:
+class ResidentSet:
     """A space of ``space`` units with what is in it by name. ``measure`` gives size and load time of a name."""
 
     def __init__(
-        self, space: int, loads_at_once: int, measure: Callable[[str], tuple[int, float]], call_at: CallAt, hooks: Hooks
+        self,
+        space: int,
+        loads_at_once: int,
+        measure: Callable[[str], tuple[int, float]],
+        call_at: CallAt,
+        hooks: ResidencyHooks,
     ) -> None:
         self.space = space
         self.used = 0
@@ -48,7 +53,7 @@ class Residency:
         self._hooks = hooks
         self._idle: OrderedDict[str, Resident] = OrderedDict()  # least recently used first
         self._wanted: OrderedDict[str, None] = OrderedDict()  # the load queue
-        self._parked: dict[str, dict[int, Task]] = {}  # of all wanted or loading: the tasks that wait for it
+        self._parked: dict[str, dict[int, SchedulerTask]] = {}  # of all wanted or loading: the tasks that wait for it
         self._asked: set[str] = set()  # loads that go on although nobody waits
         self._leaving: set[str] = set()  # to be evicted once they are idle
 
@@ -68,12 +73,12 @@ class Residency:
             self._let_idle(at_s, resident)
             self.start_loads(at_s)
 
-    def park(self, at_s: float, name: str, task: Task) -> None:
+    def park(self, at_s: float, name: str, task: SchedulerTask) -> None:
         """Let a task wait for one that is not in, and have that loaded."""
         self._want(name)[task.job.id] = task
         self.start_loads(at_s)
 
-    def unpark(self, at_s: float, name: str, task: Task) -> None:
+    def unpark(self, at_s: float, name: str, task: SchedulerTask) -> None:
         """Let a task wait no longer; does nothing if it did not.
 
         A load under way goes on without tasks; one that has not begun is dropped.
@@ -163,7 +168,7 @@ class Residency:
     def _is_here(self, name: str) -> bool:
         return name in self.resident or name in self.loading
 
-    def _want(self, name: str) -> dict[int, Task]:
+    def _want(self, name: str) -> dict[int, SchedulerTask]:
         parked = self._parked.get(name)
         if parked is None:
             parked = self._parked[name] = {}

@@ -24,7 +24,16 @@ from mockgpu.gpu.events import (
     Resumed,
     Started,
 )
-from mockgpu.gpu.scheduler_task import DECODE, GONE, PREFILL, WAITING, Alarm, Resident, SteppedTask, Task
+from mockgpu.gpu.scheduler_task import (
+    DECODE,
+    GONE,
+    PREFILL,
+    WAITING,
+    Resident,
+    ScheduledAction,
+    SchedulerTask,
+    SteppedTask,
+)
 from mockgpu.gpu.setup import Model, Setup
 from mockgpu.gpu.sleeping import Sleeper
 
@@ -43,26 +52,28 @@ class Scheduler:
         self._now_s = float("-inf")
         self._events: list[Event] = []
         self._order = 0  # grows with every heap entry: ties go first come, first served
-        self._tasks: dict[int, Task] = {}
-        self._ready: list[tuple[int, Task]] = []  # heap of tasks that wait for a slot only, or for KV blocks
-        self._timers: list[tuple[float, int, Task | Alarm]] = []  # heap of what happens next
+        self._tasks: dict[int, SchedulerTask] = {}
+        self._ready: list[tuple[int, SchedulerTask]] = []  # heap of tasks that wait for a slot only, or for KV blocks
+        self._timers: list[tuple[float, int, SchedulerTask | ScheduledAction]] = []  # heap of what happens next
         self._running = 0
         self._batch_sizes: dict[str, int] = {}  # sequences of running inferences by model
         self._pending_tokens = 0
         self._prompt_tokens_done = 0
         self._output_tokens_done = 0
         self._unloaded: set[str] = set()
-        self._stepper = stepping.Stepper(
+        self._stepper = stepping.ContinuousBatching(
             gpu,
-            stepping.Hooks(self._emit, self._call_at, self._finish, self._requeue, self._widen, self._fill_slots),
+            stepping.BatchingHooks(
+                self._emit, self._call_at, self._finish, self._requeue, self._widen, self._fill_slots
+            ),
         )
         self._space_mb = gpu.weights_mb
-        self._models = residency.Residency(
+        self._models = residency.ResidentSet(
             self._space_mb,
             gpu.loads_at_once,
             self._measure,
             self._call_at,
-            residency.Hooks(self._note_loading, self._note_loaded, self._note_evicted, self._give_up),
+            residency.ResidencyHooks(self._note_loading, self._note_loaded, self._note_evicted, self._give_up),
         )
         self._adapters = Adapters(gpu, self._call_at, self._emit, self._has_model, self._make_ready)
         self._sleeper = Sleeper(gpu, self._call_at, self._emit, self._is_quiet, self._note_slept, self._note_woken)
@@ -89,11 +100,11 @@ class Scheduler:
             return
         self._order = order = self._order + 1
         if spec is not None and (job.adapter or (not self._all_plain and self._stepper.takes(spec))):
-            task: Task = SteppedTask(job, order, now_s, spec)
+            task: SchedulerTask = SteppedTask(job, order, now_s, spec)
             if job.adapter:
                 self._adapters.need(job.adapter)
         else:
-            task = Task(job, order, now_s, spec)
+            task = SchedulerTask(job, order, now_s, spec)
         self._tasks[job.id] = task
         self._pending_tokens += job.prompt_tokens + job.output_tokens * job.sequences
         if spec is not None and not spec.always_resident:
@@ -135,7 +146,7 @@ class Scheduler:
         timers = self._timers
         while timers:
             at_s, _, subject = timers[0]
-            if subject.action is not None if type(subject) is Alarm else subject.stage != GONE:
+            if subject.action is not None if type(subject) is ScheduledAction else subject.stage != GONE:
                 return at_s
             heappop(timers)
         return None
@@ -149,8 +160,8 @@ class Scheduler:
 
     # -- the passing of time ---------------------------------------------------------------------------------
 
-    def _call_at(self, at_s: float, action: Callable[[float, Any], None], subject: Any) -> Alarm:
-        alarm = Alarm(at_s, action, subject)
+    def _call_at(self, at_s: float, action: Callable[[float, Any], None], subject: Any) -> ScheduledAction:
+        alarm = ScheduledAction(at_s, action, subject)
         self._order = order = self._order + 1
         heappush(self._timers, (at_s, order, alarm))
         return alarm
@@ -162,7 +173,7 @@ class Scheduler:
         timers = self._timers
         while timers and timers[0][0] <= now_s:
             at_s, _, subject = timers[0]
-            if type(subject) is Alarm:
+            if type(subject) is ScheduledAction:
                 heappop(timers)
                 if subject.action is not None:
                     subject.action(at_s, subject.subject)
@@ -177,7 +188,7 @@ class Scheduler:
                 if subject.stage == DECODE:
                     self._finish(at_s, subject)
 
-    def _start(self, at_s: float, task: Task) -> None:
+    def _start(self, at_s: float, task: SchedulerTask) -> None:
         """Give a task a running slot."""
         job, spec = task.job, task.spec
         self._running += 1
@@ -210,7 +221,7 @@ class Scheduler:
         self._order = order = self._order + 1
         heappush(self._timers, (wake_s, order, task))
 
-    def _finish(self, at_s: float, task: Task) -> None:
+    def _finish(self, at_s: float, task: SchedulerTask) -> None:
         job = task.job
         self._events.append(Finished(at_s, job.id))
         if task.spec is None:
@@ -223,14 +234,14 @@ class Scheduler:
         self._remove(task)
         self._settle(at_s, task, True)
 
-    def _dismiss(self, at_s: float, task: Task, was_running: bool) -> None:
+    def _dismiss(self, at_s: float, task: SchedulerTask, was_running: bool) -> None:
         """Take out a task that is not done; what it has made counts."""
         self._output_tokens_done += self._made(at_s, task)
         self._remove(task)
         self._models.unpark(at_s, task.job.model, task)
         self._settle(at_s, task, was_running)
 
-    def _made(self, at_s: float, task: Task) -> int:
+    def _made(self, at_s: float, task: SchedulerTask) -> int:
         """How many output tokens of all its sequences are out."""
         job, spec = task.job, task.spec
         if spec is None:
@@ -244,14 +255,14 @@ class Scheduler:
         left = math.ceil((task.finish_s - at_s) / step_s - 1e-9) if step_s > 0 else 0
         return min(max(job.output_tokens - left, 1), job.output_tokens) * job.sequences
 
-    def _remove(self, task: Task) -> None:
+    def _remove(self, task: SchedulerTask) -> None:
         """Forget a task, wherever it stands."""
         job = task.job
         del self._tasks[job.id]
         self._pending_tokens -= job.prompt_tokens + job.output_tokens * job.sequences
         task.stage = GONE
 
-    def _settle(self, at_s: float, task: Task, was_running: bool) -> None:
+    def _settle(self, at_s: float, task: SchedulerTask, was_running: bool) -> None:
         """Hand on what a removed task held: its slot, what it had there, and its hold on a model and an adapter."""
         if was_running:
             self._free_slot(at_s, task)
@@ -264,7 +275,7 @@ class Scheduler:
         if not self._simple:
             self._sleeper.look(at_s)
 
-    def _free_slot(self, at_s: float, task: Task) -> None:
+    def _free_slot(self, at_s: float, task: SchedulerTask) -> None:
         if type(task) is SteppedTask:
             self._stepper.stop(at_s, task)
         self._running -= 1
@@ -288,7 +299,7 @@ class Scheduler:
             else:
                 return
 
-    def _has_place(self, task: Task) -> bool:
+    def _has_place(self, task: SchedulerTask) -> bool:
         """Whether the head of the queue may start; if so it has its KV blocks."""
         if type(task) is not SteppedTask:
             return self._sleeper.awake
@@ -326,7 +337,7 @@ class Scheduler:
     def _widen(self, slots: int) -> None:
         self._limit += slots
 
-    def _make_ready(self, at_s: float, tasks: list[Task]) -> None:
+    def _make_ready(self, at_s: float, tasks: list[SchedulerTask]) -> None:
         for task in tasks:
             heappush(self._ready, (task.order, task))
         self._fill_slots(at_s)
@@ -342,7 +353,7 @@ class Scheduler:
     def _note_loading(self, at_s: float, name: str) -> None:
         self._events.append(Loading(at_s, name))
 
-    def _note_loaded(self, at_s: float, resident: Resident, tasks: list[Task]) -> None:
+    def _note_loaded(self, at_s: float, resident: Resident, tasks: list[SchedulerTask]) -> None:
         self._events.append(Loaded(at_s, resident.name))
         ready = []
         for task in tasks:
@@ -356,12 +367,12 @@ class Scheduler:
         self._stepper.kv.invalidate(name)
         self._adapters.base_gone(at_s, name)
 
-    def _give_up(self, at_s: float, name: str, tasks: list[Task]) -> None:
+    def _give_up(self, at_s: float, name: str, tasks: list[SchedulerTask]) -> None:
         """A model can't be made to fit any more."""
         self._events.append(LoadFailed(at_s, name))
         self._refuse(at_s, tasks, "out_of_memory")
 
-    def _refuse(self, at_s: float, tasks: list[Task], reason: Reason) -> None:
+    def _refuse(self, at_s: float, tasks: list[SchedulerTask], reason: Reason) -> None:
         """Send away tasks that wait."""
         for task in tasks:
             self._events.append(Refused(at_s, task.job.id, reason))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from mockgpu.gpu.events import Job
-from mockgpu.gpu.kv_cache import Hold
+from mockgpu.gpu.kv_cache import HeldBlocks
 from mockgpu.gpu.setup import Model
 
 WAITING, PREFILL, TRANSIT, DECODE, GONE = range(5)
@@ -24,7 +24,7 @@ class Resident:
         self.users = users
 
 
-class Task:
+class SchedulerTask:
     """A job inside a server. ``resident`` is None while it waits for a load, and if it needs no model."""
 
     __slots__ = ("cold", "finish_s", "job", "order", "resident", "spec", "stage", "submitted_s")
@@ -40,7 +40,7 @@ class Task:
         self.finish_s = 0.0
 
 
-class SteppedTask(Task):
+class SteppedTask(SchedulerTask):
     """An inference whose end is not known when it starts, for others of its batch or the KV cache delay it.
 
     Output tokens are counted from 1. ``done`` of them were out when the last milestone was reached;
@@ -68,14 +68,14 @@ class SteppedTask(Task):
     def __init__(self, job: Job, order: int, submitted_s: float, spec: Model) -> None:
         super().__init__(job, order, submitted_s, spec)
         self.adapter: Resident | None = None
-        self.alarm: Alarm | None = None
+        self.alarm: ScheduledAction | None = None
         self.base_steps = 0.0
         self.beyond_prefill = False
         self.cached_tokens = 0
         self.done = 0
         self.done_before = 0
         self.entry = 0
-        self.hold: Hold | None = None
+        self.hold: HeldBlocks | None = None
         self.in_batch = False
         self.milestone = 0
         self.past_s: list[float] = []
@@ -83,7 +83,7 @@ class SteppedTask(Task):
 
 
 @final
-class Alarm:
+class ScheduledAction:
     """Something that will be done at a time: ``action(at_s, subject)``, unless ``cancel`` comes first."""
 
     __slots__ = ("action", "at_s", "subject")
@@ -98,5 +98,5 @@ class Alarm:
         self.action = None
 
 
-CallAt = Callable[[float, Callable[[float, Any], None], Any], Alarm]
+CallAt = Callable[[float, Callable[[float, Any], None], Any], ScheduledAction]
 """``call_at(at_s, action, subject)`` sets an alarm; those of one time go off in the order they were set."""

@@ -14,7 +14,7 @@ from html import escape
 from statistics import fmean
 
 from mockgpu.gpu.setup import Setup
-from mockgpu.picture.fleets import Stay, Track, arrivals, by_model, fleet_setup, in_turn, lane_size_mb, play
+from mockgpu.picture.fleets import ResidencySpan, Track, arrivals, by_model, fleet_setup, in_turn, lane_size_mb, play
 
 WIDTH = 900
 LEFT, RIGHT = 62, 18
@@ -178,7 +178,7 @@ def _track(track: Track, name: str, scale: Scale, top: int, setup: Setup) -> Ite
     yield _text(x, floor - longest / scale.most * QUEUE - 3, str(longest), "small soft middle")
 
 
-def _stay(stay: Stay, scale: Scale, top: int, setup: Setup) -> str:
+def _stay(stay: ResidencySpan, scale: Scale, top: int, setup: Setup) -> str:
     """One model's time in memory: a box for each run of lanes, striped while it loads, a cross where it is evicted."""
     end_s = scale.seconds if stay.evicted_s is None else stay.evicted_s
     ready_s = end_s if stay.ready_s is None else stay.ready_s
@@ -195,7 +195,7 @@ def _stay(stay: Stay, scale: Scale, top: int, setup: Setup) -> str:
     return f"<g><title>{escape(_history(stay, setup))}</title>{''.join(boxes)}</g>"
 
 
-def _history(stay: Stay, setup: Setup) -> str:
+def _history(stay: ResidencySpan, setup: Setup) -> str:
     (weights_mb,) = (model.weights_mb for model in setup.models if model.name == stay.model)
     said = f"model {stay.model}, {weights_mb / 1000:g} GB: loading from {stay.loading_s:.1f} s"
     said += "" if stay.ready_s is None else f", ready at {stay.ready_s:.1f} s"

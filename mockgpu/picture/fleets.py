@@ -28,7 +28,7 @@ Route = Callable[[int, str], int]
 
 
 @dataclass(slots=True)
-class Stay:
+class ResidencySpan:
     """One model's time in memory, in seconds; ``ready_s`` and ``evicted_s`` are None where the picture ends first.
 
     ``lanes``: which slices of the memory it takes in the picture.
@@ -45,7 +45,7 @@ class Stay:
 class Track:
     """What happened at one backend. ``waiting``: how many wait from when on; ``waits_s``: one for each request."""
 
-    stays: list[Stay] = field(default_factory=list)
+    stays: list[ResidencySpan] = field(default_factory=list)
     waiting: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
     waits_s: list[float] = field(default_factory=list)
     warm: int = 0
@@ -93,7 +93,7 @@ class _Recorder:
         lane_mb = lane_size_mb(setup)
         self._lanes = {model.name: model.weights_mb // lane_mb for model in setup.models}
         self._free = list(range(setup.gpu.memory_mb // lane_mb))
-        self._resident: dict[str, Stay] = {}
+        self._resident: dict[str, ResidencySpan] = {}
         self._unserved_s: dict[int, float] = {}
 
     def submit(self, at_s: float, job: Job) -> None:
@@ -117,7 +117,7 @@ class _Recorder:
         for event in self._server.advance(now_s):
             match event:
                 case Loading():
-                    stay = Stay(event.model, event.at_s, take(self._free, self._lanes[event.model]))
+                    stay = ResidencySpan(event.model, event.at_s, take(self._free, self._lanes[event.model]))
                     self._resident[event.model] = stay
                     self._track.stays.append(stay)
                 case Loaded():

@@ -72,7 +72,7 @@ HEADER_SIZE = _HEADER.size
 ROW_SIZE = _ROW.size
 
 
-class Kind(IntEnum):
+class RowKind(IntEnum):
     """What a row is about. ``foreign``: on an inference or update path, but not of this run."""
 
     INFERENCE = 0
@@ -84,7 +84,7 @@ class Kind(IntEnum):
     FOREIGN = 6
 
 
-class Outcome(IntEnum):
+class RowOutcome(IntEnum):
     """How a row ended. Residency rows are ``answered`` from the start. ``cut``: the backend broke it off itself."""
 
     OPEN = 0
@@ -99,17 +99,17 @@ class LogError(ValueError):
 
 
 @dataclass(slots=True)
-class Row:
+class LogRow:
     """One row, to be filled in by its writer or as decoded by ``read_rows``; ROW_FIELDS says what is what."""
 
-    kind: Kind
+    kind: RowKind
     arrival_s: float
     method: str = ""
     tag: int = 0
     carriers: int = 0
     model: str = ""
     status: int = 0
-    outcome: Outcome = Outcome.OPEN
+    outcome: RowOutcome = RowOutcome.OPEN
     submitted_s: float = nan
     first_byte_s: float = nan
     end_s: float = nan
@@ -146,7 +146,7 @@ def body_hash_of(body: bytes) -> int:
     return int.from_bytes(blake2b(body, digest_size=8).digest(), "little")
 
 
-def _pack(buffer: mmap.mmap, offset: int, row: Row) -> None:
+def _pack(buffer: mmap.mmap, offset: int, row: LogRow) -> None:
     _ROW.pack_into(
         buffer,
         offset,
@@ -194,7 +194,7 @@ class AttemptLog:
             self._map = mmap.mmap(file.fileno(), 0)
         _HEADER.pack_into(self._map, 0, MAGIC, FORMAT_VERSION, ROW_SIZE, 0, capacity_rows, 0)
 
-    def add(self, row: Row) -> int:
+    def add(self, row: LogRow) -> int:
         """Write a new row; returns a ticket for ``update``, or -1 if the log is full."""
         count = self._count
         if count >= self._capacity:
@@ -212,7 +212,7 @@ class AttemptLog:
         seen = f"mockgpu: the log {self._name} is full with {self._capacity} rows, further ones are lost"
         print(f"{seen}; give it more with --log-rows, or begin anew with /mock/reset", file=sys.stderr, flush=True)
 
-    def update(self, ticket: int, row: Row) -> None:
+    def update(self, ticket: int, row: LogRow) -> None:
         """Write a row anew in its place; does nothing if it was lost or cleared in the meantime."""
         number = ticket - self._cleared
         if number >= 0:
@@ -247,7 +247,7 @@ def read_header(data: bytes) -> Header:
     return Header(count, capacity, lost)
 
 
-def read_rows(data: bytes) -> list[Row]:
+def read_rows(data: bytes) -> list[LogRow]:
     """Decode all rows, in order of writing; raises LogError if the bytes are no log or are cut short."""
     header = read_header(data)
     end = HEADER_SIZE + header.count * ROW_SIZE
@@ -256,13 +256,13 @@ def read_rows(data: bytes) -> list[Row]:
     return [_unpack(fields) for fields in _ROW.iter_unpack(memoryview(data)[HEADER_SIZE:end])]
 
 
-def _unpack(fields: tuple[int | float | bytes, ...]) -> Row:
+def _unpack(fields: tuple[int | float | bytes, ...]) -> LogRow:
     tag, body_hash, arrival, submitted, first_byte, end, queue_wait, asked, actual, *rest = fields
     bytes_in, bytes_out, model, *rest = rest
     prompt_tokens, cached_tokens, tokens_out, batch, status, kind, method, carriers, cold, retry, outcome = rest
     assert isinstance(model, bytes)
-    return Row(
-        kind=Kind(int(kind)),
+    return LogRow(
+        kind=RowKind(int(kind)),
         arrival_s=float(arrival),
         method=METHODS[int(method)],
         tag=int(tag),
@@ -270,7 +270,7 @@ def _unpack(fields: tuple[int | float | bytes, ...]) -> Row:
         # A cut may go through a character.
         model=model.rstrip(b"\0").decode(errors="ignore"),
         status=int(status),
-        outcome=Outcome(int(outcome)),
+        outcome=RowOutcome(int(outcome)),
         submitted_s=float(submitted),
         first_byte_s=float(first_byte),
         end_s=float(end),

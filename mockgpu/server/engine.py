@@ -40,7 +40,7 @@ from mockgpu.server.clock import Clock, Timer, wake
 _OF_JOBS = (Started, FirstToken, Finished, Refused, Preempted, Resumed)
 
 
-class Stage(IntEnum):
+class Progress(IntEnum):
     """How far a stay has come."""
 
     WAITING = 0
@@ -49,7 +49,7 @@ class Stage(IntEnum):
     ENDED = 3  # finished or refused
 
 
-class Stay:
+class JobHandle:
     """One job inside. Times are CLOCK_MONOTONIC seconds as the model has them, 0 until they are known.
 
     ``batch`` and ``cached_tokens`` are those of its start.
@@ -76,7 +76,7 @@ class Stay:
     def __init__(self, job: Job, service_asked_s: float, due_s: Callable[[int, int], float | None]) -> None:
         self.job = job
         self.service_asked_s = service_asked_s
-        self.stage = Stage.WAITING
+        self.stage = Progress.WAITING
         self.cold = False
         self.batch = 0
         self.cached_tokens = 0
@@ -87,7 +87,7 @@ class Stay:
         self.ended_s = 0.0
         self.refused = ""
         self._due_s = due_s
-        self._wanted = Stage.WAITING
+        self._wanted = Progress.WAITING
         self._future: asyncio.Future[None] | None = None
 
     def token_due_s(self, number: int) -> float | None:
@@ -96,11 +96,11 @@ class Stay:
         So sleep until then and ask again, until it has passed. None while nothing can be said: before the
         start, and while the job is preempted. All tokens of a job that has ended were out when it did.
         """
-        if self.stage is Stage.ENDED:
+        if self.stage is Progress.ENDED:
             return self.ended_s
         return self._due_s(self.job.id, number)
 
-    async def until(self, stage: Stage) -> None:
+    async def until(self, stage: Progress) -> None:
         """Return once the stay has come as far as ``stage``. One waiter at a time."""
         if self.stage < stage:
             self._wanted = stage
@@ -119,10 +119,10 @@ class Stay:
 
     def tell_end(self, future: asyncio.Future[None]) -> None:
         """Have ``future`` done at the latest when the stay, which has not ended yet, does. One waiter at a time."""
-        self._wanted = Stage.ENDED
+        self._wanted = Progress.ENDED
         self._future = future
 
-    def reach(self, stage: Stage) -> None:
+    def reach(self, stage: Progress) -> None:
         """Note progress and wake the one who waits for it."""
         self.stage = stage
         future = self._future
@@ -150,7 +150,7 @@ class Engine:
         self._clock = clock
         self._on_residency: Callable[[Loading | Loaded | Evicted], None] | None = on_residency
         self._on_first_token = on_first_token
-        self._stays: dict[int, Stay] = {}
+        self._stays: dict[int, JobHandle] = {}
         self._next_id = 0
         self._timer: Timer | None = None
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -169,7 +169,7 @@ class Engine:
         adapter: str = "",
         update: Literal["embedding", "weights"] = "embedding",
         sequences: int = 1,
-    ) -> Stay:
+    ) -> JobHandle:
         """Put a job in, see ``mockgpu.gpu.events.Job``; the stay is ``ENDED`` at once if it was refused."""
         self._next_id += 1
         job = Job(
@@ -185,18 +185,18 @@ class Engine:
             sequences,
         )
         if kind == "update":
-            stay = Stay(job, self._setup.gpu.update_service_s(update) * slowness, self._gpu.token_due_s)
+            stay = JobHandle(job, self._setup.gpu.update_service_s(update) * slowness, self._gpu.token_due_s)
         else:
             spec = self._specs.get(model, self._setup.default_model)
             service_s = spec.service_s(prompt_tokens, output_tokens) * slowness
-            stay = Stay(job, service_s, self._gpu.token_due_s)
+            stay = JobHandle(job, service_s, self._gpu.token_due_s)
         self._stays[job.id] = stay
         stay.submitted_s = now_s = time.monotonic()
         self._gpu.submit(now_s, job)
         self._pump(now_s)
         return stay
 
-    def leave(self, stay: Stay) -> None:
+    def leave(self, stay: JobHandle) -> None:
         """Take a job out whose client has gone; does nothing if it has ended."""
         if stay.job.id not in self._stays:
             return
@@ -336,20 +336,20 @@ class Engine:
                 stay.started_s = event.at_s
                 stay.batch = event.batch
                 stay.cached_tokens = event.cached_tokens
-                stay.reach(Stage.STARTED)
+                stay.reach(Progress.STARTED)
             case FirstToken():
                 stay.first_token_s = event.at_s
                 if self._on_first_token is not None:
                     self._on_first_token(stay.job.model, event.at_s - stay.started_s + stay.queue_wait_s)
-                stay.reach(Stage.FIRST_TOKEN)
+                stay.reach(Progress.FIRST_TOKEN)
             case Finished():
                 del self._stays[event.job_id]
                 stay.ended_s = event.at_s
-                stay.reach(Stage.ENDED)
+                stay.reach(Progress.ENDED)
             case Preempted() | Resumed():
                 return
             case Refused():
                 del self._stays[event.job_id]
                 stay.ended_s = event.at_s
                 stay.refused = event.reason
-                stay.reach(Stage.ENDED)
+                stay.reach(Progress.ENDED)

@@ -13,48 +13,48 @@ from typing import Any
 from xxhash import xxh32_intdigest
 
 from mockgpu.api import metrics, wire
-from mockgpu.api.calls import Call, Reply, text_of
+from mockgpu.api.calls import ApiCall, ApiReply, text_of
 from mockgpu.api.completions import conversation
-from mockgpu.server.run_state import Core
+from mockgpu.server.run_state import RunState
 
 # Numbers of tokens lie below this, as in the vocabularies of today.
 _VOCABULARY = 128_000
 _VERSION = "0.0.0+mockgpu"
 
 
-def _json(data: object) -> Reply:
-    return Reply(json.dumps(data).encode())
+def _json(data: object) -> ApiReply:
+    return ApiReply(json.dumps(data).encode())
 
 
 # -- health and metrics --------------------------------------------------------------------------------------
 
 
-async def health(core: Core, call: Call) -> Reply:
+async def health(core: RunState, call: ApiCall) -> ApiReply:
     """Readiness, with the load in the body."""
     state = core.state()
-    return Reply(wire.health(state), 200 if state.ready else 503)
+    return ApiReply(wire.health(state), 200 if state.ready else 503)
 
 
-async def ready(core: Core, call: Call) -> Reply:
+async def ready(core: RunState, call: ApiCall) -> ApiReply:
     """Readiness without a body."""
-    return Reply(status=200 if core.state().ready else 503)
+    return ApiReply(status=200 if core.state().ready else 503)
 
 
-async def alive(core: Core, call: Call) -> Reply:
+async def alive(core: RunState, call: ApiCall) -> ApiReply:
     """A sign of life; only the fault ``not-alive`` takes it away."""
-    return Reply()
+    return ApiReply()
 
 
-async def metrics_page(core: Core, call: Call) -> Reply:
+async def metrics_page(core: RunState, call: ApiCall) -> ApiReply:
     """All metrics."""
     page = metrics.page(core.figures(progress=True), core.tally, core.setup, core.adapters_in_use(), time.time())
-    return Reply(page, content_type="text/plain")
+    return ApiReply(page, content_type="text/plain")
 
 
 # -- models --------------------------------------------------------------------------------------------------
 
 
-def _card(core: Core, name: str, base: str | None = None) -> dict[str, Any]:
+def _card(core: RunState, name: str, base: str | None = None) -> dict[str, Any]:
     spec = next((model for model in core.setup.models if model.name == (base or name)), core.setup.default_model)
     return {
         "id": name,
@@ -67,14 +67,14 @@ def _card(core: Core, name: str, base: str | None = None) -> dict[str, Any]:
     }
 
 
-async def models(core: Core, call: Call) -> Reply:
+async def models(core: RunState, call: ApiCall) -> ApiReply:
     """The list of models, adapters after them."""
     cards = [_card(core, name) for name in core.names()]
     cards += [_card(core, name, base) for name, base in core.adapters().items()]
     return _json({"object": "list", "data": cards})
 
 
-async def model(core: Core, call: Call) -> Reply:
+async def model(core: RunState, call: ApiCall) -> ApiReply:
     """One model."""
     name = call.path.removeprefix("/v1/models/")
     if not name or not core.knows(name):
@@ -85,12 +85,12 @@ async def model(core: Core, call: Call) -> Reply:
 # -- what routers look for -----------------------------------------------------------------------------------
 
 
-async def version(core: Core, call: Call) -> Reply:
+async def version(core: RunState, call: ApiCall) -> ApiReply:
     """A version, which stands for no release of any server."""
     return _json({"version": _VERSION})
 
 
-async def server_info(core: Core, call: Call) -> Reply:
+async def server_info(core: RunState, call: ApiCall) -> ApiReply:
     """Limits of the server, as SGLang's names have them."""
     gpu = core.setup.gpu
     return _json(
@@ -106,12 +106,12 @@ async def server_info(core: Core, call: Call) -> Reply:
     )
 
 
-async def model_info(core: Core, call: Call) -> Reply:
+async def model_info(core: RunState, call: ApiCall) -> ApiReply:
     """What kind of model it is."""
     return _json({"is_generation": True, "model_type": "mock", "architectures": ["MockForCausalLM"]})
 
 
-def _load_of(core: Core) -> dict[str, Any]:
+def _load_of(core: RunState) -> dict[str, Any]:
     state, block = core.figures(), core.setup.gpu.block_tokens
     return {
         "dp_rank": 0,
@@ -125,13 +125,13 @@ def _load_of(core: Core) -> dict[str, Any]:
     }
 
 
-async def loads(core: Core, call: Call) -> Reply:
+async def loads(core: RunState, call: ApiCall) -> ApiReply:
     """Load by data-parallel rank, of which there is one; as SGLang has it."""
     now = datetime.now(UTC).isoformat()
     return _json({"timestamp": now, "version": _VERSION, "dp_rank_count": 1, "loads": [_load_of(core)]})
 
 
-async def load(core: Core, call: Call) -> Reply:
+async def load(core: RunState, call: ApiCall) -> ApiReply:
     """Load as SGLang had it before."""
     seen = _load_of(core)
     tokens = core.figures().pending_tokens
@@ -142,7 +142,7 @@ async def load(core: Core, call: Call) -> Reply:
 # -- tokens --------------------------------------------------------------------------------------------------
 
 
-async def tokenize(core: Core, call: Call) -> Reply:
+async def tokenize(core: RunState, call: ApiCall) -> ApiReply:
     """A number for each word of ``prompt`` or of ``messages``; ``detokenize`` gives them back."""
     data = wire.read_json(call.body)
     prompt = data.get("prompt")
@@ -156,7 +156,7 @@ async def tokenize(core: Core, call: Call) -> Reply:
     return _json({"count": len(numbers), "max_model_len": limit, "tokens": numbers, "token_strs": None})
 
 
-async def detokenize(core: Core, call: Call) -> Reply:
+async def detokenize(core: RunState, call: ApiCall) -> ApiReply:
     """The words of token numbers; a number that ``tokenize`` has not given out is the mock's own word."""
     numbers = wire.read_json(call.body).get("tokens")
     if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
@@ -169,7 +169,7 @@ async def detokenize(core: Core, call: Call) -> Reply:
 # -- adapters, sleep, cache ----------------------------------------------------------------------------------
 
 
-async def load_adapter(core: Core, call: Call) -> Reply:
+async def load_adapter(core: RunState, call: ApiCall) -> ApiReply:
     """Serve an adapter of ``base_model_name`` (else of the default model) under ``lora_name``."""
     data = wire.read_json(call.body)
     name = text_of(data, "lora_name")
@@ -180,10 +180,10 @@ async def load_adapter(core: Core, call: Call) -> Reply:
         core.load_adapter(name, base)
     except ValueError as error:
         raise wire.BadRequestError(str(error), "lora_name") from None
-    return Reply(f"Success: LoRA adapter '{name}' added successfully.".encode(), content_type="text/plain")
+    return ApiReply(f"Success: LoRA adapter '{name}' added successfully.".encode(), content_type="text/plain")
 
 
-async def unload_adapter(core: Core, call: Call) -> Reply:
+async def unload_adapter(core: RunState, call: ApiCall) -> ApiReply:
     """Serve it no longer."""
     name = text_of(wire.read_json(call.body), "lora_name")
     if name not in core.adapters():
@@ -191,10 +191,10 @@ async def unload_adapter(core: Core, call: Call) -> Reply:
             f"the adapter {wire.shown(name)} is not there", "lora_name", status=404, code="model_not_found"
         )
     core.unload_adapter(name)
-    return Reply(f"Success: LoRA adapter '{name}' removed successfully.".encode(), content_type="text/plain")
+    return ApiReply(f"Success: LoRA adapter '{name}' removed successfully.".encode(), content_type="text/plain")
 
 
-async def sleep(core: Core, call: Call) -> Reply:
+async def sleep(core: RunState, call: ApiCall) -> ApiReply:
     """Go to sleep at ``level`` 1 or 2; answers when it is so, or when told otherwise meanwhile."""
     level = call.query.get("level", "1")
     if level not in ("1", "2"):
@@ -202,24 +202,24 @@ async def sleep(core: Core, call: Call) -> Reply:
     core.naps = nap = core.naps + 1
     core.engine.sleep(1 if level == "1" else 2)
     await core.engine.until(lambda: core.naps != nap or core.engine.state().asleep_level == int(level))
-    return Reply()
+    return ApiReply()
 
 
-async def wake(core: Core, call: Call) -> Reply:
+async def wake(core: RunState, call: ApiCall) -> ApiReply:
     """Wake up; answers when it is so, or when told otherwise meanwhile."""
     core.naps = nap = core.naps + 1
     core.engine.wake()
     await core.engine.until(lambda: core.naps != nap or core.engine.state().asleep_level == 0)
-    return Reply()
+    return ApiReply()
 
 
-async def is_sleeping(core: Core, call: Call) -> Reply:
+async def is_sleeping(core: RunState, call: ApiCall) -> ApiReply:
     """Whether it sleeps."""
     return _json({"is_sleeping": core.engine.state().asleep_level > 0})
 
 
-async def reset_prefix_cache(core: Core, call: Call) -> Reply:
+async def reset_prefix_cache(core: RunState, call: ApiCall) -> ApiReply:
     """Forget all cached blocks."""
     for name in core.names():
         core.engine.invalidate(name)
-    return Reply()
+    return ApiReply()

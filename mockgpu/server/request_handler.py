@@ -15,16 +15,16 @@ from aiohttp import ClientConnectionResetError, web
 from aiohttp.web_request import BaseRequest
 
 from mockgpu.api import kserve, wire
-from mockgpu.api.metrics import Seen
+from mockgpu.api.metrics import ServedRequest
 from mockgpu.api.tags import hex_of
 from mockgpu.api.wire import Api, Problem, Served
 from mockgpu.faults import decisions as faults
-from mockgpu.server.attempt_log import Outcome, Row, body_hash_of
-from mockgpu.server.engine import Stage, Stay
+from mockgpu.server.attempt_log import LogRow, RowOutcome, body_hash_of
+from mockgpu.server.engine import JobHandle, Progress
 from mockgpu.server.listening import must_be_plain
 from mockgpu.server.raw_http import GONE, EventStream, send_part, send_whole
-from mockgpu.server.run_state import Core
-from mockgpu.server.token_stream import Feeder
+from mockgpu.server.run_state import RunState
+from mockgpu.server.token_stream import TokenStream
 
 # Status, type and text of an answer to a request that the model did not take.
 _REFUSALS: Mapping[str, tuple[int, str, str]] = MappingProxyType(
@@ -44,7 +44,7 @@ _ROUNDING_S = 1e-8
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
-class Visit:
+class RequestHandler:
     """A request to be served: waits for its stay to progress and writes the answer, noting all in its row.
 
     ``cut_after_tokens``: the answer breaks off there, see ``mockgpu.faults.decisions.Cut``; None: it does not.
@@ -54,22 +54,22 @@ class Visit:
     spoiled: ClassVar[bool] = False
     __slots__ = ("_api", "_core", "_request", "_row", "cut_after_tokens", "stay", "tag")
 
-    def __init__(self, core: Core, api: Api, request: BaseRequest, row: Row) -> None:
+    def __init__(self, core: RunState, api: Api, request: BaseRequest, row: LogRow) -> None:
         self._core = core
         self._api = api
         self._request = request
         self._row = row
         self.tag = row.tag
-        self.stay: Stay | None = None
+        self.stay: JobHandle | None = None
         self.cut_after_tokens: int | None = None
 
-    async def update(self, ask: wire.Ask) -> web.StreamResponse:
+    async def update(self, ask: wire.ParsedRequest) -> web.StreamResponse:
         """Answer when the update is done."""
-        if not await self._come_to(Stage.ENDED):
+        if not await self._come_to(Progress.ENDED):
             return await self._refuse()
         return await self._complete(self._api.whole(ask, self._served()), tokens=0)
 
-    async def whole(self, ask: wire.Ask) -> web.StreamResponse:
+    async def whole(self, ask: wire.ParsedRequest) -> web.StreamResponse:
         """Answer when all tokens are there."""
         stay = self.stay
         assert stay is not None
@@ -77,16 +77,16 @@ class Visit:
             await asyncio.sleep(0)
             if stay.refused:  # meanwhile
                 break
-        if not await self._come_to(Stage.ENDED):
+        if not await self._come_to(Progress.ENDED):
             return await self._refuse()
         response = await self._complete(self._api.whole(ask, self._served()), ask.output_tokens, ask.choices)
-        if self._row.outcome is Outcome.ANSWERED and self._row.status == 200:
+        if self._row.outcome is RowOutcome.ANSWERED and self._row.status == 200:
             self._count(ask)
         return response
 
-    async def stream(self, ask: wire.Ask) -> web.StreamResponse:
+    async def stream(self, ask: wire.ParsedRequest) -> web.StreamResponse:
         """Answer with an event per token, each at its own time, which does not depend on when the one before went."""
-        if not await self._come_to(Stage.FIRST_TOKEN):
+        if not await self._come_to(Progress.FIRST_TOKEN):
             return await self._refuse()
         stay, row, tokens = self.stay, self._row, ask.output_tokens
         assert stay is not None
@@ -99,14 +99,14 @@ class Visit:
             if stop == 0 or not tokens:
                 stream.begin()
             number, end = 0, tokens if stop is None else stop
-            feeder = Feeder(stay, self._core.clock, stream, events, row, ask.choices)
+            feeder = TokenStream(stay, self._core.clock, stream, events, row, ask.choices)
             while number < end:
                 if not self.spoiled and number < tokens - 1:
                     number = await feeder.feed(number, min(end, tokens - 1))
                     await stream.drain()
                     if number == end:
                         break
-                if not await (self._token(number) if number < tokens - 1 else self._come_to(Stage.ENDED)):
+                if not await (self._token(number) if number < tokens - 1 else self._come_to(Progress.ENDED)):
                     return await self._break_stream(stream, events, number)
                 event = events.token(number, number == tokens - 1)
                 if self.spoiled:
@@ -121,15 +121,15 @@ class Visit:
                 following = events.token(stop, stop == tokens - 1) if stop < tokens else closing
                 return await self._stop_stream(stream, events, stop, following)
             if not tokens:
-                await self._come_to(Stage.ENDED)
+                await self._come_to(Progress.ENDED)
             if self.spoiled:
                 closing = await self._spoil(closing)
             self._end_stream(stream, closing)
-            if row.outcome is Outcome.ANSWERED:
+            if row.outcome is RowOutcome.ANSWERED:
                 self._count(ask)
         except ClientConnectionResetError:
-            row.outcome = Outcome.CLIENT_GONE
-        return stream.response() if row.outcome is not Outcome.CUT else GONE
+            row.outcome = RowOutcome.CLIENT_GONE
+        return stream.response() if row.outcome is not RowOutcome.CUT else GONE
 
     def _stop(self, tokens: int) -> int | None:
         """After how many tokens the answer goes no further; None: it goes to its end."""
@@ -159,13 +159,13 @@ class Visit:
         said = self._noisy(self._api.broken(problem, events.first_number + sent if sent else 0))
         stream.end(said)
         self._row.bytes_out += len(said)
-        self._row.outcome = Outcome.CUT
+        self._row.outcome = RowOutcome.CUT
         return stream.response()
 
     def _end_stream(self, stream: EventStream, closing: bytes) -> None:
         stream.end(closing)
         self._row.bytes_out += len(closing)
-        self._row.outcome = Outcome.ANSWERED
+        self._row.outcome = RowOutcome.ANSWERED
 
     async def _token(self, number: int) -> bool:
         """Return when this token is there; False: the job has failed. What else runs may put it off while we wait."""
@@ -181,7 +181,7 @@ class Visit:
                 return True
         return False
 
-    async def _complete(self, whole: wire.Whole, tokens: int, choices: int = 1) -> web.StreamResponse:
+    async def _complete(self, whole: wire.WholeAnswer, tokens: int, choices: int = 1) -> web.StreamResponse:
         """Answer what was served, or that part of it after which it is to be cut; never all of it then.
 
         ``tokens`` are those of each of the ``choices``.
@@ -200,20 +200,20 @@ class Visit:
             row.bytes_out = part
             row.tokens_out = min(cut, tokens) * choices
         except ClientConnectionResetError:
-            row.outcome = Outcome.CLIENT_GONE
+            row.outcome = RowOutcome.CLIENT_GONE
             return GONE
         return self.break_off()
 
     def break_off(self) -> web.StreamResponse:
         """Reset the connection, whatever has been sent."""
-        self._row.outcome = Outcome.CUT
+        self._row.outcome = RowOutcome.CUT
         transport = self._request.transport
         if transport is not None:
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             transport.abort()
         return GONE
 
-    async def fail(self, lot: faults.Answer) -> web.StreamResponse:
+    async def fail(self, lot: faults.AnswerStatus) -> web.StreamResponse:
         """Answer as a fault has it."""
         text = "the capacity is used up" if lot.refused else f"a fault answers {lot.status}"
         status, problem = lot.status, Problem(text, "service_unavailable", "fault")
@@ -226,8 +226,8 @@ class Visit:
         if lot.retry_after_s is not None:
             headers["Retry-After"] = str(math.ceil(lot.retry_after_s))
         response = await self.refuse(status, problem, headers)
-        if lot.refused and self._row.outcome is Outcome.ANSWERED:
-            self._row.outcome = Outcome.REFUSED
+        if lot.refused and self._row.outcome is RowOutcome.ANSWERED:
+            self._row.outcome = RowOutcome.REFUSED
         return response
 
     def _out_of_memory(self, status: int) -> tuple[int, Problem]:
@@ -251,28 +251,28 @@ class Visit:
         try:
             response = send_whole(self._request, status, body, content_type, ours)
         except ClientConnectionResetError:
-            row.outcome = Outcome.CLIENT_GONE
+            row.outcome = RowOutcome.CLIENT_GONE
             return GONE
         row.status = status
         row.bytes_out = len(body)
-        row.outcome = Outcome.ANSWERED
+        row.outcome = RowOutcome.ANSWERED
         return response
 
-    async def _come_to(self, stage: Stage) -> bool:
+    async def _come_to(self, stage: Progress) -> bool:
         """Wait for a stage and note what is known by then; False if the job was refused."""
         stay, row = self.stay, self._row
         assert stay is not None
         try:
             await stay.until(stage)
         finally:
-            if stay.stage >= Stage.STARTED and not stay.refused:
+            if stay.stage >= Progress.STARTED and not stay.refused:
                 row.cold = int(stay.cold)
                 row.queue_wait_s = stay.queue_wait_s
                 row.batch = stay.batch
                 row.cached_tokens = stay.cached_tokens
         if stay.refused:
             return False
-        if stay.stage is Stage.ENDED:
+        if stay.stage is Progress.ENDED:
             took_s = stay.ended_s - stay.started_s
             if abs(took_s - row.service_asked_s) > _ROUNDING_S:
                 # Others beside it changed what the model asks for; only the rest is our own lateness.
@@ -287,18 +287,18 @@ class Visit:
         if reason == "out_of_memory" and isinstance(self._api, kserve.Infer):
             status, text = 400, kserve.no_room(self.stay.job.model)
         response = await self.refuse(status, Problem(text, kind, reason))
-        if self._row.outcome is Outcome.ANSWERED:
-            self._row.outcome = Outcome.REFUSED
+        if self._row.outcome is RowOutcome.ANSWERED:
+            self._row.outcome = RowOutcome.REFUSED
         return response
 
-    def _count(self, ask: wire.Ask) -> None:
+    def _count(self, ask: wire.ParsedRequest) -> None:
         """Note in the metrics that all was served."""
         stay = self.stay
         assert stay is not None
         submitted_s = stay.started_s - stay.queue_wait_s
         self._core.tally.answered(
             stay.job.model,
-            Seen(
+            ServedRequest(
                 ask.prompt_tokens,
                 ask.output_tokens,
                 stay.queue_wait_s,
@@ -321,7 +321,7 @@ class Visit:
         return headers
 
 
-async def read_body(request: BaseRequest, row: Row) -> bytes:
+async def read_body(request: BaseRequest, row: LogRow) -> bytes:
     """The whole body, however large; raises BadRequestError where it breaks off or is encoded."""
     if "expect" in request.headers and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -337,13 +337,13 @@ async def read_body(request: BaseRequest, row: Row) -> bytes:
     return body
 
 
-async def send(request: BaseRequest, response: web.Response, row: Row) -> None:
+async def send(request: BaseRequest, response: web.Response, row: LogRow) -> None:
     """Write a whole response; a client that has gone is noted, not raised."""
     row.first_byte_s = time.monotonic()
     try:
         await response.prepare(request)
         await response.write_eof()
-        row.outcome = Outcome.ANSWERED
+        row.outcome = RowOutcome.ANSWERED
     except ClientConnectionResetError:
-        row.outcome = Outcome.CLIENT_GONE
+        row.outcome = RowOutcome.CLIENT_GONE
         row.status = row.bytes_out = 0

@@ -20,14 +20,14 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from mockgpu.api import kserve, wire
-from mockgpu.api.calls import Call, Reply, text_of
+from mockgpu.api.calls import ApiCall, ApiReply, text_of
 from mockgpu.server import engine_routes as extras
 from mockgpu.server import model_repository as repository
-from mockgpu.server.run_state import Core
+from mockgpu.server.run_state import RunState
 
-__all__ = ["Call", "Reply", "answer", "text_of"]
+__all__ = ["ApiCall", "ApiReply", "answer", "text_of"]
 
-Handler: TypeAlias = Callable[[Core, Call], Awaitable[Reply]]
+Handler: TypeAlias = Callable[[RunState, ApiCall], Awaitable[ApiReply]]
 
 _EXACT: Mapping[str, Mapping[str, Handler]] = MappingProxyType(
     {
@@ -63,7 +63,7 @@ ELSEWHERE = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/em
 """Paths of which ``mockgpu.server.server`` takes every POST, so that none comes here."""
 
 
-async def answer(core: Core, call: Call) -> Reply:
+async def answer(core: RunState, call: ApiCall) -> ApiReply:
     """Answer anything that is no inference, update or control."""
     methods = _find(call.path)
     if methods is None and call.path in ELSEWHERE:
@@ -80,7 +80,7 @@ async def answer(core: Core, call: Call) -> Reply:
         return problem(call.path, bad)
 
 
-def problem(path: str, bad: wire.BadRequestError) -> Reply:
+def problem(path: str, bad: wire.BadRequestError) -> ApiReply:
     """What is wrong with a call, in the form that its path has."""
     return _problem(path, bad.status, str(bad), bad.code, bad.param)
 
@@ -106,7 +106,7 @@ def _find(path: str) -> Mapping[str, Handler] | None:
     return None
 
 
-def _not_allowed(call: Call, methods: list[str]) -> Reply:
+def _not_allowed(call: ApiCall, methods: list[str]) -> ApiReply:
     reply = _problem(
         call.path, 405, f"{call.method} {call.path}: expected {' or '.join(methods)}", "method_not_allowed"
     )
@@ -114,9 +114,9 @@ def _not_allowed(call: Call, methods: list[str]) -> Reply:
     return replace(reply, headers={"Allow": ", ".join(allowed)})
 
 
-def _problem(path: str, status: int, message: str, code: str, param: str | None = None) -> Reply:
+def _problem(path: str, status: int, message: str, code: str, param: str | None = None) -> ApiReply:
     message = wire.clean(message)
     if path.startswith("/v2"):
-        return Reply(kserve.error(message), status)
+        return ApiReply(kserve.error(message), status)
     kind = "invalid_request_error" if status in (400, 415) else code
-    return Reply(wire.error(message, kind, code, param), status)
+    return ApiReply(wire.error(message, kind, code, param), status)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mockgpu.api.metrics import Adapters, Tally
-from mockgpu.api.wire import Ask, BadRequestError
+from mockgpu.api.metrics import AdaptersInUse, BackendCounters
+from mockgpu.api.wire import BadRequestError, ParsedRequest
 from mockgpu.faults.decisions import RequestFaults
 from mockgpu.gpu.events import Evicted, Loaded, Loading, State
 from mockgpu.gpu.prompt_blocks import blocks_of
 from mockgpu.gpu.setup import Setup
 from mockgpu.server.clock import Clock
-from mockgpu.server.engine import Engine, Stage, Stay
+from mockgpu.server.engine import Engine, JobHandle, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Options:
 PLAIN = Options()
 
 
-class Core:
+class RunState:
     """All that begins anew with a run; requests that are inside stay with the core they came to."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Core:
         self.options = options
         self.clock = clock
         self.created = created
-        self.tally = Tally(setup)
+        self.tally = BackendCounters(setup)
         self.engine = Engine(setup, clock, on_residency, self.tally.begun)
         self.faults = RequestFaults(name)
         self.words: dict[int, str] = {}  # by number, for those who ask to have their tokens back
@@ -53,11 +53,11 @@ class Core:
         cached = setup.gpu.kv_share > 0 and setup.gpu.prefix_cache
         self._caches = {name: cached and spec.kv_bytes_per_token > 0 for name, spec in specs.items()}
         self._others_cache = cached and setup.default_model.kv_bytes_per_token > 0
-        self._with_adapter: set[Stay] = set()
+        self._with_adapter: set[JobHandle] = set()
 
     # -- names -----------------------------------------------------------------------------------------------
 
-    def settle(self, ask: Ask) -> str:
+    def settle(self, ask: ParsedRequest) -> str:
         """Fill in the default model, and return the base model that serves the request.
 
         Raises BadRequestError (404) for a name that is not served.
@@ -98,7 +98,7 @@ class Core:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def blocks(self, ask: Ask, base: str) -> tuple[int, ...]:
+    def blocks(self, ask: ParsedRequest, base: str) -> tuple[int, ...]:
         """Hashes of the blocks of the prompt, where a prefix cache wants them."""
         if not self.caches(base):
             return ()
@@ -109,11 +109,11 @@ class Core:
         """Whether this model has a prefix cache."""
         return self._caches.get(base, self._others_cache)
 
-    def entered(self, stay: Stay) -> None:
+    def entered(self, stay: JobHandle) -> None:
         """A request with an adapter is inside."""
         self._with_adapter.add(stay)
 
-    def left(self, stay: Stay) -> None:
+    def left(self, stay: JobHandle) -> None:
         """It is no longer; does nothing for one without an adapter."""
         self._with_adapter.discard(stay)
 
@@ -127,8 +127,8 @@ class Core:
         """The load figures that it reports, its faults included; with what those inside have made where asked for."""
         return self.faults.figures_in(self.engine.figures() if progress else self.engine.state())
 
-    def adapters_in_use(self) -> Adapters:
+    def adapters_in_use(self) -> AdaptersInUse:
         """Which adapters the requests inside use."""
-        running = {stay.job.adapter for stay in self._with_adapter if stay.stage >= Stage.STARTED}
-        waiting = {stay.job.adapter for stay in self._with_adapter if stay.stage < Stage.STARTED}
-        return Adapters(tuple(sorted(running)), tuple(sorted(waiting)))
+        running = {stay.job.adapter for stay in self._with_adapter if stay.stage >= Progress.STARTED}
+        waiting = {stay.job.adapter for stay in self._with_adapter if stay.stage < Progress.STARTED}
+        return AdaptersInUse(tuple(sorted(running)), tuple(sorted(waiting)))

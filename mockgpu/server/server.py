@@ -26,42 +26,42 @@ from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
 from mockgpu.api import wire
-from mockgpu.api.completions import AnswerByGet, Chat, Completions
+from mockgpu.api.completions import AnswerByGet, ChatCompletions, Completions
 from mockgpu.api.embeddings import Embeddings
 from mockgpu.api.kserve import Infer
 from mockgpu.api.responses import Responses
 from mockgpu.api.tags import Tags, nonce_of
 from mockgpu.api.updates import Updates
 from mockgpu.api.wire import Api, Problem
-from mockgpu.faults.decisions import KINDS, Answer, Change, FaultError, Hold, Serve
+from mockgpu.faults.decisions import KINDS, AnswerStatus, Change, FaultError, Hold, Serve
 from mockgpu.faults.in_band import brought
 from mockgpu.gpu.events import Evicted, Loaded, Loading
 from mockgpu.gpu.setup import Setup
 from mockgpu.server import routes
-from mockgpu.server.attempt_log import AttemptLog, Kind, Outcome, Row
+from mockgpu.server.attempt_log import AttemptLog, LogRow, RowKind, RowOutcome
 from mockgpu.server.clock import Clock
-from mockgpu.server.corruption import SpoiledVisit, frozen_page, misreported
-from mockgpu.server.engine import Stay
+from mockgpu.server.corruption import CorruptedRequestHandler, frozen_page, misreported
+from mockgpu.server.engine import JobHandle
 from mockgpu.server.listening import PortError, http_server, json_response, listen, must_be_plain, objection, read_nonce
-from mockgpu.server.request_handler import Visit, read_body, send
-from mockgpu.server.run_state import PLAIN, Core, Options
+from mockgpu.server.request_handler import RequestHandler, read_body, send
+from mockgpu.server.run_state import PLAIN, Options, RunState
 
 _RESIDENCY_KINDS = {
-    Loading: Kind.RESIDENCY_LOADING,
-    Loaded: Kind.RESIDENCY_LOADED,
-    Evicted: Kind.RESIDENCY_EVICTED,
+    Loading: RowKind.RESIDENCY_LOADING,
+    Loaded: RowKind.RESIDENCY_LOADED,
+    Evicted: RowKind.RESIDENCY_EVICTED,
 }
 MOST_PING_BYTES = 16_000_000
 _UPDATES, _BY_GET, _INFER = Updates(), AnswerByGet(), Infer()
 _POSTS: dict[str, Api] = {
     "/v1/completions": Completions(),
-    "/v1/chat/completions": Chat(),
+    "/v1/chat/completions": ChatCompletions(),
     "/v1/responses": Responses(),
     "/v1/embeddings": Embeddings(),
 }
 
 
-class Backend:
+class MockBackend:
     """One mock backend. Make it inside a running event loop; it owns neither the clock nor the log."""
 
     def __init__(
@@ -89,8 +89,8 @@ class Backend:
         self._runner = http_server(self.handle)
         self._core = self._new_core()
 
-    def _new_core(self) -> Core:
-        return Core(self.name, self._setup, self._options, self._clock, self._created, self._note_residency)
+    def _new_core(self) -> RunState:
+        return RunState(self.name, self._setup, self._options, self._clock, self._created, self._note_residency)
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises PortError."""
@@ -138,28 +138,28 @@ class Backend:
         if method == "POST":
             api = _POSTS.get(path)
             if api is not None:
-                return self._serve(request, Kind.INFERENCE, api)
+                return self._serve(request, RowKind.INFERENCE, api)
             if path == "/v1/updates":
-                return self._serve(request, Kind.UPDATE, _UPDATES)
+                return self._serve(request, RowKind.UPDATE, _UPDATES)
             if path.startswith("/v2/models/") and path.endswith("/infer"):
-                return self._serve(request, Kind.INFERENCE, _INFER, path.removeprefix("/v2/models/"))
+                return self._serve(request, RowKind.INFERENCE, _INFER, path.removeprefix("/v2/models/"))
         elif method == "GET" and path.startswith("/v1/models/") and path.endswith("/answer"):
             named = path.removeprefix("/v1/models/").removesuffix("/answer")
-            return self._serve(request, Kind.INFERENCE, _BY_GET, named)
+            return self._serve(request, RowKind.INFERENCE, _BY_GET, named)
         if path.startswith("/mock/"):
             return self._control(request)
         return self._check_up(request)
 
     # -- inference and updates -------------------------------------------------------------------------------
 
-    async def _serve(self, request: BaseRequest, kind: Kind, api: Api, named: str = "") -> web.StreamResponse:
+    async def _serve(self, request: BaseRequest, kind: RowKind, api: Api, named: str = "") -> web.StreamResponse:
         core = self._core  # a request stays with the run in which it arrived
         headers = request.headers
-        row = Row(kind, time.monotonic(), request.method)
+        row = LogRow(kind, time.monotonic(), request.method)
         tags = Tags(headers)
         self._note_tags(row, kind, tags)
         ticket = self._log.add(row)
-        visit = Visit(core, api, request, row)
+        visit = RequestHandler(core, api, request, row)
         try:
             body = await read_body(request, row)
             data = api.load(headers, body)
@@ -174,7 +174,7 @@ class Backend:
             self._arrived = number = self._arrived + 1
             tokens = ask.prompt_tokens + ask.output_tokens * ask.choices
             lot = core.faults.arrive(row.arrival_s, number, tokens, own)
-            if isinstance(lot, Answer):
+            if isinstance(lot, AnswerStatus):
                 if lot.kills:
                     core.engine.die()
                 return await visit.fail(lot)
@@ -190,42 +190,44 @@ class Backend:
             row.service_asked_s = stay.service_asked_s
             # Should we be killed now, the row says whose request it was even if only the body does.
             self._log.update(ticket, row)
-            if kind is Kind.UPDATE:
+            if kind is RowKind.UPDATE:
                 return await visit.update(ask)
             return await (visit.stream(ask) if ask.stream else visit.whole(ask))
         except wire.BadRequestError as bad:
             visit.tag = tags.echo
             return await visit.refuse(bad.status, Problem(str(bad), "invalid_request_error", bad.code, bad.param))
         except asyncio.CancelledError:
-            row.outcome = Outcome.CLIENT_GONE
+            row.outcome = RowOutcome.CLIENT_GONE
             raise
         finally:
-            if isinstance(visit, SpoiledVisit):
+            if isinstance(visit, CorruptedRequestHandler):
                 del self._held[visit.number]
                 core.faults.leave(visit.number)
             self._end(core, visit, row)
             self._log.update(ticket, row)
 
-    def _spoiled(self, core: Core, api: Api, request: BaseRequest, row: Row, number: int, lot: Serve) -> SpoiledVisit:
-        visit = SpoiledVisit(core, api, request, row, number, lot.spoils)
+    def _spoiled(
+        self, core: RunState, api: Api, request: BaseRequest, row: LogRow, number: int, lot: Serve
+    ) -> CorruptedRequestHandler:
+        visit = CorruptedRequestHandler(core, api, request, row, number, lot.spoils)
         self._held[number] = visit.released
         return visit
 
     @staticmethod
-    def _end(core: Core, visit: Visit, row: Row) -> None:
+    def _end(core: RunState, visit: RequestHandler, row: LogRow) -> None:
         row.end_s = time.monotonic()
         stay = visit.stay
         if stay is not None:
             core.engine.leave(stay)
             if stay.job.adapter:
                 core.left(stay)
-            if stay.job.kind == "inference" and (row.outcome is not Outcome.ANSWERED or row.status != 200):
-                gone = row.outcome is Outcome.CLIENT_GONE
+            if stay.job.kind == "inference" and (row.outcome is not RowOutcome.ANSWERED or row.status != 200):
+                gone = row.outcome is RowOutcome.CLIENT_GONE
                 core.tally.failed(stay.job.model, row.end_s - row.arrival_s, aborted=gone)
 
     @staticmethod
-    def _submit(core: Core, kind: Kind, ask: wire.Ask, base: str, lot: Serve) -> Stay:
-        if kind is Kind.UPDATE:
+    def _submit(core: RunState, kind: RowKind, ask: wire.ParsedRequest, base: str, lot: Serve) -> JobHandle:
+        if kind is RowKind.UPDATE:
             update: Literal["weights", "embedding"] = "weights" if ask.details == "weights" else "embedding"
             return core.engine.submit("update", base, 0, 0, lot.slowness, update=update)
         adapter = "" if base == ask.model else ask.model
@@ -243,7 +245,7 @@ class Backend:
             core.entered(stay)
         return stay
 
-    async def _hold(self, core: Core, number: int, visit: Visit) -> web.StreamResponse:
+    async def _hold(self, core: RunState, number: int, visit: RequestHandler) -> web.StreamResponse:
         """Keep a request without an answer until the fault is taken back; its client may leave before."""
         self._held[number] = released = asyncio.get_running_loop().create_future()
         try:
@@ -253,20 +255,20 @@ class Backend:
             del self._held[number]
             core.faults.leave(number)
 
-    def _note_tags(self, row: Row, kind: Kind, tags: Tags) -> None:
+    def _note_tags(self, row: LogRow, kind: RowKind, tags: Tags) -> None:
         row.tag = tags.tag
         row.carriers = tags.carriers
-        row.kind = Kind.FOREIGN if self._nonce and nonce_of(row.tag) != self._nonce else kind
+        row.kind = RowKind.FOREIGN if self._nonce and nonce_of(row.tag) != self._nonce else kind
 
     # -- check-ups -------------------------------------------------------------------------------------------
 
     async def _check_up(self, request: BaseRequest) -> web.StreamResponse:
-        row = Row(Kind.CHECK_UP, time.monotonic(), request.method)
+        row = LogRow(RowKind.CHECK_UP, time.monotonic(), request.method)
         ticket = self._log.add(row)
         try:
             core = self._core
             try:
-                call = routes.Call(request.method, request.path, request.query, await read_body(request, row))
+                call = routes.ApiCall(request.method, request.path, request.query, await read_body(request, row))
             except wire.BadRequestError as bad:
                 reply = routes.problem(request.path, bad)
             else:
@@ -281,7 +283,7 @@ class Backend:
             await send(request, response, row)
             return response
         except asyncio.CancelledError:
-            row.outcome = Outcome.CLIENT_GONE
+            row.outcome = RowOutcome.CLIENT_GONE
             raise
         finally:
             row.end_s = time.monotonic()
@@ -324,12 +326,12 @@ class Backend:
 
     def _note_residency(self, event: Loading | Loaded | Evicted) -> None:
         self._log.add(
-            Row(
+            LogRow(
                 kind=_RESIDENCY_KINDS[type(event)],
                 arrival_s=event.at_s,
                 end_s=event.at_s,
                 model=event.model,
-                outcome=Outcome.ANSWERED,
+                outcome=RowOutcome.ANSWERED,
             )
         )
 

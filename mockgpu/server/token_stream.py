@@ -12,18 +12,20 @@ import time
 from aiohttp import ClientConnectionResetError
 
 from mockgpu.api.wire import Events
-from mockgpu.server.attempt_log import Row
+from mockgpu.server.attempt_log import LogRow
 from mockgpu.server.clock import Clock, Timer
-from mockgpu.server.engine import Stay
+from mockgpu.server.engine import JobHandle
 from mockgpu.server.raw_http import EventStream
 
 
-class Feeder:
+class TokenStream:
     """Sends tokens of one stream, all but the last; ``row`` is told of each. ``choices`` share every step."""
 
     __slots__ = ("_choices", "_clock", "_done", "_end", "_events", "_number", "_row", "_stay", "_stream", "_timer")
 
-    def __init__(self, stay: Stay, clock: Clock, stream: EventStream, events: Events, row: Row, choices: int) -> None:
+    def __init__(
+        self, stay: JobHandle, clock: Clock, stream: EventStream, events: Events, row: LogRow, choices: int
+    ) -> None:
         self._stay = stay
         self._clock = clock
         self._stream = stream

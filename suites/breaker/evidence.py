@@ -42,7 +42,7 @@ PATIENT_REQUESTS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ObservedCall:
     """One attempt at the backend in question. Times in seconds of the run; `told_s`: its client had its end."""
 
     request: int
@@ -63,7 +63,7 @@ class Trip:
     told_s: float
 
 
-def calls_of(history: History, backend: str) -> list[Call]:
+def calls_of(history: History, backend: str) -> list[ObservedCall]:
     """All calls that `backend` saw, by arrival there. Foreign ones are left out."""
     number = history.scenario.backend_ids.index(backend)
     rows = history.attempts[(history.attempts["backend"] == number) & (history.attempts["request"] >= 0)]
@@ -73,7 +73,7 @@ def calls_of(history: History, backend: str) -> list[Call]:
         status, ending = int(row["status"]), int(row["ending"])
         failed = status >= 500 or ending == Ending.CUT
         calls.append(
-            Call(
+            ObservedCall(
                 request=int(row["request"]),
                 sent_s=float(request["sent_s"]),
                 start_s=float(row["start_s"]),
@@ -87,7 +87,7 @@ def calls_of(history: History, backend: str) -> list[Call]:
     return sorted(calls, key=lambda call: call.start_s)
 
 
-def by_end(calls: Sequence[Call]) -> list[Call]:
+def by_end(calls: Sequence[ObservedCall]) -> list[ObservedCall]:
     """The calls that ended good or failed, in that order."""
     return sorted((call for call in calls if call.good or call.failed), key=lambda call: call.end_s)
 
@@ -97,7 +97,7 @@ def silent_s(breaker: Breaker) -> float:
     return SILENT_SHARE * breaker.shortest_open_s
 
 
-def opening(calls: Sequence[Call], breaker: Breaker, load_end_s: float) -> tuple[list[Call], bool]:
+def opening(calls: Sequence[ObservedCall], breaker: Breaker, load_end_s: float) -> tuple[list[ObservedCall], bool]:
     """The calls up to the first silence, and whether there was one before the load ended."""
     longest_s = silent_s(breaker)
     for position, call in enumerate(calls):
@@ -107,7 +107,7 @@ def opening(calls: Sequence[Call], breaker: Breaker, load_end_s: float) -> tuple
     return list(calls), False
 
 
-def longest_gap_s(calls: Sequence[Call], start_s: float, end_s: float) -> float:
+def longest_gap_s(calls: Sequence[ObservedCall], start_s: float, end_s: float) -> float:
     """The longest time within [start_s, end_s] in which no call arrived."""
     inside = [call.start_s for call in calls if start_s <= call.start_s <= end_s]
     points = [start_s, *inside, end_s]
@@ -123,7 +123,7 @@ def load_end_s(history: History) -> float:
 # --- when a breaker must trip, and when it may -------------------------------------------------------------
 
 
-def closing_run(calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
+def closing_run(calls: Sequence[ObservedCall]) -> tuple[list[ObservedCall], list[ObservedCall]]:
     """The failures in a row at the end of `calls`: those that may belong to the run, and those that surely do.
 
     A good call surely ends the run of failures that had been told when its answer left, and may end that of all whose
@@ -141,7 +141,7 @@ def closing_run(calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
     )
 
 
-def by_count(calls: Sequence[Call], breaker: Breaker) -> Trip | None:
+def by_count(calls: Sequence[ObservedCall], breaker: Breaker) -> Trip | None:
     """The trip by failures in a row of calls that all fail from some moment on."""
     if breaker.failures is None:
         return None
@@ -152,7 +152,7 @@ def by_count(calls: Sequence[Call], breaker: Breaker) -> Trip | None:
     return Trip(possible[breaker.failures - 1].end_s, told_s)
 
 
-def longest_run(calls: Sequence[Call]) -> int:
+def longest_run(calls: Sequence[ObservedCall]) -> int:
     """The most failures in a row, in the order in which answers left the backend."""
     run = longest = 0
     for call in by_end(calls):
@@ -161,9 +161,11 @@ def longest_run(calls: Sequence[Call]) -> int:
     return longest
 
 
-def windows(calls: Sequence[Call], span_s: float, bad: Callable[[Call], bool]) -> Iterator[tuple[Call, int, int]]:
+def windows(
+    calls: Sequence[ObservedCall], span_s: float, bad: Callable[[ObservedCall], bool]
+) -> Iterator[tuple[ObservedCall, int, int]]:
     """Each ended call with the number of calls, and of bad ones, in the window that it closes."""
-    inside: deque[Call] = deque()
+    inside: deque[ObservedCall] = deque()
     count = 0
     for call in by_end(calls):
         inside.append(call)
@@ -173,7 +175,7 @@ def windows(calls: Sequence[Call], span_s: float, bad: Callable[[Call], bool]) -
         yield call, len(inside), count
 
 
-def by_rate(calls: Sequence[Call], breaker: Breaker, sure: bool = True) -> Call | None:
+def by_rate(calls: Sequence[ObservedCall], breaker: Breaker, sure: bool = True) -> ObservedCall | None:
     """The call with which the error rate is reached, whatever calls at the edges do; not `sure`: might be reached.
 
     Sure is only a window that began with the run or later: the balancer may have been tried out before.
@@ -189,7 +191,7 @@ def by_rate(calls: Sequence[Call], breaker: Breaker, sure: bool = True) -> Call 
     return None
 
 
-def by_latency(calls: Sequence[Call], breaker: Breaker, sure: bool = True) -> Call | None:
+def by_latency(calls: Sequence[ObservedCall], breaker: Breaker, sure: bool = True) -> ObservedCall | None:
     """The call with which the p99 of the window surely exceeds its bound; not `sure`: may exceed it."""
     bound_s = breaker.slow_p99_s
     if bound_s is None:
@@ -201,7 +203,7 @@ def by_latency(calls: Sequence[Call], breaker: Breaker, sure: bool = True) -> Ca
     return None
 
 
-def tripped(history: History, calls: Sequence[Call], breaker: Breaker) -> Trip | None:
+def tripped(history: History, calls: Sequence[ObservedCall], breaker: Breaker) -> Trip | None:
     """The first trip of a backend that fails from some moment on: by its claim, or with the first silence if sooner."""
     first, silence = opening(calls, breaker, load_end_s(history))
     trips = [by_count(first, breaker)]
@@ -219,12 +221,12 @@ def tripped(history: History, calls: Sequence[Call], breaker: Breaker) -> Trip |
 # --- after a trip ------------------------------------------------------------------------------------------
 
 
-def after(calls: Sequence[Call], trip: Trip) -> list[Call]:
+def after(calls: Sequence[ObservedCall], trip: Trip) -> list[ObservedCall]:
     """The calls whose requests were sent when the trip was over and done."""
     return [call for call in calls if call.sent_s > trip.told_s + BOOKKEEPING_S]
 
 
-def too_early(calls: Sequence[Call], trip: Trip, breaker: Breaker) -> list[Call]:
+def too_early(calls: Sequence[ObservedCall], trip: Trip, breaker: Breaker) -> list[ObservedCall]:
     """The calls after a trip that arrived before the shortest open time was over."""
     return [call for call in after(calls, trip) if call.start_s < trip.earliest_s + breaker.shortest_open_s]
 
@@ -235,10 +237,10 @@ class OpenTime:
 
     turn: int
     trip: Trip
-    following: Call | None
+    following: ObservedCall | None
 
 
-def open_times(calls: Sequence[Call], trip: Trip) -> list[OpenTime]:
+def open_times(calls: Sequence[ObservedCall], trip: Trip) -> list[OpenTime]:
     """Open times in order: the one that `trip` began, then one for each failed probe until the first that did not."""
     found: list[OpenTime] = []
     current: Trip | None = trip
@@ -275,7 +277,7 @@ def due_s(history: History, claims: Claims, own: frozenset[int], after_s: float)
     return float(times[PATIENT_REQUESTS - 1]) if len(times) >= PATIENT_REQUESTS else math.inf
 
 
-def probing(calls: Sequence[Call], trip: Trip, breaker: Breaker) -> tuple[list[Call], float]:
+def probing(calls: Sequence[ObservedCall], trip: Trip, breaker: Breaker) -> tuple[list[ObservedCall], float]:
     """The calls after a trip until enough good ones in a row may have closed the breaker, and when (inf: never)."""
     later = after(calls, trip)
     good = 0
@@ -286,7 +288,7 @@ def probing(calls: Sequence[Call], trip: Trip, breaker: Breaker) -> tuple[list[C
     return later, math.inf
 
 
-def crowded_s(calls: Sequence[Call], at_once: int, until_s: float) -> float:
+def crowded_s(calls: Sequence[ObservedCall], at_once: int, until_s: float) -> float:
     """The longest time, up to `until_s`, for which more than `at_once` of the calls were at the backend."""
     changes = [(min(call.start_s, until_s), 1) for call in calls]
     changes += [(until_s if math.isnan(call.end_s) else min(call.end_s, until_s), -1) for call in calls]

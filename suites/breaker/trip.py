@@ -8,7 +8,7 @@ from harness.property.declare import Findings, Within, declare, held, undecided,
 from harness.scenario.model import UnsupportedError
 from suites.breaker.evidence import (
     BOOKKEEPING_S,
-    Call,
+    ObservedCall,
     by_count,
     by_end,
     by_latency,
@@ -25,7 +25,7 @@ from suites.breaker.evidence import (
 from suites.breaker.scenarios import MASKS, OTHER, OTHERS, SICK, WRONG, all_fail, one_slow, share_fails
 
 
-def _late_s(calls: list[Call], told_s: float) -> float:
+def _late_s(calls: list[ObservedCall], told_s: float) -> float:
     """How long after the trip was known the last of these calls was sent; 0: all before."""
     return max(0.0, max(call.sent_s for call in calls) - told_s)
 
@@ -61,7 +61,7 @@ def trips_at_count(history: History, claims: Claims) -> Findings:
             yield within(late_s, 0.0, BOOKKEEPING_S, at_s, sample=len(possible), note=note)
 
 
-def _judged_by_share(history: History, claims: Claims) -> list[tuple[str, list[Call], bool]]:
+def _judged_by_share(history: History, claims: Claims) -> list[tuple[str, list[ObservedCall], bool]]:
     """The backends whose traffic in `share_fails` is steady until they trip: with affinity, that of the key alone."""
     breaker, end_s = claims[Breaker], load_end_s(history)
     seen = [(backend, calls_of(history, backend)) for backend in history.scenario.backend_ids]
@@ -201,7 +201,7 @@ def stays_closed_on_client_errors(history: History, claims: Claims) -> Findings:
     yield _no_silence(history, calls, step.effective_s, breaker, f"{refused} answers 404")
 
 
-def _no_silence(history: History, calls: list[Call], start_s: float, breaker: Breaker, what: str) -> Within:
+def _no_silence(history: History, calls: list[ObservedCall], start_s: float, breaker: Breaker, what: str) -> Within:
     end_s = load_end_s(history)
     gap_s = longest_gap_s(calls, start_s, end_s)
     note = f"{what}; longest time without a call {gap_s * 1000:.0f} ms"

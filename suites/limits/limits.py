@@ -135,10 +135,10 @@ def refusals_told_at_once(history: History, claims: Claims) -> Findings:
     if not away.any():
         return
     told = away & _refused(history) & np.isin(history.requests["status"], REFUSALS)
-    phase, turned_away = history.scenario.phase(HOT), int(np.count_nonzero(away))
-    untold = turned_away - int(np.count_nonzero(told))
-    note = f"{untold} of {turned_away} that no backend saw were not told so by 429 or 503"
-    yield held(untold == 0, phase.start_s, untold, 0, until_s=phase.end_s, sample=turned_away, note=note)
+    phase, rejected = history.scenario.phase(HOT), int(np.count_nonzero(away))
+    untold = rejected - int(np.count_nonzero(told))
+    note = f"{untold} of {rejected} that no backend saw were not told so by 429 or 503"
+    yield held(untold == 0, phase.start_s, untold, 0, until_s=phase.end_s, sample=rejected, note=note)
     took_s = history.requests["end_s"][told] - history.requests["sent_s"][told]
     if len(took_s) < FEW:
         return

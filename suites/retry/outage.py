@@ -41,7 +41,7 @@ EDGE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class OutageSize:
     """How large an outage is: fresh requests and capacity a second, and how long each stretch lasts."""
 
     rate_per_s: float
@@ -52,11 +52,11 @@ class Size:
     after_s: float
 
 
-FULL = Size(1000.0, 1200.0, 120.0, before_s=1.0, outage_s=10.0, after_s=RECOVERY_S + 1.2)
-QUARTER = Size(250.0, 300.0, 30.0, before_s=0.8, outage_s=3.0, after_s=RECOVERY_S + 1.2)
+FULL = OutageSize(1000.0, 1200.0, 120.0, before_s=1.0, outage_s=10.0, after_s=RECOVERY_S + 1.2)
+QUARTER = OutageSize(250.0, 300.0, 30.0, before_s=0.8, outage_s=3.0, after_s=RECOVERY_S + 1.2)
 
 
-def _outage(name: str, size: Size, claims: Claims) -> Scenario:
+def _outage(name: str, size: OutageSize, claims: Claims) -> Scenario:
     if REFUSAL not in claims[Retry].statuses:
         raise UnsupportedError(f"does not claim to retry {REFUSAL}")
     backends = claims.fleet(1, at_least=1)

@@ -20,9 +20,9 @@ from locust.rpc import Message
 
 from harness.evidence import records
 from harness.load.locust_engine import engine as player
-from harness.load.results.answer import Answer, Ledger
+from harness.load.results.answer import ExchangeResult, Ledger
 from harness.load.results.figures import is_good
-from harness.load.job import Job
+from harness.load.job import LoadJob
 from harness.load.locust_engine.pacing import Pacer
 from harness.load.locust_engine.engine import Play
 from harness.load.workloads.profiles import talking
@@ -39,8 +39,8 @@ LOAD = Load((Stream("load", 0.0, RATE, OPEN_REQUESTS, arrivals="poisson", keys=K
 Figures = dict[str, float]
 
 
-def _job(port: str, load: Load = LOAD) -> Job:
-    return Job(load, 1, 5, f"http://127.0.0.1:{port}", 0.0, ("gpu-0",), "")
+def _job(port: str, load: Load = LOAD) -> LoadJob:
+    return LoadJob(load, 1, 5, f"http://127.0.0.1:{port}", 0.0, ("gpu-0",), "")
 
 
 def _open(kind: str, port: str) -> Figures:
@@ -65,7 +65,7 @@ def _record_s(play: Play) -> float:
     Asked of it alone: in two whole loops it would drown in what else differs.
     """
     own = "0" * 13
-    answer = Answer(Failure.NONE, 200, 1.0, 2.0, 3.0, True, b'{"id": "sy-%s"}' % own.encode(), "gpu-0")
+    answer = ExchangeResult(Failure.NONE, 200, 1.0, 2.0, 3.0, True, b'{"id": "sy-%s"}' % own.encode(), "gpu-0")
     ledger, arrival = Ledger(0.0, ("gpu-0",)), play.arrivals[0]
     packed = 0
     before_s = time.process_time()

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from harness.evidence.records import Rows, read_requests
-from harness.load.asyncio_engine.engine import Engine
+from harness.load.asyncio_engine.engine import AsyncioEngine
 from harness.load.asyncio_engine.timer import SleepWaiting, Waiting, best_waiting
-from harness.load.job import Job
+from harness.load.job import LoadJob
 from harness.scenario.model import Failure, Load, Stream
 
 LEAN = Path(__file__).parents[1] / "harness" / "load" / "lean_server.py"
@@ -49,7 +49,7 @@ def played(url: str, out: Path, waiting: Callable[[], Waiting], seed: int) -> Ro
 
     async def play() -> None:
         load = Load((Stream("load", 0.0, RATE_PER_S, REQUESTS, arrivals="poisson", timeout_s=20.0),))
-        await Engine(Job(load, seed, 1, url, time.monotonic() + 0.3, (), str(out)), waiting).play()
+        await AsyncioEngine(LoadJob(load, seed, 1, url, time.monotonic() + 0.3, (), str(out)), waiting).play()
 
     gc.collect()
     gc.freeze()  # as the engine's own process does

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import AttemptLog, Kind, Outcome, Row, read_header, read_rows
+from mockgpu.server.attempt_log import AttemptLog, LogRow, RowKind, RowOutcome, read_header, read_rows
 from mockgpu.server.clock import Clock, _timerfd_create, _timerfd_setter
-from mockgpu.server.engine import Engine, Stage
+from mockgpu.server.engine import Engine, Progress
 
 HERE = Path(__file__).parent
 CONNECTIONS = 32
@@ -171,20 +171,20 @@ def test_a_thousand_streams_at_once_lose_and_repeat_nothing(tmp_path: Path) -> N
         assert seen == {"streams": streams, "events": streams * tokens, "wrong": ""}
         rows = rows_of(ours)
     assert len(rows) == streams
-    assert {(row.outcome, row.tokens_out) for row in rows} == {(Outcome.ANSWERED, tokens)}
+    assert {(row.outcome, row.tokens_out) for row in rows} == {(RowOutcome.ANSWERED, tokens)}
     # They were all inside at the same time.
     assert max(row.arrival_s for row in rows) < min(row.end_s for row in rows)
     assert max(row.batch for row in rows) == streams
 
 
-def rows_of(server: Server) -> list[Row]:
+def rows_of(server: Server) -> list[LogRow]:
     """Rows of inferences, by way of the control port; none may be lost."""
     import urllib.request
 
     with urllib.request.urlopen(f"http://127.0.0.1:{server.control}/fleet/gpu-0/log", timeout=60) as answer:
         data = answer.read()
     assert read_header(data).lost == 0
-    return [row for row in read_rows(data) if row.kind is Kind.INFERENCE]
+    return [row for row in read_rows(data) if row.kind is RowKind.INFERENCE]
 
 
 def test_the_log_loses_nothing_at_full_speed(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_the_log_loses_nothing_at_full_speed(tmp_path: Path) -> None:
     print(f"\n{answers / 2.0:.0f} attempts/s")
     # The client left those that were in flight.
     assert answers <= len(rows) <= answers + CONNECTIONS
-    assert sum(row.outcome is Outcome.ANSWERED for row in rows) >= answers
+    assert sum(row.outcome is RowOutcome.ANSWERED for row in rows) >= answers
 
 
 def test_fifty_thousand_rows_are_written_and_read_in_one_piece(tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ def test_fifty_thousand_rows_are_written_and_read_in_one_piece(tmp_path: Path) -
     log = AttemptLog(tmp_path / "log", count)
     began_s = time.process_time()
     for number in range(count):
-        row = Row(Kind.INFERENCE, float(number), "POST", tag=number + 1, model="llama-8b")
+        row = LogRow(RowKind.INFERENCE, float(number), "POST", tag=number + 1, model="llama-8b")
         ticket = log.add(row)
-        row.outcome = Outcome.ANSWERED
+        row.outcome = RowOutcome.ANSWERED
         row.end_s = number + 0.5
         log.update(ticket, row)
     cost_us = (time.process_time() - began_s) / count * 1e6
@@ -230,7 +230,7 @@ async def lateness_of_service_s() -> list[float]:
 
     async def serve() -> float:
         stay = engine.submit("inference", "m", 0, 16)
-        await stay.until(Stage.ENDED)
+        await stay.until(Progress.ENDED)
         return time.monotonic() - stay.started_s - stay.service_asked_s
 
     late_s = await at_200_a_second(serve)

@@ -14,7 +14,7 @@ from harness.evidence.history import History, StepSeen, empty_requests
 from harness.judge import Judge, Play
 from harness.property.declare import Finding, Findings, Property, declare, held, sampled, undecided, within
 from harness.property.verdict import Outcome, Record
-from harness.scenario.fast_dataclass import stretched
+from harness.scenario.fast_dataclass import scale_durations
 from harness.scenario.faults import Join, Kill, Leave
 from harness.scenario.model import (
     ClaimsError,
@@ -29,7 +29,7 @@ from harness.scenario.model import (
     UnsupportedError,
     World,
 )
-from harness.targets.base import ChangeStep, Launch, Place, Target
+from harness.targets.base import ChangeStep, Deployment, Launch, Target
 
 STREAM = Stream("traffic", start_s=0.0, rate_per_s=10.0, requests=20, keys=Keys(4))
 SCENARIO = Scenario("steady", backends=2, load=Load((STREAM,)), intervals_s=(1.0,))
@@ -46,14 +46,14 @@ class FakeTarget(Target):
     name: str = "fake"
     version: str = "1"
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: Deployment) -> Launch:
         raise NotImplementedError
 
-    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
         raise NotImplementedError
 
     def scaled(self, factor: float) -> FakeTarget | None:
-        return None if self.fixed else replace(self, claims=stretched(self.claims, factor))
+        return None if self.fixed else replace(self, claims=scale_durations(self.claims, factor))
 
 
 def history_of(scenario: Scenario = SCENARIO, slack_s: float = 0.0, **rest: object) -> History:
@@ -334,7 +334,7 @@ def test_slack_alone_is_repeated_at_twice_the_time_scale() -> None:
         "1 of 1 findings undecided: slack 300.0 ms, at most 200.0 ms can be trusted here"
     )
     (_, first, _), (longer, second, _) = play.calls
-    assert second == stretched(first, 2.0)
+    assert second == scale_durations(first, 2.0)
     assert longer.claims[Failover].within_s == 2.0
 
 

@@ -11,16 +11,16 @@ import pytest
 from aiohttp import ClientSession
 
 from mockgpu.gpu.catalogue import Setup
-from mockgpu.server.attempt_log import AttemptLog, Row, read_rows
+from mockgpu.server.attempt_log import AttemptLog, LogRow, read_rows
 from mockgpu.server.clock import Clock
-from mockgpu.server.server import Backend
+from mockgpu.server.server import MockBackend
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
     """A backend that listens, a client session for it, and its rows."""
 
-    backend: Backend
+    backend: MockBackend
     port: int
     session: ClientSession
     log: AttemptLog
@@ -40,7 +40,7 @@ class Served:
             body = await answer.read()
             return answer.status, json.loads(body) if body and answer.content_type == "application/json" else body
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[LogRow]:
         return read_rows(self.log.dump())
 
     async def health(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def serve(tmp_path: Path) -> Run:
         async def served() -> AsyncIterator[Served]:
             clock = Clock(asyncio.get_running_loop())
             log = AttemptLog(tmp_path / "log", 1_000)
-            backend = Backend("gpu-3", setup, clock, log, **options)
+            backend = MockBackend("gpu-3", setup, clock, log, **options)
             port = await backend.start("127.0.0.1", 0)
             try:
                 async with ClientSession() as session:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mockgpu.api.tags import tag_of
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import Outcome
+from mockgpu.server.attempt_log import RowOutcome
 
 TAG = tag_of(77, 5)
 STEP_S = 0.004
@@ -55,7 +55,7 @@ async def raw(
     return got, False
 
 
-async def last_row(it: Any, outcome: Outcome) -> Any:
+async def last_row(it: Any, outcome: RowOutcome) -> Any:
     """The row of the last request, once it has ended so."""
     await it.until(lambda: it.rows()[-1].outcome is outcome)
     return it.rows()[-1]

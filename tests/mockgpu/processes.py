@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.live.process.child import Child
-from mockgpu.server.attempt_log import Kind, Row, read_rows
+from mockgpu.server.attempt_log import LogRow, RowKind, read_rows
 
 HOST = "127.0.0.1"
 NONCE = 77
@@ -55,14 +55,14 @@ class Fleet:
         """Their addresses, as routers want them."""
         return [f"http://{HOST}:{port}" for port in self.ports]
 
-    def rows(self, backend: int) -> list[Row]:
+    def rows(self, backend: int) -> list[LogRow]:
         """The whole log of one backend."""
         with urllib.request.urlopen(f"http://{HOST}:{self.control}/fleet/gpu-{backend}/log", timeout=20) as answer:
             return read_rows(answer.read())
 
-    def inferences(self, backend: int) -> list[Row]:
+    def inferences(self, backend: int) -> list[LogRow]:
         """The rows of one backend that are requests for inference of this run."""
-        return [row for row in self.rows(backend) if row.kind is Kind.INFERENCE]
+        return [row for row in self.rows(backend) if row.kind is RowKind.INFERENCE]
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import Kind, Outcome
+from mockgpu.server.attempt_log import RowKind, RowOutcome
 from tests.mockgpu.processes import child, fleet
 
 AIPERF = os.environ.get("STEELYARD_AIPERF", "")
@@ -64,8 +64,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         with child(log, *words) as aiperf:
             assert aiperf.wait(120) and aiperf.status == 0, log.read_text()[-4000:]
         # It does not know of our tags, so all it sends is foreign to the run.
-        rows = [row for row in backends.rows(0) if row.kind is Kind.FOREIGN]
-    assert [(row.status, row.outcome) for row in rows] == [(200, Outcome.ANSWERED)] * REQUESTS
+        rows = [row for row in backends.rows(0) if row.kind is RowKind.FOREIGN]
+    assert [(row.status, row.outcome) for row in rows] == [(200, RowOutcome.ANSWERED)] * REQUESTS
     lines = (folder / "profile_export.jsonl").read_text().splitlines()
     assert len(lines) == REQUESTS
     return [json.loads(line) for line in lines]

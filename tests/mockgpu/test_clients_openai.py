@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from mockgpu.api.tags import tag_of
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import Kind, Outcome, Row
+from mockgpu.server.attempt_log import LogRow, RowKind, RowOutcome
 from mockgpu.server.run_state import Options
 
 NONCE = 77
@@ -28,8 +28,8 @@ async def client(it: Any, **options: Any) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
-def inferences(it: Any) -> list[Row]:
-    return [row for row in it.rows() if row.kind is Kind.INFERENCE]
+def inferences(it: Any) -> list[LogRow]:
+    return [row for row in it.rows() if row.kind is RowKind.INFERENCE]
 
 
 async def set_faults(it: Any, *faults: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def test_several_choices_whole_and_streamed(serve: Any) -> None:
             assert texts == [" the the the"] * 3
             assert [part.choices[0].index for part in parts] == [0, 1, 2] * 4, "side by side"
             assert last.usage is not None and last.usage.completion_tokens == 9
-        await it.until(lambda: all(row.outcome is Outcome.ANSWERED for row in it.rows()))
+        await it.until(lambda: all(row.outcome is RowOutcome.ANSWERED for row in it.rows()))
         assert [(row.tokens_out, row.batch) for row in inferences(it)] == [(9, 3), (9, 3)]
         async with it.session.get(it.url("/metrics")) as answer:
             assert 'vllm:generation_tokens_total{model_name="any",engine="0"} 18\n' in await answer.text()
@@ -252,7 +252,7 @@ def test_a_timeout_leaves_and_tries_again(serve: Any) -> None:
         async with client(it, timeout=0.1, max_retries=1) as api:
             with pytest.raises(openai.APITimeoutError):
                 await api.completions.create(model="any", prompt="a", max_tokens=1)
-        await it.until(lambda: [row.outcome for row in inferences(it)] == [Outcome.CLIENT_GONE] * 2)
+        await it.until(lambda: [row.outcome for row in inferences(it)] == [RowOutcome.CLIENT_GONE] * 2)
         assert [row.retry for row in inferences(it)] == [0, 1]
 
     serve(test, SETUP)
@@ -275,7 +275,7 @@ def test_a_cut_answer_is_a_connection_error(serve: Any, stream: bool) -> None:
                 await take(api)
         assert len(got) == (2 if stream else 0)
         (row,) = inferences(it)
-        assert (row.outcome, row.tokens_out) == (Outcome.CUT, 2)
+        assert (row.outcome, row.tokens_out) == (RowOutcome.CUT, 2)
 
     serve(test, SETUP)
 
@@ -295,7 +295,7 @@ def test_leaving_a_stream_frees_its_place(serve: Any) -> None:
                 break
             await stream.close()
         await it.until_running(0)
-        await it.until(lambda: inferences(it)[0].outcome is Outcome.CLIENT_GONE)
+        await it.until(lambda: inferences(it)[0].outcome is RowOutcome.CLIENT_GONE)
 
     serve(test, SETUP)
 

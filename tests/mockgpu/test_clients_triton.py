@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mockgpu.gpu.catalogue import setup_of
-from mockgpu.server.attempt_log import Kind
+from mockgpu.server.attempt_log import RowKind
 
 SCRIPT = Path(__file__).parent / "triton_calls.py"
 
@@ -20,6 +20,6 @@ def test_all_its_calls(serve: Any) -> None:
         )
         told, _ = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 0, told.decode()
-        assert sum(row.kind is Kind.INFERENCE for row in it.rows()) == 5
+        assert sum(row.kind is RowKind.INFERENCE for row in it.rows()) == 5
 
     serve(test, setup_of("tiny", "tiny"))

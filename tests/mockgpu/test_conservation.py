@@ -34,7 +34,7 @@ from mockgpu.gpu.events import (
     Woken,
 )
 from mockgpu.gpu.model import GpuServer
-from mockgpu.gpu.scheduler_task import SteppedTask, Task
+from mockgpu.gpu.scheduler_task import SchedulerTask, SteppedTask
 
 MB = 1_000_000
 MODELS = (
@@ -311,7 +311,7 @@ class Machine(RuleBasedStateMachine):
         return events
 
 
-def adapter_of(task: Task) -> object:
+def adapter_of(task: SchedulerTask) -> object:
     return task.adapter if isinstance(task, SteppedTask) else None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import Kind, Outcome
+from mockgpu.server.attempt_log import RowKind, RowOutcome
 from tests.mockgpu.fault_calls import SETUP, ask, change, complete, last_row, part_of, raw
 
 
@@ -26,7 +26,7 @@ def test_a_stream_ends_by_an_error_event(serve: Any, after: int, path: str) -> N
             "error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
         }
         assert (done, nothing) == (b"data: [DONE]", b"")
-        row = await last_row(it, Outcome.CUT)
+        row = await last_row(it, RowOutcome.CUT)
         assert (row.status, row.tokens_out, row.bytes_out) == (200, min(after, 5), len(body))
         assert (await it.health())["running"] == 0
 
@@ -58,7 +58,7 @@ def test_what_is_not_streamed_is_answered_500_instead(serve: Any) -> None:
         await change(it, {"kind": "stream-error", "after_tokens": 1})
         status, body, _ = await complete(it)
         assert (status, json.loads(body)["error"]["type"]) == (500, "InternalServerError")
-        row = await last_row(it, Outcome.ANSWERED)
+        row = await last_row(it, RowOutcome.ANSWERED)
         assert (row.status, row.tokens_out) == (500, 0)
         assert row.service_actual_s >= row.service_asked_s - 1e-9, "when it would have been ready"
         fields = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b"]}]}
@@ -77,7 +77,7 @@ def test_a_dead_engine_fails_all_that_is_inside_and_all_that_comes(serve: Any, f
         got, reader, writer = await part_of(it, body, lambda got: got.count(b'data: {"id"') >= 2)
         inside = [asyncio.create_task(complete(it, max_tokens=5_000)) for _ in range(2)]
         stalled = asyncio.create_task(raw(it, ask(mock_fault="stall;after_tokens=3")))
-        await it.until(lambda: [row.kind for row in it.rows()].count(Kind.INFERENCE) == 5)
+        await it.until(lambda: [row.kind for row in it.rows()].count(RowKind.INFERENCE) == 5)
         assert (await it.health())["running"] == 2
         await change(it, {"kind": "out-of-memory", **fault})
         if "first" in fault:
@@ -98,7 +98,7 @@ def test_a_dead_engine_fails_all_that_is_inside_and_all_that_comes(serve: Any, f
         assert await stalled == (b"", True)
         assert (await complete(it))[0] == 200
         assert (await it.get("/health"))[0] == 200
-        outcomes = [row.outcome for row in it.rows() if row.kind is Kind.INFERENCE]
-        assert sorted(outcomes[1:5]) == [Outcome.REFUSED, Outcome.REFUSED, Outcome.CUT, Outcome.CUT]
+        outcomes = [row.outcome for row in it.rows() if row.kind is RowKind.INFERENCE]
+        assert sorted(outcomes[1:5]) == [RowOutcome.REFUSED, RowOutcome.REFUSED, RowOutcome.CUT, RowOutcome.CUT]
 
     serve(test, Setup(Gpu("box", 1_000, 2, None), Model("any", 100, 0.005, 10_000.0, 0.004)))

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from mockgpu.faults.decisions import Capacity, Change, Cut, Fault, NotReady, Slow, Status
+from mockgpu.faults.decisions import CapacityFault, Change, CutFault, Fault, NotReadyFault, SlowFault, StatusFault
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
 from mockgpu.server.attempt_log import AttemptLog
 from mockgpu.server.clock import Clock
-from mockgpu.server.server import Backend
+from mockgpu.server.server import MockBackend
 
 SETUP = Setup(
     Gpu("box", 1_000, 4, 4, kv_share=0.5, max_adapters=1, sleep_s=(0.0, 0.0), wake_s=(0.0, 0.0), refuse_asleep=True),
@@ -61,13 +61,13 @@ HEADERS = [
 
 # A hanging request would hang this test; what it does otherwise other tests see to.
 FAULTS: list[Fault] = [
-    Status(429, retry_after_s=0.5),
-    Status(503, share=0.5),
-    Cut(0),
-    Cut(3),
-    Capacity(0.0, 1),
-    Slow(2.0),
-    NotReady(),
+    StatusFault(429, retry_after_s=0.5),
+    StatusFault(503, share=0.5),
+    CutFault(0),
+    CutFault(3),
+    CapacityFault(0.0, 1),
+    SlowFault(2.0),
+    NotReadyFault(),
 ]
 
 SCALARS = (
@@ -135,7 +135,7 @@ class Running:
     """A backend in a thread of its own, and what its process has complained of."""
 
     port: int
-    backend: Backend
+    backend: MockBackend
     loop: asyncio.AbstractEventLoop
     complaints: list[str]
 
@@ -171,7 +171,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         clock, log = Clock(loop), AttemptLog(path, 100_000)
-        backend = Backend("gpu-0", SETUP, clock, log)
+        backend = MockBackend("gpu-0", SETUP, clock, log)
         made.append(Running(await backend.start("127.0.0.1", 0), backend, loop, complaints))
         ready.set()
         await begun.get()

@@ -24,7 +24,7 @@ import pytest
 from aiohttp import ClientSession, ClientTimeout
 
 from mockgpu.api.tags import tag_of
-from mockgpu.server.attempt_log import Outcome
+from mockgpu.server.attempt_log import RowOutcome
 from tests.mockgpu.processes import HOST, NONCE, Fleet, child, fleet, free_ports
 
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -131,5 +131,5 @@ def test_a_router_serves_from_mock_backends(name: str, tmp_path: Path) -> None:
     done = {row.tag: number for number, rows in enumerate(logs) for row in rows}
     assert done == {tag_of(NONCE, number): backend for number, (backend, _) in enumerate(answers)}
     rows = [row for rows in logs for row in rows]
-    assert {(row.status, row.outcome) for row in rows} == {(200, Outcome.ANSWERED)} and len(rows) == REQUESTS
+    assert {(row.status, row.outcome) for row in rows} == {(200, RowOutcome.ANSWERED)} and len(rows) == REQUESTS
     assert Counter(backend for backend, _ in answers) == dict.fromkeys(range(BACKENDS), REQUESTS // BACKENDS)

@@ -28,7 +28,7 @@ from mockgpu.gpu.catalogue import Gpu, Model, Setup
 from mockgpu.gpu.events import Evicted, Finished, FirstToken, Job, Loaded, Loading, Preempted, Refused, Resumed, Started
 from mockgpu.gpu.model import GpuServer
 from mockgpu.gpu.prompt_blocks import blocks_of
-from mockgpu.server.attempt_log import Kind, Outcome, Row
+from mockgpu.server.attempt_log import LogRow, RowKind, RowOutcome
 from tests.mockgpu.processes import HOST, NONCE, Fleet, fleet
 
 REQUESTS = 1_200
@@ -45,7 +45,7 @@ SETUP = Setup(
     ),
 )
 NAMES = ["m-0", "m-1", "heavy", *(f"m-{number}" for number in range(2, MODELS - 1))]
-RESIDENCY = {Kind.RESIDENCY_LOADING: Loading, Kind.RESIDENCY_LOADED: Loaded, Kind.RESIDENCY_EVICTED: Evicted}
+RESIDENCY = {RowKind.RESIDENCY_LOADING: Loading, RowKind.RESIDENCY_LOADED: Loaded, RowKind.RESIDENCY_EVICTED: Evicted}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Run:
     zero_s: float
     told: dict[int, str]
     slack_s: float
-    rows: dict[int, Row]
+    rows: dict[int, LogRow]
     residency: list[tuple[float, type, str]]
 
     def submissions(self) -> list[tuple[float, Job]]:
@@ -230,17 +230,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     residency: list[tuple[float, type, str]] = [
         (row.arrival_s, RESIDENCY[row.kind], row.model) for row in rows if row.kind in RESIDENCY
     ]
-    own = {row.tag % NUMBER_LIMIT: row for row in rows if row.kind in (Kind.INFERENCE, Kind.UPDATE)}
+    own = {row.tag % NUMBER_LIMIT: row for row in rows if row.kind in (RowKind.INFERENCE, RowKind.UPDATE)}
     assert len(own) == len(rows) - len(residency) == REQUESTS
     return Run(planned, zero_s, told, max(sentinels_s) + SENTINEL_S, own, residency)
 
 
-def settled(backends: Fleet) -> list[Row]:
+def settled(backends: Fleet) -> list[LogRow]:
     """All rows; a client may hold its answer a moment before the row says so."""
     end_s = time.monotonic() + 10
     while True:
         rows = backends.rows(0)
-        if all(row.outcome is not Outcome.OPEN for row in rows):
+        if all(row.outcome is not RowOutcome.OPEN for row in rows):
             return rows
         assert time.monotonic() < end_s, "a row stays open"
         time.sleep(0.01)
@@ -270,11 +270,11 @@ def test_sockets_tell_the_story_of_virtual_time(run: Run) -> None:
         row = run.rows[number]
         assert (run.told[number], bool(row.cold)) == (fate.end, fate.cold), number
         if fate.service_s:
-            assert (row.status, row.outcome) == (200, Outcome.ANSWERED)
+            assert (row.status, row.outcome) == (200, RowOutcome.ANSWERED)
             assert (row.batch, row.cached_tokens) == (fate.batch, fate.cached_tokens)
             assert row.queue_wait_s == pytest.approx(fate.waited_s, abs=1e-6)
         else:
-            assert (row.status, row.outcome) == (503, Outcome.REFUSED)
+            assert (row.status, row.outcome) == (503, RowOutcome.REFUSED)
 
 
 def test_services_last_as_long_as_in_virtual_time_and_a_little(run: Run) -> None:

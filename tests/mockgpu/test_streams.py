@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import Kind, Outcome
+from mockgpu.server.attempt_log import RowKind, RowOutcome
 
 STEP_S = 0.002
 
@@ -38,7 +38,7 @@ def test_a_request_beside_it_slows_a_stream_down(serve: Any) -> None:
         assert [number for number, _ in seen] == list(range(60))
         # Ten steps of two jobs each take 22 ms instead of 2, for both of them.
         assert ended_s - began_s >= 10 * 0.022
-        rows = [row for row in it.rows() if row.kind is Kind.INFERENCE]
+        rows = [row for row in it.rows() if row.kind is RowKind.INFERENCE]
         assert sorted(row.batch for row in rows) == [1, 2]
         # The model's slowness is asked for: it is no lateness of the mock.
         assert rows[0].service_asked_s >= 50 * STEP_S + 10 * 0.022
@@ -60,6 +60,6 @@ def test_a_stream_that_loses_its_place_goes_on_where_it_was(serve: Any) -> None:
         async with it.session.get(it.url("/metrics")) as answer:
             page = await answer.text()
         assert 'vllm:num_preemptions_total{model_name="any",engine="0"} 0\n' not in page
-        await it.until(lambda: all(row.outcome is Outcome.ANSWERED for row in it.rows()))
+        await it.until(lambda: all(row.outcome is RowOutcome.ANSWERED for row in it.rows()))
 
     serve(test, setup)

@@ -36,7 +36,7 @@ class HalfTheTime(Ejecting):
     ejection = replace(GOOD, open_s=0.5)
 
 
-class _NobodyOfFew(ejection.Ejection):
+class _NobodyOfFew(ejection.PassiveEjection):
     def _places(self) -> int:
         return int(0.1 * self._members)
 

@@ -14,7 +14,7 @@ from harness.balancer.requests.limits import (
     Bucket,
     BucketSettings,
     Queued,
-    Refused,
+    Rejected,
 )
 from harness.claims.features import Limits
 from harness.gateway.protocol import Action, Event, Reply, SetTimer, TimerFired
@@ -79,9 +79,9 @@ class CountsBySecond(Limiting):
 
 
 class _DebitsAll(Admission):
-    def ask(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Refused:
+    def ask(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Rejected:
         answer = super().ask(request_id, urgency, tokens, now_s)
-        if isinstance(answer, Refused) and self._by_request is not None:
+        if isinstance(answer, Rejected) and self._by_request is not None:
             self._by_request.take(1.0, now_s)
         return answer
 
@@ -93,7 +93,7 @@ class CountsRefused(Limiting):
 
 
 class _Deaf(Admission):
-    def ask(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Refused:
+    def ask(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Rejected:
         return super().ask(request_id, "normal", tokens, now_s)
 
 

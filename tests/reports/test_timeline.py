@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.evidence.run_timeseries import course_of
+from harness.evidence.run_timeseries import run_timeseries
 from reports.failure import failure_text
 from reports.rows import record_of, row_of
 from reports.terminal import as_text
@@ -13,7 +13,7 @@ from tests.harness.evidence.test_run_timeseries import run
 from tests.reports.test_texts import RECORD
 from tests.suites.histories import lost
 
-COURSE = course_of(lost(run(), range(30, 40)))
+COURSE = run_timeseries(lost(run(), range(30, 40)))
 CHAOS = replace(RECORD, property="chaos.node-crash.recovers", facts={"course": COURSE})
 
 

@@ -17,7 +17,7 @@ from harness.scenario.arrivals import Arrival, draw
 from harness.scenario.model import Ending, Failure, Scenario
 from tests.suites.histories import SEED, on_time
 
-HOP_S = 0.001
+NETWORK_DELAY_S = 0.001
 TOOK_S = 0.002
 
 BREAKER = Breaker(
@@ -64,9 +64,9 @@ def played(scenario: Scenario, fate_of: FateOf) -> History:
         row["intended_s"] = row["sent_s"] = arrival.at_s
         row["failure"] = Failure.TIMEOUT if fate.ending is Ending.CLIENT_GONE else Failure.NONE
         row["status"] = 503 if fate.backend is None else fate.status
-        start_s = arrival.at_s + HOP_S
+        start_s = arrival.at_s + NETWORK_DELAY_S
         end_s = start_s + (0.0 if fate.backend is None else fate.took_s)
-        row["first_byte_s"] = row["end_s"] = end_s + HOP_S
+        row["first_byte_s"] = row["end_s"] = end_s + NETWORK_DELAY_S
         if fate.backend is None:
             continue
         attempt = np.zeros(1, dtype=ATTEMPT)[0]
@@ -113,7 +113,7 @@ class Sick:
             return Fate(self.number)
         self._run += 1
         if probe or self._run == self._failures:
-            trip_s = at_s + HOP_S + TOOK_S
+            trip_s = at_s + NETWORK_DELAY_S + TOOK_S
             self._open_until_s = trip_s + self._opens_s[min(len(self.trips), len(self._opens_s) - 1)]
             self.trips.append(trip_s)
             self._good = 0

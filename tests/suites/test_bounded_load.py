@@ -13,7 +13,7 @@ from harness.evidence.history import History
 from harness.property.declare import Property, undecided
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival
-from harness.scenario.fast_dataclass import stretched
+from harness.scenario.fast_dataclass import scale_durations
 from harness.scenario.model import Failure, Keys, Scenario, UnsupportedError
 from suites.bounded_load import (
     BOOKKEEPING_S,
@@ -234,7 +234,7 @@ def test_twice_as_long_is_judged_alike(item: Property) -> None:
     history = rushing(EVEN, apart_s=0.04)
     first_s = history.requests["sent_s"][history.requests["stream"] == AGAIN][0]
     history.requests["end_s"][history.requests["stream"] == CROWD] = first_s - 0.07
-    longer: Scenario = stretched(history.scenario, 2.0)
+    longer: Scenario = scale_durations(history.scenario, 2.0)
     requests, attempts = history.requests.copy(), history.attempts.copy()
     for rows in (requests, attempts):
         for name in [name for name in rows.dtype.names or () if name.endswith("_s")]:

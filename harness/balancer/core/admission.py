@@ -6,24 +6,24 @@ from collections import deque
 from collections.abc import Callable
 
 from harness.balancer.core.exchange import Exchange
-from harness.balancer.requests.limits import Admission, AdmissionSettings, Admitted, Queued, Refused
+from harness.balancer.requests.limits import Admission, AdmissionSettings, Admitted, Queued, Rejected
 from harness.gateway.protocol import Action, Reply, Request, SetTimer
-from harness.scenario.fast_dataclass import lean
+from harness.scenario.fast_dataclass import fast_dataclass
 
 
-@lean
-class Asked:
-    """What becomes of a request: it begins now (`admitted`) or later, unless it is the one that is `turned_away`.
+@fast_dataclass
+class AdmissionDecision:
+    """What becomes of a request: it begins now (`admitted`) or later, unless it is the one that is `rejected`.
 
     A newcomer of higher urgency may take the place of one that waits, which is turned away then.
     """
 
     admitted: bool
     actions: list[Action]
-    turned_away: int | None = None
+    rejected: int | None = None
 
 
-class Doorway:
+class AdmissionGate:
     """Admission for the gateway. `set_timer` makes the action that sets the queue's timer; `timer_fired` is its end.
 
     `ready` are those that may begin now, in order; the gateway takes them from there.
@@ -42,20 +42,20 @@ class Doorway:
         """Whether no place is held for a request that is gone."""
         return not self._lingering
 
-    def ask(self, request: Request, now_s: float) -> Asked:
+    def ask(self, request: Request, now_s: float) -> AdmissionDecision:
         """A request is here. Those that time admits come before it."""
         actions = self._let_in(self._admission.due(now_s), now_s)
         answer = self._admission.ask(request.id, request.urgency, request.prompt_tokens, now_s)
         match answer:
             case Admitted():
-                return Asked(True, actions)
-            case Refused(status, retry_after_s):
+                return AdmissionDecision(True, actions)
+            case Rejected(status, retry_after_s):
                 refusal = Reply(request.id, status, "over the limit", retry_after_s)
-                return Asked(False, [*actions, refusal], request.id)
+                return AdmissionDecision(False, [*actions, refusal], request.id)
             case Queued(shed, refused):
                 if shed is not None and refused is not None:
                     actions.append(Reply(shed, refused.status, "displaced by urgency", refused.retry_after_s))
-                return Asked(False, actions + self._await_next(now_s), shed)
+                return AdmissionDecision(False, actions + self._await_next(now_s), shed)
 
     def timer_fired(self, now_s: float) -> list[Action]:
         """Time alone admits the next one."""

@@ -41,7 +41,7 @@ class _Known(Members):
             self._look(name, now_s)
 
 
-class ThreeMethods:
+class ReferencePolicy:
     """The reference balancer as harness.gateway.protocol.Policy; see the module. `now` is the world's clock."""
 
     # By health alone nothing is handed out, as two choices are on and nobody can switch them off.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from random import Random
 
-from harness.balancer.core.admission import Doorway
+from harness.balancer.core.admission import AdmissionGate
 from harness.balancer.core.exchange import ERROR_STATUS, RETRY_AFTER_S, Attempt, Exchange
 from harness.balancer.members import Members
 from harness.balancer.requests import retry
@@ -56,9 +56,9 @@ class ReferenceGateway:
         self._budget: retry.RetryBudget | None = None
         if (again := settings.retry) is not None:
             self._budget = retry.RetryBudget(again.budget_share, again.budget_floor, again.budget_window_s)
-        self._doorway: Doorway | None = None
+        self._doorway: AdmissionGate | None = None
         if settings.limits is not None:
-            self._doorway = Doorway(settings.limits, lambda at_s: self._set_timer("admission", 0, at_s))
+            self._doorway = AdmissionGate(settings.limits, lambda at_s: self._set_timer("admission", 0, at_s))
         self._exchanges: dict[int, Exchange] = {}
         self._attempts: dict[int, Attempt] = {}
         self._timers: dict[int, tuple[str, int]] = {}
@@ -163,8 +163,8 @@ class ReferenceGateway:
             return self._begin(request.id, now_s)
         asked = self._doorway.ask(request, now_s)
         actions = asked.actions
-        if asked.turned_away is not None:
-            actions += self._drop_timers(self._exchanges.pop(asked.turned_away))
+        if asked.rejected is not None:
+            actions += self._drop_timers(self._exchanges.pop(asked.rejected))
         if asked.admitted:
             return actions + self._begin(request.id, now_s)
         waits = self._exchanges.get(request.id)

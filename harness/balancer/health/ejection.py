@@ -13,7 +13,7 @@ from __future__ import annotations
 from harness.balancer.health.windows import exact_ratio
 
 
-class Ejection:
+class PassiveEjection:
     """Runs of failures and ejection times, by backend. Times are seconds on the caller's clock.
 
     `cap_share`: of the members that `keep_only` named, no more than this share (rounded down, but at least one) is out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Tally:
+class InFlightTotal:
     """Backends of a group and the requests in flight at them. Every operation is O(1)."""
 
     __slots__ = ("backends", "total")

@@ -12,7 +12,7 @@ import math
 TENTHS = 10
 
 
-class Levels:
+class WeightQuantiser:
     """Levels by backend. `hysteresis`: how far beyond the edge of its tenth a weight must be before the level follows.
 
     In units of weight, from 0 to below 0.05 (half a tenth; ValueError otherwise). While a weight stays within any

@@ -97,7 +97,7 @@ ADMITTED = Admitted()
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejected:
     """Answer the request with `status`; `retry_after_s` (not rounded) is None if trying again is of no use."""
 
     status: int
@@ -109,7 +109,7 @@ class Queued:
     """The request waits. `shed`: the one that had to make room for it and is to be answered with `refused`."""
 
     shed: int | None = None
-    refused: Refused | None = None
+    refused: Rejected | None = None
 
 
 class Admission:
@@ -134,7 +134,7 @@ class Admission:
         """Requests that wait, in the order in which they will be admitted."""
         return tuple(request_id for urgency in URGENCIES for request_id in self._queues[urgency])
 
-    def ask(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Refused:
+    def ask(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Rejected:
         """Ask for a request of `tokens` (0 or more) model tokens. ValueError for one that runs or waits already."""
         if tokens < 0:
             raise ValueError(f"request {request_id} with {tokens} tokens: expected 0 or more")
@@ -143,7 +143,7 @@ class Admission:
         ready_s = early_s = -math.inf
         for bucket, amount in self._buckets(tokens):
             if not bucket.fits(amount):
-                return Refused(413, None)
+                return Rejected(413, None)
             bucket_s = bucket.ready_s(amount)
             ready_s = max(ready_s, bucket_s)
             if bucket.polices:
@@ -151,7 +151,7 @@ class Admission:
         urgency = urgency if urgency in self._queues else "normal"
         rank = URGENCIES.index(urgency)
         if early_s > now_s and not self._waits(URGENCIES[rank + 1 :]):
-            return Refused(429, early_s - now_s)
+            return Rejected(429, early_s - now_s)
         if ready_s <= now_s and self._has_place() and not self._waits(URGENCIES[: rank + 1]):
             self._admit(request_id, tokens, now_s)
             return ADMITTED
@@ -194,7 +194,7 @@ class Admission:
         request_id, queue = head
         return max([now_s, *(bucket.ready_s(amount) for bucket, amount in self._buckets(queue[request_id]))])
 
-    def _enqueue(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Queued | Refused:
+    def _enqueue(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Queued | Rejected:
         if self._queued < self._settings.queue:
             self._queues[urgency][request_id] = tokens
             self._queued += 1
@@ -206,10 +206,10 @@ class Admission:
         self._queues[urgency][request_id] = tokens
         return Queued(shed, self._overflow(shed_tokens, now_s))
 
-    def _overflow(self, tokens: int, now_s: float) -> Refused:
+    def _overflow(self, tokens: int, now_s: float) -> Rejected:
         """What to say to one for whom there is no room: a rate is to blame where there is a place to run."""
         if not self._has_place():
-            return Refused(503, self._settings.retry_after_s)
+            return Rejected(503, self._settings.retry_after_s)
         waiting = [amount for queue in self._queues.values() for amount in queue.values()]
         ready_s = [-math.inf]
         if self._by_request is not None:
@@ -217,7 +217,7 @@ class Admission:
         if self._by_token is not None:
             ready_s.append(self._by_token.ready_s(tokens, ahead=sum(waiting)))
         wait_s = max(ready_s) - now_s
-        return Refused(429, wait_s) if wait_s > 0 else Refused(503, self._settings.retry_after_s)
+        return Rejected(429, wait_s) if wait_s > 0 else Rejected(503, self._settings.retry_after_s)
 
     def _head(self) -> tuple[int, OrderedDict[int, int]] | None:
         if not self._queued:

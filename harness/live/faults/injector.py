@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TypeVar, assert_never
 from urllib.parse import urlsplit
 
-from harness.live.faults.probes import Listener, awaited, bites
-from harness.live.fleet import Fleet
+from harness.live.faults.probes import Listener, awaited, is_effective
+from harness.live.fleet import FleetProcess
 from harness.live.process.child import Child
 from harness.live.process.http import accepts
 from harness.live.process.ports import HOST, PortBlock
@@ -45,7 +45,7 @@ from harness.scenario.faults import (
 )
 from harness.scenario.model import HarnessError, TargetError
 from harness.targets.base import LEAN
-from harness.toxiproxy.client import Connection, FaultProxy, FaultProxyError
+from harness.toxiproxy.client import FaultProxy, FaultProxyError, LoggedConnection
 
 Result = TypeVar("Result")
 
@@ -60,7 +60,7 @@ CLOSING = (Kill, Restart, Down)
 """While one of them is in force on a backend, its proxy does not listen."""
 
 
-class FaultWay:
+class FaultInjector:
     """One fault proxy with a proxy per backend, named like it. `kind`: embedded, real (from PATH) or a URL.
 
     `seed` is that of the embedded one's jitter; a real Toxiproxy takes none.
@@ -138,7 +138,7 @@ class FaultWay:
         self._processes[name] = upstream
         self._in_force[name] = {}
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[LoggedConnection]:
         """The connections it saw; empty for a real Toxiproxy, which does not tell."""
         return self._do("list connections", self._proxy.connections)
 
@@ -155,7 +155,9 @@ class FaultWay:
 
     # --- faults -------------------------------------------------------------------------------------------
 
-    def begin(self, fault: Fault, fleet: Fleet, seed: int = 0, over: threading.Event | None = None) -> float | None:
+    def begin(
+        self, fault: Fault, fleet: FleetProcess, seed: int = 0, over: threading.Event | None = None
+    ) -> float | None:
         """Set a fault. The time (CLOCK_MONOTONIC) at which a probe saw it bite, None if none did.
 
         `seed` decides which requests a share hits. Once `over` is set there are no more probes.
@@ -192,13 +194,13 @@ class FaultWay:
         way, process = self._addresses[fault.backend], self._processes[fault.backend]
         match fault:
             case Kill() | Restart():
-                return bites(fault, process) and bites(fault, way)
+                return is_effective(fault, process) and is_effective(fault, way)
             case Pause():
-                return bites(fault, process)
+                return is_effective(fault, process)
             case _:
-                return bites(fault, way, beside)
+                return is_effective(fault, way, beside)
 
-    def heal(self, fault: Fault, fleet: Fleet) -> None:
+    def heal(self, fault: Fault, fleet: FleetProcess) -> None:
         """Take a fault back. A backend that was killed or restarted is let in once its listener accepts."""
         name = fault.backend
         if isinstance(fault, RequestFault):
@@ -255,7 +257,7 @@ class FaultWay:
 
 
 @dataclass(frozen=True, slots=True)
-class Toxic:
+class ToxicSpec:
     """One toxic: its type, its direction, and its attributes in the units of Toxiproxy."""
 
     kind: str
@@ -263,7 +265,7 @@ class Toxic:
     attributes: dict[str, int]
 
 
-def toxics_of(fault: TransportFault) -> tuple[Toxic, ...]:
+def toxics_of(fault: TransportFault) -> tuple[ToxicSpec, ...]:
     """The toxics that make up a fault; none for `Down`.
 
     All of them act on live connections, too, except that `reset_peer` ends those without a reset. Values that Toxiproxy
@@ -274,22 +276,22 @@ def toxics_of(fault: TransportFault) -> tuple[Toxic, ...]:
             return ()
         case Latency():
             delay = {"latency": _milliseconds(fault.latency_s), "jitter": _milliseconds(fault.jitter_s)}
-            return (Toxic("latency", "downstream", delay),)
+            return (ToxicSpec("latency", "downstream", delay),)
         case Blackhole():
-            return tuple(Toxic("timeout", stream, {"timeout": 0}) for stream in ("downstream", "upstream"))
+            return tuple(ToxicSpec("timeout", stream, {"timeout": 0}) for stream in ("downstream", "upstream"))
         case Reset():
-            return (Toxic("reset_peer", "upstream", {"timeout": 0}),)
+            return (ToxicSpec("reset_peer", "upstream", {"timeout": 0}),)
         case Bandwidth():
-            return (Toxic("bandwidth", "downstream", {"rate": max(1, round(fault.kb_per_s))}),)
+            return (ToxicSpec("bandwidth", "downstream", {"rate": max(1, round(fault.kb_per_s))}),)
         case SlowClose():
-            return (Toxic("slow_close", "downstream", {"delay": _milliseconds(fault.delay_s)}),)
+            return (ToxicSpec("slow_close", "downstream", {"delay": _milliseconds(fault.delay_s)}),)
         case Timeout():
-            return (Toxic("timeout", "upstream", {"timeout": max(1, _milliseconds(fault.after_s))}),)
+            return (ToxicSpec("timeout", "upstream", {"timeout": max(1, _milliseconds(fault.after_s))}),)
         case Slicer():
             slices = {"average_size": max(1, fault.slice_bytes), "size_variation": 0}
-            return (Toxic("slicer", "downstream", {**slices, "delay": round(fault.gap_s * 1_000_000)}),)
+            return (ToxicSpec("slicer", "downstream", {**slices, "delay": round(fault.gap_s * 1_000_000)}),)
         case LimitData():
-            return (Toxic("limit_data", "downstream", {"bytes": fault.limit_bytes}),)
+            return (ToxicSpec("limit_data", "downstream", {"bytes": fault.limit_bytes}),)
         case _:
             assert_never(fault)
 
@@ -298,7 +300,7 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _name(fault: TransportFault, toxic: Toxic) -> str:
+def _name(fault: TransportFault, toxic: ToxicSpec) -> str:
     """A toxic's name: those of two kinds of fault may be of one type."""
     return f"{type(fault).__name__.lower()}_{toxic.stream}"
 

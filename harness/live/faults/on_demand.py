@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.live.faults.command_words import duration, kind_of, told
-from harness.live.faults.injector import FaultWay
-from harness.live.fleet import Fleet
+from harness.live.faults.injector import FaultInjector
+from harness.live.fleet import FleetProcess
 from harness.scenario.fault_schedule import clash, ends
 from harness.scenario.faults import Evict, Fault, Kill, Pause, ProcessFault, RequestFault, Restart
 from harness.scenario.model import ClaimsError, HarnessError, SteelyardError
 
 
 @dataclass(slots=True)
-class Entry:
+class ActiveFault:
     """A fault in force. Times on CLOCK_MONOTONIC; `heals_s` None: not before it is cleared."""
 
     fault: Fault
@@ -47,20 +47,20 @@ class Entry:
         }
 
 
-class FaultBook:
+class ActiveFaults:
     """What is in force, by backend and kind. `failed` is the error of a heal in due time, which nobody waits for."""
 
-    def __init__(self, way: FaultWay, fleet: Fleet, seed: int) -> None:
+    def __init__(self, way: FaultInjector, fleet: FleetProcess, seed: int) -> None:
         self._way = way
         self._fleet = fleet
         self._seed = seed
-        self._book: dict[tuple[str, str], Entry] = {}
+        self._book: dict[tuple[str, str], ActiveFault] = {}
         self._turns: dict[str, threading.RLock] = {}
         self._ended: dict[str, float] = {}
         self._closed = False
         self.failed: SteelyardError | None = None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ActiveFault]:
         """All that is in force, oldest first."""
         return sorted(self._book.values(), key=lambda entry: entry.effective_s)
 
@@ -95,7 +95,7 @@ class FaultBook:
                 self._ended[name] = effective_s
             self._forget_ended(fault)
             heals_s = None if fault.for_s is None else effective_s + fault.for_s
-            entry = Entry(fault, effective_s, heals_s)
+            entry = ActiveFault(fault, effective_s, heals_s)
             self._book[name, kind] = entry
             if fault.for_s is None:
                 return True, f"{took}, until: steelyard fault clear {name} {kind}"
@@ -146,7 +146,7 @@ class FaultBook:
                     f"steelyard fault clear {name} {entry.kind} first"
                 )
 
-    def _due(self, entry: Entry) -> None:
+    def _due(self, entry: ActiveFault) -> None:
         """Its time is over. Runs in the thread of a timer."""
         name = entry.fault.backend
         with self._turn(name):
@@ -160,7 +160,7 @@ class FaultBook:
             except SteelyardError as error:
                 self.failed = error
 
-    def _heal(self, entry: Entry) -> None:
+    def _heal(self, entry: ActiveFault) -> None:
         name = entry.fault.backend
         if entry.timer is not None:
             entry.timer.cancel()

@@ -56,7 +56,7 @@ Listener = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Seen:
+class ProbeResult:
     """One exchange. Times are seconds since its request was written; those of what never came are how long we looked.
 
     `length` is the number of bytes that came, head and body, in `reads` pieces.
@@ -72,9 +72,9 @@ class Seen:
     closed_s: float = 0.0
 
 
-def exchange(listener: Listener, body_bytes: int = 0, look_s: float = LOOK_S) -> Seen:
+def exchange(listener: Listener, body_bytes: int = 0, look_s: float = LOOK_S) -> ProbeResult:
     """Ask for an answer with a body of so many bytes, and look at what comes for `look_s` or until it is closed."""
-    seen = Seen()
+    seen = ProbeResult()
     words = f"GET /mock/ping?bytes={body_bytes} HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n"
     try:
         with socket.create_connection(listener, timeout=CONNECT_S) as probe:
@@ -89,7 +89,7 @@ def exchange(listener: Listener, body_bytes: int = 0, look_s: float = LOOK_S) ->
     return seen
 
 
-def _look(probe: socket.socket, seen: Seen, began_s: float, look_s: float) -> None:
+def _look(probe: socket.socket, seen: ProbeResult, began_s: float, look_s: float) -> None:
     while (left_s := began_s + look_s - time.monotonic()) > 0:
         probe.settimeout(left_s)
         try:
@@ -127,7 +127,9 @@ def awaited(condition: Callable[[], bool], over: threading.Event) -> float | Non
             return None
 
 
-def bites(fault: ProcessFault | TransportFault, listener: Listener, beside: Sequence[TransportFault] = ()) -> bool:
+def is_effective(
+    fault: ProcessFault | TransportFault, listener: Listener, beside: Sequence[TransportFault] = ()
+) -> bool:
     """Whether one probe through the fault proxy of its backend, which listens at `listener`, sees the fault.
 
     `beside` are the faults that were in force on that way before: what they delay is no sign of this one.

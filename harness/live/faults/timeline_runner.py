@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from harness.evidence.history import StepSeen
-from harness.live.faults.injector import FaultWay
-from harness.live.fleet import Fleet
+from harness.live.faults.injector import FaultInjector
+from harness.live.fleet import FleetProcess
 from harness.scenario.fault_schedule import ends
 from harness.scenario.faults import Evict, Fault, Kill, Pause, RequestFault, Restart, Step, as_mock
 
@@ -22,13 +22,13 @@ SILENCED = (Kill, Restart, Pause)
 """While one of them is in force on a backend, its process can't be asked."""
 
 
-class Steps:
+class LiveTimelineRunner:
     """Begins and heals faults; `seen` are all steps of the run that were carried out, by position in its timeline.
 
     `numbers` are the backends' numbers by name, `start_s` is second 0 of the run on CLOCK_MONOTONIC.
     """
 
-    def __init__(self, way: FaultWay, fleet: Fleet, numbers: dict[str, int], seed: int) -> None:
+    def __init__(self, way: FaultInjector, fleet: FleetProcess, numbers: dict[str, int], seed: int) -> None:
         self._way = way
         self._fleet = fleet
         self._numbers = numbers

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from harness.evidence.records import Rows, read_about, read_requests
 from harness.live.load.load_process import LoadProcess
-from harness.load.job import Job
+from harness.load.job import LoadJob
 from harness.load.wire import NONCE_BITS
 from harness.load.workloads.profiles import planned
 from harness.scenario.model import ClaimsError, HarnessError, Load
@@ -94,7 +94,7 @@ class Generator:
         out, nonce = self._folder / "requests.bin", secrets.randbelow(1 << NONCE_BITS)
         start_s = time.monotonic() + LEAD_S + LEAD_PER_REQUEST_S * requests
         began_unix_s = time.time() + start_s - time.monotonic()
-        job = Job(load, seed, nonce, url, start_s, (), str(out), protocol)
+        job = LoadJob(load, seed, nonce, url, start_s, (), str(out), protocol)
         lasts_s = max((stream.end_s + stream.timeout_s for stream in load.streams), default=0.0)
         with _Interrupt() as interrupt:
             self._process.begin(job, self._folder / "job.json", news_s)

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import aiohttp
 
-from harness.live.statistics import Answered
+from harness.live.statistics import ObservedRequest
 from harness.load.wire import request_of
 from harness.scenario.arrivals import Arrival
 from harness.scenario.model import Kind, Method
@@ -28,7 +28,7 @@ NUMBERS = 1 << 21
 """Numbers of requests begin anew after so many: a tag has no room for more."""
 
 
-class SteadyLoad:
+class BackgroundLoad:
     """`rate_per_s` requests to `url`, each for one of `models` model names (or keys) at random."""
 
     def __init__(self, url: str, rate_per_s: float, models: int, key_carrier: str, protocol: str, seed: int) -> None:
@@ -39,7 +39,7 @@ class SteadyLoad:
         self._protocol = protocol
         self._seed = seed
         self._random = random.Random(f"up/{seed}")
-        self._seen: deque[Answered] = deque()
+        self._seen: deque[ObservedRequest] = deque()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self._main: asyncio.Task[None] | None = None
@@ -56,7 +56,7 @@ class SteadyLoad:
                 self._loop.call_soon_threadsafe(lambda: self._main.cancel() if self._main else None)
             self._thread.join()
 
-    def answered(self, since_s: float) -> list[Answered]:
+    def answered(self, since_s: float) -> list[ObservedRequest]:
         """Requests that ended at `since_s` (CLOCK_MONOTONIC) or later, at most `KEPT_S` back."""
         return [item for item in list(self._seen) if item.end_s >= since_s]
 
@@ -97,7 +97,7 @@ class SteadyLoad:
         except (aiohttp.ClientError, OSError, TimeoutError):
             status = 0
         now_s = time.monotonic()
-        self._seen.append(Answered(now_s, now_s - due_s, status, backend))
+        self._seen.append(ObservedRequest(now_s, now_s - due_s, status, backend))
         while self._seen[0].end_s < now_s - KEPT_S:
             self._seen.popleft()
 

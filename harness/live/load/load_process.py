@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.live.process.child import Child
-from harness.load.job import Job
+from harness.load.job import LoadJob
 from harness.scenario.model import HarnessError
 
 START_S = 20.0
@@ -42,7 +42,7 @@ class LoadProcess:
                 raise HarnessError(f"the load process is not up after {START_S:.0f} s: {self._child.last_line()}")
             self._ready = True
 
-    def begin(self, job: Job, path: Path, news_s: float = 0.0) -> None:
+    def begin(self, job: LoadJob, path: Path, news_s: float = 0.0) -> None:
         """Hand it a job; its answer comes when the job is done. `news_s`: how often it tells of it; 0: never."""
         job.write(path)
         self._jobs += 1

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """Status, headers (lower-case names) and body of an answer."""
 
     status: int
@@ -25,7 +25,7 @@ def call(
     body: bytes = b"",
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 5.0,
-) -> Answer:
+) -> HttpResponse:
     """One request on a fresh connection. OSError (refused, reset, timeout) or http.client.HTTPException if it fails."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
@@ -33,7 +33,9 @@ def call(
     try:
         connection.request(method, path, body=body or None, headers=dict(headers or {}))
         response = connection.getresponse()
-        return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+        return HttpResponse(
+            response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+        )
     finally:
         connection.close()
 

@@ -13,19 +13,19 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from harness.load.asyncio_engine.engine import Engine
-from harness.load.job import Job, asked_in, not_asked
-from harness.load.results.progress import News
+from harness.load.asyncio_engine.engine import AsyncioEngine
+from harness.load.job import LoadJob, asked_in, not_asked
+from harness.load.results.progress import LoadProgress
 from harness.scenario.model import SteelyardError
 
 
-class Worker:
+class AsyncioJobLoop:
     """Jobs in, answers out; one job at a time, in the order asked."""
 
     def __init__(self, answers: int) -> None:
         self._answers = answers
         self._jobs: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._engine: Engine | None = None
+        self._engine: AsyncioEngine | None = None
         self._abandoned = 0
         """How many of the jobs to come were abandoned before they began."""
 
@@ -69,7 +69,7 @@ class Worker:
             return {"job": None, "error": f'expected {{"job": NAME, "file": PATH}}, saw {json.dumps(asked)[:80]}'}
         news = None
         try:
-            self._engine = engine = Engine(Job.read(Path(asked["file"])))
+            self._engine = engine = AsyncioEngine(LoadJob.read(Path(asked["file"])))
             if stopped:
                 engine.stop()
             # What is there now stays; a collection that walked through it in the run would be a stall of 20 ms.
@@ -89,8 +89,8 @@ class Worker:
             gc.unfreeze()
         return {"job": name, "error": " ".join(told.split())}
 
-    async def _tell(self, name: str, engine: Engine, every_s: float) -> None:
-        news = News(engine)
+    async def _tell(self, name: str, engine: AsyncioEngine, every_s: float) -> None:
+        news = LoadProgress(engine)
         while True:
             await asyncio.sleep(every_s)
             self._answer({"job": name, "news": news.since_last(monotonic())})
@@ -105,7 +105,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     answers = os.dup(1)
     os.dup2(2, 1)  # what anybody prints must not mix with the answers
-    asyncio.run(Worker(answers).run())
+    asyncio.run(AsyncioJobLoop(answers).run())
     return 0
 
 

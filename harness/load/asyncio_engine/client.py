@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from harness.load.results.answer import ATTEMPT_HEADERS, Answer, attempts_told
+from harness.load.results.answer import ATTEMPT_HEADERS, ExchangeResult, attempts_told
 from harness.load.wire import WireRequest
 from harness.scenario.model import Failure
 
@@ -45,14 +45,14 @@ class _Resolved(AbstractResolver):
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class BaseUrl:
     """Where requests go: `base` is the beginning of every URL, without a slash at its end."""
 
     base: str
     addresses: list[ResolveResult]
 
     @staticmethod
-    def of(url: str) -> Site:
+    def of(url: str) -> BaseUrl:
         """The site of `http://HOST:PORT[/PATH]`. ValueError for anything else, OSError if HOST is unknown."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
@@ -65,7 +65,7 @@ class Site:
             )
             for family, _, proto, _, address in found
         ]  # fmt: skip
-        return Site(f"http://{parts.netloc}{parts.path.rstrip('/')}", addresses)
+        return BaseUrl(f"http://{parts.netloc}{parts.path.rstrip('/')}", addresses)
 
     def session(self, limit: int = 0, force_close: bool = False) -> aiohttp.ClientSession:
         """A client with a pool of its own, of at most `limit` connections; 0 for any number."""
@@ -89,7 +89,7 @@ class Site:
         return client
 
     async def exchange(
-        self, client: aiohttp.ClientSession, request: WireRequest, answer: Answer, timeout_s: float
+        self, client: aiohttp.ClientSession, request: WireRequest, answer: ExchangeResult, timeout_s: float
     ) -> None:
         """Send `request` exactly once and fill in `answer`, except its end, whatever happens; at most `timeout_s`."""
         try:
@@ -132,7 +132,7 @@ async def _reusing(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceConn
     context.trace_request_ctx.reused = True
 
 
-def _failure_of(error: Exception, answer: Answer) -> Failure:
+def _failure_of(error: Exception, answer: ExchangeResult) -> Failure:
     if isinstance(error, aiohttp.ClientConnectorError):
         return Failure.REFUSED if isinstance(error.os_error, ConnectionRefusedError) else Failure.OTHER
     dropped = isinstance(error, ConnectionError | aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)

@@ -17,27 +17,27 @@ from typing import Any
 import aiohttp
 
 from harness.evidence import records
-from harness.load.asyncio_engine.client import Site
+from harness.load.asyncio_engine.client import BaseUrl
 from harness.load.asyncio_engine.timer import Waiting, best_waiting
-from harness.load.job import Job
-from harness.load.results.answer import Answer, spread
+from harness.load.job import LoadJob
+from harness.load.results.answer import ExchangeResult, spread
 from harness.load.results.figures import gave_up, is_good
-from harness.load.results.shard import Share
+from harness.load.results.shard import Shard
 from harness.load.wire import WireRequest
 from harness.scenario.arrivals import Arrival
-from harness.scenario.closed_loop import Chat, disappoints
+from harness.scenario.closed_loop import VirtualUser, disappoints
 from harness.scenario.model import HarnessError
 
 GRACE_S = 1.0
 """How long what is under way may go on after a stop."""
 
 
-class Engine(Share):
+class AsyncioEngine(Shard):
     """One job, played on aiohttp. ValueError if it cannot be played, OSError if its host is unknown."""
 
-    def __init__(self, job: Job, waiting: Callable[[], Waiting] = best_waiting) -> None:
+    def __init__(self, job: LoadJob, waiting: Callable[[], Waiting] = best_waiting) -> None:
         super().__init__(job)
-        self.site = Site.of(job.url)
+        self.site = BaseUrl.of(job.url)
         self._waiting = waiting
         self._stopped = asyncio.Event()
 
@@ -92,9 +92,9 @@ class Engine(Share):
 
     async def send(
         self, client: aiohttp.ClientSession, arrival: Arrival, request: WireRequest, could_s: float
-    ) -> Answer:
+    ) -> ExchangeResult:
         """Send one request, now and once, and record it. `could_s`: when it could have been sent at the earliest."""
-        answer = Answer()
+        answer = ExchangeResult()
         self.begun(arrival)
         try:
             await self.site.exchange(client, request, answer, arrival.patience_s)
@@ -138,7 +138,7 @@ class Engine(Share):
             else:
                 group.create_task(self.send(fresh if arrival.fresh else kept, arrival, request, due_s))
 
-    async def _talk(self, chat: Chat, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession) -> None:
+    async def _talk(self, chat: VirtualUser, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession) -> None:
         """One chat, to the end of its time or a stop of the job."""
         start_s = self.job.start_s
         free_s, failed = start_s + chat.begins_s, False
@@ -157,7 +157,7 @@ class Engine(Share):
 class _Lane:
     """A single kept connection: each request waits for the answer to the one before it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: AsyncioEngine) -> None:
         self._engine = engine
         self.client = engine.site.session(limit=1)
         self.queue: asyncio.Queue[tuple[Arrival, WireRequest, float] | None] = asyncio.Queue()

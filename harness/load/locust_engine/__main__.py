@@ -34,7 +34,7 @@ import gevent.event
 import gevent.queue
 import gevent.socket
 
-from harness.load.job import Job, asked_in, not_asked
+from harness.load.job import LoadJob, asked_in, not_asked
 from harness.load.results.progress import Told
 from harness.load.locust_engine.engine import perform
 from harness.scenario.model import SteelyardError
@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG = 1
 _STANDARD_INPUT = 0
 
 
-class Worker:
+class LocustJobLoop:
     """Jobs in, answers out; one job at a time, in the order asked."""
 
     def __init__(self, answers: int) -> None:
@@ -97,7 +97,7 @@ class Worker:
 
         try:
             news_s = float(asked.get("news_s") or 0.0)
-            job = Job.read(Path(asked["file"]))
+            job = LoadJob.read(Path(asked["file"]))
             return {"job": name, "done": True, **perform(job, stopped, tell if news_s > 0 else None, news_s)}
         except SteelyardError as error:
             told = str(error)
@@ -135,7 +135,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     answers = os.dup(1)
     os.dup2(2, 1)  # what anybody prints must not mix with the answers
-    worker = Worker(answers)
+    worker = LocustJobLoop(answers)
     # A collection in the middle of a run would be a stall of 20 to 30 ms in somebody's latency.
     gc.collect()
     gc.freeze()

@@ -18,14 +18,14 @@ import gevent
 import gevent.socket
 from geventhttpclient.response import HTTPParseError, HTTPResponse
 
-from harness.load.results.answer import ATTEMPT_HEADERS, Answer, attempts_told
+from harness.load.results.answer import ATTEMPT_HEADERS, ExchangeResult, attempts_told
 from harness.scenario.model import Failure
 
 _BLOCK_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Destination:
     """Where requests go, resolved once: `addresses` are (family, socket address) pairs to be tried in turn."""
 
     authority: str
@@ -33,14 +33,14 @@ class Site:
     addresses: tuple[tuple[int, tuple[str | int, ...]], ...]
 
     @staticmethod
-    def of(url: str) -> Site:
+    def of(url: str) -> Destination:
         """The site of `http://HOST:PORT[/PATH]`. ValueError for anything else, OSError if HOST is unknown."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(f"url {url!r}: expected http://HOST:PORT")
         port = parts.port or 80
         found = gevent.socket.getaddrinfo(parts.hostname, port, 0, socket.SOCK_STREAM)
-        return Site(
+        return Destination(
             authority=parts.netloc,
             base_path=parts.path.rstrip("/"),
             addresses=tuple((family, address) for family, _, _, _, address in found),
@@ -53,11 +53,11 @@ class Pool:
     A cap would make late requests wait for early answers and so turn an open loop into a closed one.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Destination) -> None:
         self.site = site
         self._idle: list[gevent.socket.socket] = []
 
-    def exchange(self, request: bytes, answer: Answer, timeout_s: float, keep: bool) -> None:
+    def exchange(self, request: bytes, answer: ExchangeResult, timeout_s: float, keep: bool) -> None:
         """Send `request` exactly once and fill in `answer`, whatever happens.
 
         `keep`: use an idle connection if there is one, and keep it for the next; else a new one that is closed
@@ -146,7 +146,7 @@ class _Message(HTTPResponse):
     def answered(self) -> bool:
         return self.status > 0 and self.message_complete
 
-    def fill(self, answer: Answer) -> None:
+    def fill(self, answer: ExchangeResult) -> None:
         """Say in `answer` what was read of the message. A header that is there several times counts as missing."""
         answer.status = self.status
         answer.body = bytes(self._body_buffer)
@@ -164,7 +164,7 @@ class _Message(HTTPResponse):
             raise _BareCloseError
 
 
-def _converse(connection: gevent.socket.socket, request: bytes, message: _Message, answer: Answer) -> None:
+def _converse(connection: gevent.socket.socket, request: bytes, message: _Message, answer: ExchangeResult) -> None:
     broken: OSError | None = None
     try:
         connection.sendall(request)
@@ -182,7 +182,7 @@ def _converse(connection: gevent.socket.socket, request: bytes, message: _Messag
             message.peer_closed()
 
 
-def _failure_of(error: OSError, connected: bool, answer: Answer) -> Failure:
+def _failure_of(error: OSError, connected: bool, answer: ExchangeResult) -> Failure:
     if not connected and isinstance(error, ConnectionRefusedError):
         return Failure.REFUSED
     if not isinstance(error, ConnectionError):

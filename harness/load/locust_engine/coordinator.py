@@ -61,7 +61,7 @@ class Performance:
     heard_s: dict[str, float] = field(default_factory=dict)
 
 
-class Conductor:
+class Coordinator:
     """Takes the messages of `TO_CONDUCTOR`. `finished` is true from the natural end of a run until it is asked for."""
 
     def __init__(self, environment: Environment, runner: LocalRunner | MasterRunner) -> None:

@@ -23,15 +23,15 @@ from locust.env import Environment
 from locust.exception import StopUser
 
 from harness.evidence import records
-from harness.load.job import Job
-from harness.load.locust_engine.client import Pool, Site
+from harness.load.job import LoadJob
+from harness.load.locust_engine.client import Destination, Pool
 from harness.load.locust_engine.pacing import Pacer, sleep_until
-from harness.load.results.answer import Answer, spread
-from harness.load.results.progress import News, Told
-from harness.load.results.shard import Share
+from harness.load.results.answer import ExchangeResult, spread
+from harness.load.results.progress import LoadProgress, Told
+from harness.load.results.shard import Shard
 from harness.load.wire import WireRequest
 from harness.scenario.arrivals import Arrival
-from harness.scenario.closed_loop import Chat, disappoints
+from harness.scenario.closed_loop import VirtualUser, disappoints
 from harness.scenario.model import Failure, HarnessError
 
 
@@ -53,7 +53,7 @@ class OpenLoopUser(User):
 
 
 def perform(
-    job: Job, stopped: gevent.event.Event, on_news: Callable[[Told], None] | None = None, news_s: float = 0.0
+    job: LoadJob, stopped: gevent.event.Event, on_news: Callable[[Told], None] | None = None, news_s: float = 0.0
 ) -> dict[str, Any]:
     """Play `job` until every request has ended, its time is up or `stopped` is set; write its records.
 
@@ -90,22 +90,22 @@ def perform(
 
 
 def _tell(play: Play, on_news: Callable[[Told], None], news_s: float) -> None:
-    news = News(play)
+    news = LoadProgress(play)
     while True:
         gevent.sleep(news_s)
         on_news(news.since_last(monotonic()))
 
 
-class Play(Share):
+class Play(Shard):
     """A worker's share of a job, played in greenlets. `over` is set at its end, `error` is what broke it.
 
     ValueError if it cannot be played, OSError if its host is unknown.
     """
 
-    def __init__(self, job: Job, environment: Environment) -> None:
+    def __init__(self, job: LoadJob, environment: Environment) -> None:
         super().__init__(job)
         self.environment = environment
-        self.site = Site.of(job.url)
+        self.site = Destination.of(job.url)
         self.over = gevent.event.Event()
         self.error: Exception | None = None
         self._shared = Pool(self.site)
@@ -157,9 +157,9 @@ class Play(Share):
         data = request.encoded(self.site.authority, self.site.base_path, close=arrival.fresh)
         return Ready(arrival, request, data, self.ledger.start_s + arrival.at_s)
 
-    def send(self, pool: Pool, ready: Ready, could_s: float) -> Answer:
+    def send(self, pool: Pool, ready: Ready, could_s: float) -> ExchangeResult:
         """Send one request, now, and record it. `could_s`: when it could have been sent at the earliest."""
-        answer = Answer()
+        answer = ExchangeResult()
         arrival = ready.arrival
         self.begun(arrival)
         try:
@@ -169,7 +169,7 @@ class Play(Share):
             self._tell_locust(ready, answer)
         return answer
 
-    def _talk(self, chat: Chat) -> None:
+    def _talk(self, chat: VirtualUser) -> None:
         """One chat, to the end of its time."""
         start_s = self.ledger.start_s
         free_s, failed = start_s + chat.begins_s, False
@@ -179,7 +179,7 @@ class Play(Share):
             answer = self.send(self._shared, self.ready(chat.ask(due_s)), start_s + due_s)
             free_s, failed = monotonic(), disappoints(answer.failure, answer.status)
 
-    def _tell_locust(self, ready: Ready, answer: Answer) -> None:
+    def _tell_locust(self, ready: Ready, answer: ExchangeResult) -> None:
         """An event for Locust's own statistics, which like the record counts from the intended time."""
         gave_up = answer.failure is Failure.TIMEOUT and ready.arrival.number in self.leaving  # on purpose: no failure
         self.environment.events.request.fire(  # type: ignore[no-untyped-call]
@@ -218,7 +218,7 @@ class _Lane:
             free_s = monotonic()
 
 
-def _complaint(answer: Answer) -> HarnessError | None:
+def _complaint(answer: ExchangeResult) -> HarnessError | None:
     """Why Locust is to count this answer as a failure; None if it is not."""
     if answer.failure is not Failure.NONE:
         return HarnessError(answer.failure.name)

@@ -21,23 +21,23 @@ from locust.exception import StopUser
 from locust.runners import LocalRunner, MasterRunner, Runner, WorkerRunner
 
 from harness.claims.features import PROTOCOLS, nearest
-from harness.load.job import Job, text_of
-from harness.load.locust_engine.coordinator import Conductor
+from harness.load.job import LoadJob, text_of
+from harness.load.locust_engine.coordinator import Coordinator
 from harness.load.locust_engine.messages import Plan
-from harness.load.locust_engine.worker import Player
+from harness.load.locust_engine.worker import Worker
 from harness.load.workloads.profiles import PROFILES, chats_in, crowd_of, load_of, planned
 from harness.scenario.model import ClaimsError, HarnessError, SteelyardError
 
 DURATION_S = 30.0
 
 
-class Load(User):
+class SteelyardUser(User):
     """Stands for a player of the load in Locust's figures, or for a chat of the closed loop. Sends nothing itself.
 
     A user of Locust ends when Locust says so; the requests under way and their records must not end with it.
     """
 
-    player: ClassVar[Player | None] = None
+    player: ClassVar[Worker | None] = None
 
     @task
     def wait_for_the_end(self) -> None:
@@ -47,10 +47,10 @@ class Load(User):
         raise StopUser
 
 
-class Shape(LoadTestShape):
+class SteelyardShape(LoadTestShape):
     """As many users as there are players or chats, until the run is over. Locust's page then asks for no number."""
 
-    conductor: ClassVar[Conductor | None] = None
+    conductor: ClassVar[Coordinator | None] = None
 
     def tick(self) -> tuple[int, float] | None:
         """Users and how many to start in a second; None ends the test."""
@@ -88,15 +88,15 @@ def set_up(environment: Environment, runner: Runner, **_: Any) -> None:
     options: Any = environment.parsed_options
     if isinstance(runner, LocalRunner | MasterRunner):
         if options.job and not environment.host:
-            environment.host = Job.read(Path(options.job)).url  # the page asks for one
+            environment.host = LoadJob.read(Path(options.job)).url  # the page asks for one
         # Locust would cut the load off at its run time, which begins before the load does; the load ends by itself.
         options.duration = options.duration or options.run_time or DURATION_S
         options.run_time = None
-        conductor = Shape.conductor = Conductor(environment, runner)
+        conductor = SteelyardShape.conductor = Coordinator(environment, runner)
         _listen(environment.events.test_start, partial(_begin, conductor))
         _listen(environment.events.test_stopping, lambda **_: conductor.stop())
     if isinstance(runner, LocalRunner | WorkerRunner):
-        player = Load.player = Player(environment, runner)
+        player = SteelyardUser.player = Worker(environment, runner)
         _listen(environment.events.test_start, lambda **_: player.expect())
         _listen(environment.events.quitting, lambda **_: player.leave())
 
@@ -109,7 +109,7 @@ _listen(events.init_command_line_parser, add_arguments)
 _listen(events.init, set_up)
 
 
-def _begin(conductor: Conductor, environment: Environment, **_: Any) -> None:
+def _begin(conductor: Coordinator, environment: Environment, **_: Any) -> None:
     options: Any = environment.parsed_options
     try:
         conductor.begin(_plan(environment), options.records)
@@ -123,7 +123,7 @@ def _plan(environment: Environment) -> Plan:
     ClaimsError if it is none; a job's file that is missing or none of its kind is a HarnessError.
     """
     options: Any = environment.parsed_options
-    job = Job.read(Path(options.job)) if options.job else None
+    job = LoadJob.read(Path(options.job)) if options.job else None
     if job is not None:
         load = job.load
     elif options.chats:
@@ -178,7 +178,7 @@ def _profile(text: str) -> str:
 def _job(text: str) -> str:
     try:
         if text:
-            Job.read(Path(text))
+            LoadJob.read(Path(text))
     except HarnessError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

@@ -18,7 +18,7 @@ from locust.env import Environment
 from locust.rpc import Message
 from locust.runners import LocalRunner, WorkerRunner
 
-from harness.load.job import Job, load_in
+from harness.load.job import LoadJob, load_in
 from harness.load.locust_engine.engine import Play
 from harness.load.locust_engine.messages import TO_PLAYER, Plan, named
 from harness.load.results.answer import spread
@@ -33,7 +33,7 @@ PATIENCE_S = 10.0
 _logger = logging.getLogger(__name__)
 
 
-class Player:
+class Worker:
     """Takes the messages of `TO_PLAYER`. `over` is set while no run is under way."""
 
     def __init__(self, environment: Environment, runner: LocalRunner | WorkerRunner) -> None:
@@ -180,7 +180,7 @@ def _told(handler: Callable[[dict[str, Any]], None], environment: Environment, m
 
 
 def _prepared(plan: Plan, environment: Environment) -> Play:
-    job = Job(
+    job = LoadJob(
         load=load_in(plan.load),
         seed=plan.seed,
         nonce=plan.nonce,

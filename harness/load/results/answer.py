@@ -23,7 +23,7 @@ ATTEMPT_HEADERS = ("x-attempt-count", "x-envoy-attempt-count")
 
 
 @dataclass(slots=True)
-class Answer:
+class ExchangeResult:
     """What came of one exchange. Times on CLOCK_MONOTONIC in seconds, nan where there was none.
 
     `sent_s` is taken just before the first system call for this request: the write on a kept connection, the connect
@@ -67,7 +67,7 @@ class Ledger:
         """How many rows there are."""
         return len(self._packed) // records.ROW.size
 
-    def add(self, arrival: Arrival, own: str, answer: Answer) -> None:
+    def add(self, arrival: Arrival, own: str, answer: ExchangeResult) -> None:
         """The row of a request that was sent; `own` is its tag (13 hex digits)."""
         body, start_s = answer.body, self.start_s
         self._packed += records.ROW.pack(
@@ -94,7 +94,7 @@ class Ledger:
     def add_unsent(self, arrivals: Iterable[Arrival]) -> None:
         """Rows of requests that were never sent."""
         for arrival in arrivals:
-            self.add(arrival, "", Answer(Failure.NOT_SENT))
+            self.add(arrival, "", ExchangeResult(Failure.NOT_SENT))
 
     def take(self) -> bytes:
         """The packed rows that are new since the last time."""

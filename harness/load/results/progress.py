@@ -6,15 +6,15 @@ import numpy as np
 
 from harness.evidence.records import REQUEST
 from harness.load.results.figures import gave_up, is_good
-from harness.load.results.shard import Share
+from harness.load.results.shard import Shard
 
 Told = dict[str, float | int | None]
 
 
-class News:
+class LoadProgress:
     """What `playing` has done since it was asked last; nobody else may take from its ledger."""
 
-    def __init__(self, playing: Share) -> None:
+    def __init__(self, playing: Shard) -> None:
         self._playing = playing
         self._ended = 0
         self._failed = 0

@@ -43,7 +43,7 @@ WARM_UP_S = 1.0
 MOST_USELESS = 2
 
 
-class Verdict(StrEnum):
+class RateVerdict(StrEnum):
     """What a run says of its rate."""
 
     HOLDS = "holds"
@@ -98,19 +98,19 @@ def _spread(flags: npt.NDArray[np.bool_]) -> float:
     return float(shares.var(ddof=1)) * length / (share * (1.0 - share))
 
 
-def judged(values: Times, bound: float, allowed: float, level: float) -> Verdict:
+def judged(values: Times, bound: float, allowed: float, level: float) -> RateVerdict:
     """Whether the share of values above `bound` is below `allowed`, above it, or not to be told at this error level."""
     factor = spread_factor(values, bound)
     trials = int(len(values) / factor)
     if trials == 0:
-        return Verdict.OPEN
+        return RateVerdict.OPEN
     hits = float((values > bound).sum()) / factor
     pmf = binomial_pmf(trials, allowed)
     if float(pmf[: math.ceil(hits) + 1].sum()) <= level:
-        return Verdict.HOLDS
+        return RateVerdict.HOLDS
     if float(pmf[math.floor(hits) :].sum()) <= level:
-        return Verdict.BROKEN
-    return Verdict.OPEN
+        return RateVerdict.BROKEN
+    return RateVerdict.OPEN
 
 
 def least_sample(allowed: float, level: float) -> int:
@@ -119,7 +119,7 @@ def least_sample(allowed: float, level: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SearchStep:
     """One run to make: so many requests at a rate, after `WARM_UP_S` that do not count."""
 
     rate_per_s: float
@@ -128,7 +128,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RateResult:
     """What was seen at a rate, all its runs together. `why`: our own fault that made the last run useless.
 
     `late`: that the generator was late itself is (one of) them.
@@ -138,7 +138,7 @@ class Seen:
     requests: int
     exceeding: int
     factor: float
-    verdict: Verdict
+    verdict: RateVerdict
     why: str = ""
     late: bool = False
 
@@ -156,9 +156,9 @@ class Search:
     error_rate: float = ERROR_RATE
     precision: float = PRECISION
     least_s: float = 5.0
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[RateResult] = field(default_factory=list)
     _values: list[Times] = field(default_factory=list)
-    _step: Step | None = None
+    _step: SearchStep | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.from_per_s < self.to_per_s < math.inf:
@@ -175,18 +175,18 @@ class Search:
     @property
     def holds_per_s(self) -> float | None:
         """The highest rate that was shown to keep the bound."""
-        return max((seen.rate_per_s for seen in self.seen if seen.verdict is Verdict.HOLDS), default=None)
+        return max((seen.rate_per_s for seen in self.seen if seen.verdict is RateVerdict.HOLDS), default=None)
 
     @property
     def broken_per_s(self) -> float | None:
         """The lowest rate that was shown to break it."""
-        return min((seen.rate_per_s for seen in self.seen if seen.verdict is Verdict.BROKEN), default=None)
+        return min((seen.rate_per_s for seen in self.seen if seen.verdict is RateVerdict.BROKEN), default=None)
 
-    def next_step(self) -> Step | None:
+    def next_step(self) -> SearchStep | None:
         """The run to make next; None when the search is over."""
         return self._step
 
-    def tell(self, rows: Rows) -> Seen:
+    def tell(self, rows: Rows) -> RateResult:
         """Take the records of the run that `next_step` asked for; what is known of its rate now."""
         step = self._step
         if step is None:
@@ -196,15 +196,15 @@ class Search:
         values = np.concatenate([*before, self.goal.values(counted)])
         verdict, why = judged(values, bound_s, self.goal.allowed, self.level), ""
         self._values = [values]
-        if verdict is not Verdict.HOLDS and (why := self._useless(counted)):
-            verdict, self._values = Verdict.OPEN, before  # our own fault can only make a balancer look worse
+        if verdict is not RateVerdict.HOLDS and (why := self._useless(counted)):
+            verdict, self._values = RateVerdict.OPEN, before  # our own fault can only make a balancer look worse
         exceeding = int((values > bound_s).sum())
         spread = spread_factor(values, bound_s)
         late = bool(why) and self._too_late(counted)
-        seen = Seen(step.rate_per_s, len(values), exceeding, spread, verdict, why, late)
-        if verdict is Verdict.OPEN and step.look < (MOST_USELESS if why else LOOKS):
+        seen = RateResult(step.rate_per_s, len(values), exceeding, spread, verdict, why, late)
+        if verdict is RateVerdict.OPEN and step.look < (MOST_USELESS if why else LOOKS):
             more = step.requests if why or step.look == 1 else 2 * step.requests
-            self._step = Step(step.rate_per_s, more, step.look + 1)
+            self._step = SearchStep(step.rate_per_s, more, step.look + 1)
         else:
             self.seen.append(seen)
             self._values = []
@@ -224,21 +224,21 @@ class Search:
         """Whether the generator was so late itself that the run does not count against the balancer."""
         return bool(self.goal.series) and too_late(_lateness_s(rows), self.goal.bound_s)
 
-    def _first_look(self, rate_per_s: float) -> Step:
+    def _first_look(self, rate_per_s: float) -> SearchStep:
         requests = max(2.0 * least_sample(self.goal.allowed, self.level), rate_per_s * self.least_s)
-        return Step(rate_per_s, math.ceil(requests), 1)
+        return SearchStep(rate_per_s, math.ceil(requests), 1)
 
     def _next_rate(self) -> float | None:
         verdicts = {seen.rate_per_s: seen.verdict for seen in self.seen}
-        if verdicts[self.from_per_s] is not Verdict.HOLDS:
+        if verdicts[self.from_per_s] is not RateVerdict.HOLDS:
             return None
         if self.to_per_s not in verdicts:
             return self.to_per_s
-        if verdicts[self.to_per_s] is Verdict.HOLDS:
+        if verdicts[self.to_per_s] is RateVerdict.HOLDS:
             return None
         low = self.holds_per_s or self.from_per_s
         high = min(self.to_per_s, self.broken_per_s or self.to_per_s)
-        undecided = [rate for rate, verdict in verdicts.items() if verdict is Verdict.OPEN and low < rate < high]
+        undecided = [rate for rate, verdict in verdicts.items() if verdict is RateVerdict.OPEN and low < rate < high]
         ends = [low, min(undecided), max(undecided), high] if undecided else [low, high]
         gaps = [(ends[place + 1] / ends[place], place) for place in range(0, len(ends), 2)]
         ratio, place = max(gaps)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import resource
 
-from harness.load.job import Job
-from harness.load.results.answer import Answer, Ledger
+from harness.load.job import LoadJob
+from harness.load.results.answer import ExchangeResult, Ledger
 from harness.load.wire import WireRequest, forms_of, request_of
 from harness.scenario.arrivals import Arrival, draw, share_of
-from harness.scenario.closed_loop import Crowd
+from harness.scenario.closed_loop import VirtualUsers
 
 SPARE_S = 2.0
 """How long after the last possible timeout a job ends by itself."""
@@ -23,7 +23,7 @@ connections finished 71 % of its load and measured itself. That makes no closed 
 SPARE_DESCRIPTORS = 100
 
 
-class Share:
+class Shard:
     """The state of one job. Arrivals and chats are drawn; an engine tells of what it sends and of what came.
 
     `lasts_s` is how long it goes on at the most, from second 0. `dropped` counts arrivals that were not sent because
@@ -31,11 +31,11 @@ class Share:
     ValueError for a job that cannot be played.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoadJob) -> None:
         everything = draw(job.load, job.seed)
         self.job = job
         self.arrivals = share_of(everything, job.worker, job.workers)
-        self.crowd = Crowd(job.load, job.seed, len(everything), job.worker, job.workers)
+        self.crowd = VirtualUsers(job.load, job.seed, len(everything), job.worker, job.workers)
         self.ledger = Ledger(job.start_s, job.backends, open_ended=not job.backends)
         self.dropped = 0
         self.leaving: set[int] = set()
@@ -80,7 +80,7 @@ class Share:
         if arrival.patience_s < arrival.timeout_s:
             self.leaving.add(arrival.number)
 
-    def ended(self, arrival: Arrival, own: str, answer: Answer, could_s: float) -> None:
+    def ended(self, arrival: Arrival, own: str, answer: ExchangeResult, could_s: float) -> None:
         """So it ended. `own` is its tag, `could_s` when it could have been sent at the earliest."""
         self._under_way -= 1
         self.ledger.lateness_s.append(answer.sent_s - could_s)

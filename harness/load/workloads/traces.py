@@ -56,7 +56,7 @@ _LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TraceRow:
     """One request of a trace. `at_s` from the trace's first; `model` and `session` empty where it does not say."""
 
     at_s: float
@@ -72,7 +72,7 @@ class Row:
 
 def read(
     path: Path, columns: Mapping[str, str] | None = None, unit: str | None = None, limit: int | None = None
-) -> list[Row]:
+) -> list[TraceRow]:
     """The first `limit` rows of the trace at `path`, in order of time.
 
     `columns`: names of columns by what they mean (a key of ALIASES), where they are not known by their name. `unit`:
@@ -133,10 +133,10 @@ def _of_json(path: Path, file: Iterable[str], columns: Mapping[str, str]) -> Ite
         yield _Reading(path, number, values, names)
 
 
-def _rows(readings: Iterator[_Reading], unit: str | None, limit: int | None) -> Iterator[Row]:
+def _rows(readings: Iterator[_Reading], unit: str | None, limit: int | None) -> Iterator[TraceRow]:
     for reading in itertools.islice(readings, limit):
         unit_s = UNITS_S[unit or _unit_of(reading.names)]
-        yield Row(
+        yield TraceRow(
             at_s=reading.time_s(unit_s),
             input_tokens=reading.tokens("input"),
             output_tokens=reading.tokens("output"),
@@ -252,7 +252,7 @@ def _shown(value: object) -> str:
 # --- scaling ----------------------------------------------------------------------------------------------
 
 
-def scaled(rows: list[Row], time_scale: float = 1.0, rate_scale: float = 1.0, seed: int = 0) -> list[Row]:
+def scaled(rows: list[TraceRow], time_scale: float = 1.0, rate_scale: float = 1.0, seed: int = 0) -> list[TraceRow]:
     """`rows` with all times multiplied by `time_scale` and their rate by `rate_scale`, what they ask for kept.
 
     A rate below 1 is made by thinning: so many of the sessions, and of the rows without one, are kept. Above 1 it is
@@ -266,7 +266,7 @@ def scaled(rows: list[Row], time_scale: float = 1.0, rate_scale: float = 1.0, se
     if len(rows) * rate_scale >= 1 << NUMBER_BITS:
         told = f"rate scale {rate_scale:g} of a trace of {len(rows)} requests"
         raise ClaimsError(f"{told}: expected less than {1 << NUMBER_BITS} in the end; take a smaller one")
-    found: list[Row] = []
+    found: list[TraceRow] = []
     apart = 1 + max((block for row in rows for block in row.blocks), default=0)
     for position, row in enumerate(rows):
         unit = f"session/{row.session}" if row.session else f"row/{position}"
@@ -282,7 +282,7 @@ def scaled(rows: list[Row], time_scale: float = 1.0, rate_scale: float = 1.0, se
     return sorted(found, key=lambda row: row.at_s)
 
 
-def _copied(row: Row, at_s: float, copy: int, apart: int) -> Row:
+def _copied(row: TraceRow, at_s: float, copy: int, apart: int) -> TraceRow:
     if not copy:
         return replace(row, at_s=at_s)
     session = f"{row.session}/{copy}" if row.session else ""
@@ -292,7 +292,7 @@ def _copied(row: Row, at_s: float, copy: int, apart: int) -> Row:
 # --- the load ---------------------------------------------------------------------------------------------
 
 
-def load_of_rows(rows: list[Row], content: Content | None = None, timeout_s: float = 120.0) -> Load:
+def load_of_rows(rows: list[TraceRow], content: Content | None = None, timeout_s: float = 120.0) -> Load:
     """A load that asks what `rows` asked, when they did. `content` adds what traces do not tell, such as streaming.
 
     A row without a model asks for the default one, or none of the rows has a key at all. ClaimsError if there are none.

@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli.load_view import View, found_line, news_line, none_good_line, step_line, summary_lines, title_of
 from harness.load.results.figures import figures_of
-from harness.load.results.search import Search, Seen, Verdict, goal_of
+from harness.load.results.search import RateResult, RateVerdict, Search, goal_of
 from harness.load.results.thresholds import threshold_of
 from harness.scenario.model import Failure
 from tests.harness.load.rows import rows_of, unsent
@@ -20,19 +20,19 @@ PATIENCE_S = 60.0
 
 
 def test_a_search_in_words() -> None:
-    def found(*seen: tuple[float, Verdict, str]) -> str:
+    def found(*seen: tuple[float, RateVerdict, str]) -> str:
         made = Search(goal_of(threshold_of("p99 <= 5ms")), 40.0, 80.0)
-        made.seen = [Seen(rate, 100, 1, 1.0, verdict, why) for rate, verdict, why in seen]
+        made.seen = [RateResult(rate, 100, 1, 1.0, verdict, why) for rate, verdict, why in seen]
         return found_line(made)
 
-    holds, broken, unknown = Verdict.HOLDS, Verdict.BROKEN, Verdict.OPEN
+    holds, broken, unknown = RateVerdict.HOLDS, RateVerdict.BROKEN, RateVerdict.OPEN
     assert "is broken at 40/s already; begin lower with --from" in found((40.0, broken, ""))
     assert "could not be shown at 40/s" in found((40.0, unknown, ""))
     assert "holds at 40/s and is broken at 80/s" in found((40.0, holds, ""), (80.0, broken, ""))
     assert "above it late" in found((40.0, holds, ""), (80.0, unknown, "late"))
     assert "could not be decided at 40/s: 3 unsent; begin lower" in found((40.0, unknown, "3 unsent"))
     assert "not one limit" in found((80.0, holds, ""), (60.0, broken, ""))
-    line = step_line(Seen(40.0, 2000, 3, 1.0, holds, ""))
+    line = step_line(RateResult(40.0, 2000, 3, 1.0, holds, ""))
     assert "40/s  holds" in line and "3 of 2,000 over the bound (0.15 %)" in line
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from harness import cli
 from harness.live.process.child import descendants
-from harness.live.process.http import Answer, call
+from harness.live.process.http import HttpResponse, call
 from tests.harness.cli.test_commands import ROOT
 from tests.harness.live.helpers import PATIENCE_S, Call, RawBackend, fine, free_ports, runs, tree, until
 
@@ -96,7 +96,7 @@ class Up:
         """`steelyard fault` for this one."""
         return said(self.folder, "fault", *words)
 
-    def ask(self, model: str = "m") -> Answer:
+    def ask(self, model: str = "m") -> HttpResponse:
         """A request of a client."""
         url = f"{self.url('balancer')}/v1/models/{model}/answer"
         return call("GET", url, headers={"x-model-id": model}, timeout_s=PATIENCE_S)

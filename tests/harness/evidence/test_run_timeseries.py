@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from harness.evidence.history import History, StepSeen
-from harness.evidence.run_timeseries import course_of, is_course, plan_of
+from harness.evidence.run_timeseries import is_course, plan_of, run_timeseries
 from harness.scenario.faults import FailingStatus, Kill, Leave, Reset
 from harness.scenario.model import Load, Scenario, Stream
 from tests.suites.histories import history_of, lost
@@ -23,7 +23,7 @@ def run() -> History:
 
 
 def test_rows_add_up() -> None:
-    course = course_of(lost(run(), range(30, 40)))
+    course = run_timeseries(lost(run(), range(30, 40)))
     rows = course["stretches"]
     assert [row["start_s"] for row in rows] == [0.25 * number for number in range(8)]
     assert [row["sent"] for row in rows] == [25] * 8
@@ -35,10 +35,10 @@ def test_rows_add_up() -> None:
 
 def test_marks_say_when_it_took_effect_and_when_it_was_over() -> None:
     seen = (StepSeen("Kill", 1, 1.0, 1.1, 1.8), StepSeen("Leave", 0, 1.6, 1.65))
-    course = course_of(replace(run(), steps=seen))
+    course = run_timeseries(replace(run(), steps=seen))
     assert course["marks"] == [[1.1, "kill gpu-1"], [1.65, "leave gpu-0"], [1.8, "kill gpu-1 over"]]
     idle = (StepSeen("Kill", 1, 1.0, float("nan")),)
-    assert course_of(replace(run(), steps=idle))["marks"] == [[1.0, "kill gpu-1 (no effect)"]]
+    assert run_timeseries(replace(run(), steps=idle))["marks"] == [[1.0, "kill gpu-1 (no effect)"]]
 
 
 @pytest.mark.parametrize(
@@ -46,34 +46,34 @@ def test_marks_say_when_it_took_effect_and_when_it_was_over() -> None:
 )
 def test_marks_say_which_fault_met_nothing(hits: int | None, told: str) -> None:
     seen = (StepSeen("Slow", 1, 1.0, 1.1, 1.8, hits),)
-    assert course_of(replace(run(), steps=seen))["marks"] == [[1.1, told], [1.8, "slow gpu-1 over"]]
+    assert run_timeseries(replace(run(), steps=seen))["marks"] == [[1.1, told], [1.8, "slow gpu-1 over"]]
 
 
 def test_marks_are_of_the_steps_that_were_seen() -> None:
     """In whatever order the scenario names them, and where one was never carried out."""
     leave = StepSeen("Leave", 0, 1.6, 1.65)
     backwards = replace(SCENARIO, timeline=STEPS[::-1])
-    course = course_of(replace(run(), scenario=backwards, steps=(StepSeen("Kill", 1, 1.0, 1.1), leave)))
+    course = run_timeseries(replace(run(), scenario=backwards, steps=(StepSeen("Kill", 1, 1.0, 1.1), leave)))
     assert course["marks"] == [[1.1, "kill gpu-1"], [1.65, "leave gpu-0"]]
-    assert course_of(replace(run(), steps=(leave,)))["marks"] == [[1.65, "leave gpu-0"]]
+    assert run_timeseries(replace(run(), steps=(leave,)))["marks"] == [[1.65, "leave gpu-0"]]
 
 
 def test_nothing_sent_and_nothing_answered() -> None:
-    rows = course_of(lost(run(), range(200)))["stretches"]
+    rows = run_timeseries(lost(run(), range(200)))["stretches"]
     assert all(row["lost"] == 25 and row["p50_ms"] is None for row in rows)
     unsent = run()
     unsent.requests["sent_s"] = float("nan")
-    assert [row["sent"] for row in course_of(unsent)["stretches"]] == [25] * 8
+    assert [row["sent"] for row in run_timeseries(unsent)["stretches"]] == [25] * 8
 
 
 def test_long_runs_have_few_rows() -> None:
     stream = Stream("traffic", 0.0, 1.0, 300)
-    rows = course_of(history_of(replace(SCENARIO, load=Load((stream,))), lambda arrival: 0))["stretches"]
+    rows = run_timeseries(history_of(replace(SCENARIO, load=Load((stream,))), lambda arrival: 0))["stretches"]
     assert len(rows) <= 20 and sum(row["sent"] for row in rows) == 300
 
 
 def test_it_is_plain_json() -> None:
-    course = course_of(run())
+    course = run_timeseries(run())
     assert json.loads(json.dumps(course)) == course
     assert is_course(course) and not is_course({}) and not is_course(None)
 

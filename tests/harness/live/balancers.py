@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.live.process.child import Child
-from harness.live.process.http import Answer, call
+from harness.live.process.http import HttpResponse, call
 from tests.harness.live.helpers import HOST, PATIENCE_S, ROOT, until
 
 COMMAND = "from harness.cli import main; main()"
@@ -87,11 +87,11 @@ class BalancerProcess:
         answer = self.ask_raw(method, path, body)
         return answer.status, json.loads(answer.body)
 
-    def ask_raw(self, method: str, path: str, body: bytes = b"") -> Answer:
+    def ask_raw(self, method: str, path: str, body: bytes = b"") -> HttpResponse:
         """A call to the admin interface as it is."""
         return call(method, self.admin + path, body, timeout_s=PATIENCE_S)
 
-    def call(self, method: str = "GET", path: str = "/short", body: bytes = b"", **headers: str) -> Answer:
+    def call(self, method: str = "GET", path: str = "/short", body: bytes = b"", **headers: str) -> HttpResponse:
         """One request on a fresh connection."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return call(method, self.url + path, body, named, timeout_s=PATIENCE_S)

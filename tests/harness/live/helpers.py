@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.live.process.child import Child
-from harness.live.process.http import Answer, accepts, call
+from harness.live.process.http import HttpResponse, accepts, call
 from harness.live.process.ports import PortBlock, port_block
 from harness.scenario.faults import Step
 from harness.scenario.model import Keys, Load, Method, Scenario, Stream
@@ -226,7 +226,7 @@ class ShellProcess:
             until(lambda port=port: accepts(HOST, port) or self.child.status is not None)  # type: ignore[misc]
         assert self.child.status is None, self.child.ending()
 
-    def put(self, body: bytes) -> Answer:
+    def put(self, body: bytes) -> HttpResponse:
         """PUT /backends."""
         return call("PUT", f"http://{HOST}:{self.admin_port}/backends", body, timeout_s=PATIENCE_S)
 
@@ -239,7 +239,7 @@ class ShellProcess:
         """A client's connection to it."""
         return http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE_S)
 
-    def call(self, method: str = "GET", path: str = "/", body: bytes = b"") -> Answer:
+    def call(self, method: str = "GET", path: str = "/", body: bytes = b"") -> HttpResponse:
         """One request on a fresh connection."""
         return call(method, f"http://{HOST}:{self.port}{path}", body, timeout_s=PATIENCE_S)
 

@@ -18,7 +18,17 @@ from harness.live import balancer as module
 from harness.live.balancer import Balancer
 from harness.live.process.http import accepts, call
 from harness.scenario.model import DiedError, TargetError, UnsupportedError
-from harness.targets.base import Address, Call, ChangeStep, Launch, Place, RunCommand, Signal, Target, WriteFile
+from harness.targets.base import (
+    Address,
+    AdminCall,
+    ChangeStep,
+    Deployment,
+    Launch,
+    RunCommand,
+    Signal,
+    Target,
+    WriteFile,
+)
 from harness.targets.gateway_target import SHELL_CONFIG
 from harness.targets.nginx import NginxTarget
 from harness.targets.reference import ReferenceTarget
@@ -44,10 +54,10 @@ class Stub(Target):
         self._launch = launch
         self._steps = steps
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: Deployment) -> Launch:
         return self._launch
 
-    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
         return self._steps
 
     def scaled(self, factor: float) -> None:
@@ -62,17 +72,17 @@ Start = Callable[..., Balancer]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> Deployment:
     port, admin_port = free_ports(2)
-    return Place(tmp_path, HOST, port, admin_port, ())
+    return Deployment(tmp_path, HOST, port, admin_port, ())
 
 
 @pytest.fixture
-def start(place: Place) -> Iterator[Start]:
+def start(place: Deployment) -> Iterator[Start]:
     """Starts a target at the test's place; stopped in the end."""
     started: list[Balancer] = []
 
-    def begin(target: Target, at: Place | None = None) -> Balancer:
+    def begin(target: Target, at: Deployment | None = None) -> Balancer:
         started.append(Balancer(target, at or place))
         return started[-1]
 
@@ -81,7 +91,7 @@ def start(place: Place) -> Iterator[Start]:
         balancer.stop()
 
 
-def listening(place: Place, *steps: ChangeStep) -> Stub:
+def listening(place: Deployment, *steps: ChangeStep) -> Stub:
     return Stub(Launch(files={}, start=python(LISTENS, place.port)), *steps)
 
 
@@ -93,7 +103,7 @@ def pid_of(balancer: Balancer) -> int:
 # --- the start --------------------------------------------------------------------------------------------
 
 
-def test_one_that_waits_for_its_files_is_started_before_them(start: Start, place: Place) -> None:
+def test_one_that_waits_for_its_files_is_started_before_them(start: Start, place: Deployment) -> None:
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(place.workdir / 'late')!r}).exists(): time.sleep(.01)\n"
     early = Balancer(Stub(Launch({"late": "now"}, python(waits + LISTENS, place.port), early=True)), place, begin=False)
     try:
@@ -107,7 +117,7 @@ def test_one_that_waits_for_its_files_is_started_before_them(start: Start, place
     assert plain._child is None
 
 
-def test_the_shell_waits_for_its_file(start: Start, place: Place) -> None:
+def test_the_shell_waits_for_its_file(start: Start, place: Deployment) -> None:
     balancer = Balancer(ReferenceTarget(), place, begin=False)
     try:
         assert not (place.workdir / SHELL_CONFIG).exists()
@@ -119,7 +129,7 @@ def test_the_shell_waits_for_its_file(start: Start, place: Place) -> None:
 
 
 def test_files_environment_and_process(
-    start: Start, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, place: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NGINX", "/a/path/of/ours")
     code = f"import os; print(os.environ.get('NGINX'), os.environ['SAID'], flush=True)\n{LISTENS}"
@@ -137,7 +147,7 @@ def test_files_environment_and_process(
 
 
 def test_a_refused_configuration_is_told_in_nginx_own_words(
-    start: Start, place: Place, monkeypatch: pytest.MonkeyPatch
+    start: Start, place: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NginxTarget, "render", lambda *_: "events {}\nhtpp {}\n")
     before = tree(os.getpid())
@@ -177,7 +187,7 @@ def test_a_missing_binary(start: Start) -> None:
         start(Stub(Launch({}, ("/nowhere/lb",)))).await_listening()
 
 
-def test_a_taken_port_starts_nothing(start: Start, place: Place) -> None:
+def test_a_taken_port_starts_nothing(start: Start, place: Deployment) -> None:
     before = tree(os.getpid())
     with socket.create_server((HOST, 0)) as holder:
         port = holder.getsockname()[1]
@@ -208,7 +218,7 @@ def test_one_that_never_listens(start: Start, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_that_was_to_be_running(
-    start: Start, place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    start: Start, place: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "START_S", 0.1)
     target = Stub(Launch({}, ()))
@@ -223,7 +233,7 @@ def test_one_that_was_to_be_running(
     assert capsys.readouterr().err == ""
 
 
-def test_not_ready_has_the_ending(start: Start, place: Place) -> None:
+def test_not_ready_has_the_ending(start: Start, place: Deployment) -> None:
     balancer = start(listening(place))
     balancer.await_listening()
     assert str(balancer.not_ready("why")) == "stub does not get ready: why; still running"
@@ -232,7 +242,7 @@ def test_not_ready_has_the_ending(start: Start, place: Place) -> None:
 # --- its life ---------------------------------------------------------------------------------------------
 
 
-def test_its_death_is_told_with_signal_and_last_line(start: Start, place: Place) -> None:
+def test_its_death_is_told_with_signal_and_last_line(start: Start, place: Deployment) -> None:
     balancer = start(listening(place))
     balancer.await_listening()
     os.kill(pid_of(balancer), SIGKILL)
@@ -242,7 +252,7 @@ def test_its_death_is_told_with_signal_and_last_line(start: Start, place: Place)
             action()
 
 
-def test_steps_in_order(start: Start, place: Place, tmp_path: Path) -> None:
+def test_steps_in_order(start: Start, place: Deployment, tmp_path: Path) -> None:
     copy = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2])"
     steps = (
         WriteFile("list", "one"),
@@ -258,7 +268,9 @@ def test_steps_in_order(start: Start, place: Place, tmp_path: Path) -> None:
     until(lambda: "poked" in (tmp_path / "balancer.log").read_text())
 
 
-def test_files_that_cannot_be_made_for_a_change(start: Start, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_made_for_a_change(
+    start: Start, place: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     balancer = start(listening(place))
     balancer.await_listening()
     monkeypatch.setattr(Stub, "change", Mock(side_effect=TargetError("template a.j2:2: no backends[3]")))
@@ -281,7 +293,7 @@ def test_files_that_cannot_be_made_for_a_change(start: Start, place: Place, monk
     ],
 )
 def test_a_command_that_refuses(
-    start: Start, place: Place, words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+    start: Start, place: Deployment, words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHANGE_S", 0.5 if "time" in words[-1] else PATIENCE_S)
     balancer = start(listening(place, RunCommand(words)))
@@ -290,26 +302,26 @@ def test_a_command_that_refuses(
         balancer.change(place)
 
 
-def test_calls(start: Start, place: Place) -> None:
+def test_calls(start: Start, place: Deployment) -> None:
     async def behave(seen: Seen) -> None:
         await seen.answer(b"no: " + seen.body, "400 Bad Request" if seen.body == b"bad" else "204 No Content")
 
     admin = RawBackend(behave)
     try:
         url = f"http://{HOST}:{admin.port}/members"
-        start(listening(place, Call("PUT", url, "good"))).change(place)
+        start(listening(place, AdminCall("PUT", url, "good"))).change(place)
         assert admin.calls[0].head.startswith("PUT /members ")
         assert "content-type: application/json" in admin.calls[0].head.lower()
         other = dataclasses.replace(place, port=free_ports(1)[0])
-        refusing = start(listening(other, Call("PUT", url, "bad")), other)
+        refusing = start(listening(other, AdminCall("PUT", url, "bad")), other)
         with pytest.raises(DiedError, match=r"^refused a change: PUT \S+: 400 b'no: bad'$"):
             refusing.change(other)
     finally:
         admin.close()
 
 
-def test_a_call_that_nobody_takes(start: Start, place: Place) -> None:
-    balancer = start(listening(place, Call("PUT", f"http://{HOST}:{place.admin_port}/", "")))
+def test_a_call_that_nobody_takes(start: Start, place: Deployment) -> None:
+    balancer = start(listening(place, AdminCall("PUT", f"http://{HOST}:{place.admin_port}/", "")))
     balancer.await_listening()
     with pytest.raises(DiedError, match=r"^refused a change: PUT \S+: .*refused"):
         balancer.change(place)
@@ -327,7 +339,7 @@ def served_by(balancer: Balancer) -> bytes:
 
 
 def test_nginx_changes_its_members_and_refuses_nonsense(
-    start: Start, place: Place, monkeypatch: pytest.MonkeyPatch
+    start: Start, place: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def other(seen: Seen) -> None:
         await seen.answer(b"other")

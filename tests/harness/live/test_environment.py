@@ -9,32 +9,32 @@ from contextlib import ExitStack
 
 import pytest
 
-from harness.live.environment import QUICK, Stage, StageOptions
+from harness.live.environment import QUICK, Environment, EnvironmentOptions
 from harness.live.faults import probes
-from harness.live.load.background import SteadyLoad
-from harness.live.process.http import Answer, accepts, call
-from harness.live.statistics import BackendSeen
+from harness.live.load.background import BackgroundLoad
+from harness.live.process.http import HttpResponse, accepts, call
+from harness.live.statistics import ObservedBackend
 from harness.live.watch import Watch
 from harness.scenario.model import ClaimsError, DiedError, HarnessError, TargetError
 from harness.targets.base import RunCommand
 from harness.targets.reference import ReferenceTarget
 from harness.up.control_api import Control
-from harness.up.run_lock import Where, ask
+from harness.up.run_lock import RunAddress, ask
 from tests.harness.live.helpers import HOST, PATIENCE_S, RawBackend, fine, hang, until
 
 LATE_S = 0.4
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     """Two backends behind the reference, without a load of its own."""
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("stage")
-        yield Stage(ReferenceTarget(), StageOptions(backends=2, rate_per_s=0), folder, stack)
+        yield Environment(ReferenceTarget(), EnvironmentOptions(backends=2, rate_per_s=0), folder, stack)
 
 
 @pytest.fixture(autouse=True)
-def _calm(stage: Stage) -> Iterator[None]:
+def _calm(stage: Environment) -> Iterator[None]:
     """After each test nothing is in force."""
     yield
     stage.clear(None, None)
@@ -42,7 +42,7 @@ def _calm(stage: Stage) -> Iterator[None]:
     stage.check()
 
 
-def ping(stage: Stage, backend: str) -> float:
+def ping(stage: Environment, backend: str) -> float:
     """Seconds that an answer takes through the fault proxy of a backend."""
     host, port = stage.way_to(backend)
     began_s = time.monotonic()
@@ -50,17 +50,17 @@ def ping(stage: Stage, backend: str) -> float:
     return time.monotonic() - began_s
 
 
-def infer(stage: Stage, backend: str) -> Answer:
+def infer(stage: Environment, backend: str) -> HttpResponse:
     """A request straight to a backend through its fault proxy."""
     host, port = stage.way_to(backend)
     return call("GET", f"http://{host}:{port}/v1/models/m/answer", timeout_s=PATIENCE_S)
 
 
-def seen(watch: Watch, backend: str) -> BackendSeen:
+def seen(watch: Watch, backend: str) -> ObservedBackend:
     return next(item for item in watch.snapshot().backends if item.name == backend)
 
 
-def test_latency_is_in_force_until_it_heals_by_itself(stage: Stage) -> None:
+def test_latency_is_in_force_until_it_heals_by_itself(stage: Environment) -> None:
     effective, told = stage.add("gpu-1", "latency", ["--latency-s", str(LATE_S), "--for", "1s"])
     assert effective and told.startswith("latency on gpu-1 in force after ") and told.endswith(", heals in 1 s")
     assert ping(stage, "gpu-1") >= LATE_S * 0.99
@@ -71,7 +71,7 @@ def test_latency_is_in_force_until_it_heals_by_itself(stage: Stage) -> None:
     assert min(ping(stage, "gpu-1") for _ in range(5)) < LATE_S
 
 
-def test_latency_stays_until_it_is_cleared(stage: Stage) -> None:
+def test_latency_stays_until_it_is_cleared(stage: Environment) -> None:
     _, told = stage.add("gpu-0", "latency", ["--latency-ms", "400"])
     assert told.endswith(", until: steelyard fault clear gpu-0 latency")
     assert stage.clear("gpu-1", None) == [] and stage.clear(None, "kill") == []
@@ -79,7 +79,7 @@ def test_latency_stays_until_it_is_cleared(stage: Stage) -> None:
     assert min(ping(stage, "gpu-0") for _ in range(5)) < LATE_S
 
 
-def test_a_killed_backend_refuses_and_comes_back_cold(stage: Stage) -> None:
+def test_a_killed_backend_refuses_and_comes_back_cold(stage: Environment) -> None:
     watch = Watch(stage)
     assert infer(stage, "gpu-1").status == 200
     assert len(seen(watch, "gpu-1").models) == 1
@@ -97,14 +97,14 @@ def test_a_killed_backend_refuses_and_comes_back_cold(stage: Stage) -> None:
     assert back.used_mb == QUICK.default_model.weights_mb and back.total_mb == QUICK.gpu.weights_mb
 
 
-def test_a_restart_heals_by_itself(stage: Stage) -> None:
+def test_a_restart_heals_by_itself(stage: Environment) -> None:
     _, told = stage.add("gpu-0", "restart", [])
     assert told.endswith(", heals at once")
     until(lambda: not stage.listed())
     assert infer(stage, "gpu-0").status == 200
 
 
-def test_what_is_due_while_its_backend_is_paused_heals_when_it_goes_on(stage: Stage) -> None:
+def test_what_is_due_while_its_backend_is_paused_heals_when_it_goes_on(stage: Environment) -> None:
     stage.add("gpu-0", "slow", ["--factor", "2", "--for", "100ms"])
     stage.add("gpu-0", "pause", [])
     slow = next(entry for entry in stage.book.entries() if entry.kind == "slow")
@@ -118,21 +118,21 @@ def test_what_is_due_while_its_backend_is_paused_heals_when_it_goes_on(stage: St
 @pytest.mark.parametrize(
     ("first", "second"), [("kill", "pause"), ("kill", "down"), ("down", "reset"), ("kill", "hang"), ("pause", "hang")]
 )
-def test_what_does_not_go_together_is_refused(stage: Stage, first: str, second: str) -> None:
+def test_what_does_not_go_together_is_refused(stage: Environment, first: str, second: str) -> None:
     stage.add("gpu-1", first, [])
     with pytest.raises(ClaimsError, match=f"{first} is in force on gpu-1.*steelyard fault clear gpu-1 {first} first"):
         stage.add("gpu-1", second, [])
     assert [row["kind"] for row in stage.listed()] == [first]
 
 
-def test_one_of_a_kind_at_a_time(stage: Stage) -> None:
+def test_one_of_a_kind_at_a_time(stage: Environment) -> None:
     stage.add("gpu-1", "down", [])
     with pytest.raises(ClaimsError, match="down is in force on gpu-1, and down does not go with it"):
         stage.add("gpu-1", "down", [])
     stage.add("gpu-0", "down", [])
 
 
-def test_what_closes_a_way_goes_together(stage: Stage) -> None:
+def test_what_closes_a_way_goes_together(stage: Environment) -> None:
     """It is open when both are cleared, and a pause is over with its process."""
     stage.add("gpu-1", "pause", [])
     stage.add("gpu-1", "down", [])
@@ -144,7 +144,7 @@ def test_what_closes_a_way_goes_together(stage: Stage) -> None:
     assert infer(stage, "gpu-1").status == 200
 
 
-def test_what_no_probe_sees_is_taken_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_probe_sees_is_taken_back(stage: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "PROBE_S", 0.0)
     with monkeypatch.context() as tied:
         tied.setattr(stage._way._proxy, "add_toxic", lambda *_, **__: None)
@@ -155,7 +155,7 @@ def test_what_no_probe_sees_is_taken_back(stage: Stage, monkeypatch: pytest.Monk
     assert min(ping(stage, "gpu-1") for _ in range(5)) < LATE_S
 
 
-def test_evict_strikes_once(stage: Stage) -> None:
+def test_evict_strikes_once(stage: Environment) -> None:
     watch = Watch(stage)
     assert infer(stage, "gpu-0").status == 200
     assert seen(watch, "gpu-0").models
@@ -165,7 +165,7 @@ def test_evict_strikes_once(stage: Stage) -> None:
     assert stage.add("gpu-0", "evict", [])[0]
 
 
-def test_membership_changes_are_carried_out_listed_and_undone(stage: Stage) -> None:
+def test_membership_changes_are_carried_out_listed_and_undone(stage: Environment) -> None:
     def members() -> set[tuple[str, float]]:
         rows = json.loads(call("GET", f"{stage.admin}/backends").body)
         return {(row["id"], row["weight"]) for row in rows}
@@ -193,7 +193,7 @@ def test_membership_changes_are_carried_out_listed_and_undone(stage: Stage) -> N
 
 
 def test_a_change_that_the_balancer_refuses_is_told_and_counts_for_nothing(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage.target, "change", lambda place: (RunCommand(("false",)),))
     with pytest.raises(DiedError, match="reference: leave of gpu-1: refused a change: exit status 1"):
@@ -203,7 +203,7 @@ def test_a_change_that_the_balancer_refuses_is_told_and_counts_for_nothing(
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("gpu-7", "kill"), ("gpu-0", "kil")])
-def test_names_that_are_not_there(stage: Stage, backend: str, kind: str) -> None:
+def test_names_that_are_not_there(stage: Environment, backend: str, kind: str) -> None:
     for refused in (lambda: stage.add(backend, kind, []), lambda: stage.clear(backend, kind)):
         with pytest.raises(ClaimsError, match="did you mean"):
             refused()
@@ -212,7 +212,7 @@ def test_names_that_are_not_there(stage: Stage, backend: str, kind: str) -> None
 # --- what is seen -----------------------------------------------------------------------------------------
 
 
-def test_requests_are_seen_in_the_logs(stage: Stage) -> None:
+def test_requests_are_seen_in_the_logs(stage: Environment) -> None:
     watch = Watch(stage)
     for number in range(20):
         model = f"m-{number % 4}"
@@ -227,8 +227,8 @@ def test_requests_are_seen_in_the_logs(stage: Stage) -> None:
         assert item.attempts.errors == 0 and item.silent_s is not None and item.attempts.p50_s > 0
 
 
-def test_the_own_load_sees_what_a_client_sees(stage: Stage) -> None:
-    load = SteadyLoad(stage.url, 50.0, 8, "header:x-model-id", "http", 1)
+def test_the_own_load_sees_what_a_client_sees(stage: Environment) -> None:
+    load = BackgroundLoad(stage.url, 50.0, 8, "header:x-model-id", "http", 1)
     load.start()
     try:
         until(lambda: len(load.answered(0.0)) >= 20)
@@ -245,7 +245,7 @@ def test_the_own_load_sees_what_a_client_sees(stage: Stage) -> None:
 
 def test_an_open_loop_waits_for_no_answer() -> None:
     backend = RawBackend(hang)
-    load = SteadyLoad(f"http://{HOST}:{backend.port}", 200.0, 8, "header:x-model-id", "http", 1)
+    load = BackgroundLoad(f"http://{HOST}:{backend.port}", 200.0, 8, "header:x-model-id", "http", 1)
     load.start()
     try:
         until(lambda: len(backend.calls) >= 30)
@@ -257,7 +257,7 @@ def test_an_open_loop_waits_for_no_answer() -> None:
 
 def test_an_answer_that_is_none_of_a_mock_counts_all_the_same() -> None:
     backend = RawBackend(fine)
-    load = SteadyLoad(f"http://{HOST}:{backend.port}", 200.0, 8, "header:x-model-id", "http", 1)
+    load = BackgroundLoad(f"http://{HOST}:{backend.port}", 200.0, 8, "header:x-model-id", "http", 1)
     load.start()
     try:
         answer = until(lambda: load.answered(0.0))[0]
@@ -273,16 +273,16 @@ def test_an_answer_that_is_none_of_a_mock_counts_all_the_same() -> None:
 
 
 @pytest.fixture(scope="module")
-def where(stage: Stage) -> Iterator[Where]:
+def where(stage: Environment) -> Iterator[RunAddress]:
     """The control interface of the stage."""
     control = Control(stage)
-    yield Where(0, control.url, control.token)
+    yield RunAddress(0, control.url, control.token)
     control.close()
     with pytest.raises(TargetError, match="does not answer"):
-        ask(Where(0, control.url, control.token), "GET", "/stage")
+        ask(RunAddress(0, control.url, control.token), "GET", "/stage")
 
 
-def test_faults_are_set_listed_and_cleared_by_calls(stage: Stage, where: Where) -> None:
+def test_faults_are_set_listed_and_cleared_by_calls(stage: Environment, where: RunAddress) -> None:
     told = ask(where, "GET", "/stage")
     assert (told["target"], told["url"], told["backends"]) == ("reference", stage.url, ["gpu-0", "gpu-1"])
     done = ask(where, "POST", "/faults", {"backend": "gpu-0", "kind": "down", "words": ["--for", "20s"]})
@@ -303,19 +303,19 @@ def test_faults_are_set_listed_and_cleared_by_calls(stage: Stage, where: Where) 
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    where: Where, method: str, path: str, asked: dict[str, object] | None, error: type[Exception]
+    where: RunAddress, method: str, path: str, asked: dict[str, object] | None, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         ask(where, method, path, asked)
 
 
-def test_without_the_token_nothing_is_answered(stage: Stage, where: Where) -> None:
+def test_without_the_token_nothing_is_answered(stage: Environment, where: RunAddress) -> None:
     for token in ("", "wrong", where.token + "x"):
         answer = call("POST", where.control + "/faults/clear", b"{}", {"x-steelyard-token": token})
         assert answer.status == 403
 
 
-def test_bodies_that_are_none_are_refused(where: Where) -> None:
+def test_bodies_that_are_none_are_refused(where: RunAddress) -> None:
     for body in (b"{", b"[]", b"\xff"):
         answer = call("POST", where.control + "/faults", body, {"x-steelyard-token": where.token})
         assert answer.status == 400 and b"error" in answer.body
@@ -325,13 +325,13 @@ def test_bodies_that_are_none_are_refused(where: Where) -> None:
 
 
 def test_backends_of_the_catalogue_hold_as_many_models_as_the_load_brings() -> None:
-    assert StageOptions().setup() == QUICK
-    made = StageOptions(gpu="h100-80gb", model="llama-8b-fp8", models=8, backends=4).setup()
+    assert EnvironmentOptions().setup() == QUICK
+    made = EnvironmentOptions(gpu="h100-80gb", model="llama-8b-fp8", models=8, backends=4).setup()
     assert made.gpu.weights_mb >= 2 * made.default_model.weights_mb
-    assert StageOptions(model="llama-8b").setup().gpu.name == "h100-80gb"
+    assert EnvironmentOptions(model="llama-8b").setup().gpu.name == "h100-80gb"
 
 
-@pytest.mark.parametrize("options", [StageOptions(gpu="h100-80g"), StageOptions(model="lama-8b")])
-def test_unknown_names_of_the_catalogue(options: StageOptions) -> None:
+@pytest.mark.parametrize("options", [EnvironmentOptions(gpu="h100-80g"), EnvironmentOptions(model="lama-8b")])
+def test_unknown_names_of_the_catalogue(options: EnvironmentOptions) -> None:
     with pytest.raises(ClaimsError, match=r"did you mean (h100-80gb|llama-8b)"):
         options.setup()

@@ -21,15 +21,15 @@ from harness.live.evidence import (
     residency_of,
 )
 from harness.scenario.model import Ending, HarnessError, Residency
-from harness.toxiproxy.client import Connection
+from harness.toxiproxy.client import LoggedConnection
 from mockgpu.api.tags import tag_of
-from mockgpu.server.attempt_log import AttemptLog, Kind, Outcome, Row
+from mockgpu.server.attempt_log import AttemptLog, LogRow, RowKind, RowOutcome
 
 NONCE = 0x5EED5
 START_S = 1000.0
 
 
-def logged(folder: Path, *rows: Row, capacity: int = 100) -> Rows:
+def logged(folder: Path, *rows: LogRow, capacity: int = 100) -> Rows:
     log = AttemptLog(folder / "attempts.log", capacity)
     for row in rows:
         log.add(row)
@@ -38,20 +38,20 @@ def logged(folder: Path, *rows: Row, capacity: int = 100) -> Rows:
     return log_rows(data)
 
 
-def attempt(number: int, at_s: float, kind: Kind = Kind.INFERENCE, nonce: int = NONCE) -> Row:
-    return Row(kind, START_S + at_s, "POST", tag=tag_of(nonce, number))
+def attempt(number: int, at_s: float, kind: RowKind = RowKind.INFERENCE, nonce: int = NONCE) -> LogRow:
+    return LogRow(kind, START_S + at_s, "POST", tag=tag_of(nonce, number))
 
 
 def test_an_attempt_keeps_all_it_knows(tmp_path: Path) -> None:
-    row = Row(
-        kind=Kind.INFERENCE,
+    row = LogRow(
+        kind=RowKind.INFERENCE,
         arrival_s=START_S + 1.5,
         method="POST",
         tag=tag_of(NONCE, 42),
         carriers=5,
         model="m-1",
         status=200,
-        outcome=Outcome.ANSWERED,
+        outcome=RowOutcome.ANSWERED,
         first_byte_s=START_S + 1.75,
         end_s=START_S + 2.0,
         cold=1,
@@ -60,18 +60,18 @@ def test_an_attempt_keeps_all_it_knows(tmp_path: Path) -> None:
         service_actual_s=0.375,
     )
     attempts = attempts_of([logged(tmp_path), logged(tmp_path, row)], NONCE, START_S)
-    expected = (42, 1, Kind.INFERENCE, Ending.ANSWERED, 1, 5, 200, 1.5, 1.75, 2.0, 0.125, 0.25, 0.375)
+    expected = (42, 1, RowKind.INFERENCE, Ending.ANSWERED, 1, 5, 200, 1.5, 1.75, 2.0, 0.125, 0.25, 0.375)
     assert attempts.dtype == ATTEMPT
     assert attempts.tolist() == [expected]
 
 
 def test_outcomes_are_endings() -> None:
-    assert {outcome.name: int(outcome) for outcome in Outcome} == {ending.name: int(ending) for ending in Ending}
+    assert {outcome.name: int(outcome) for outcome in RowOutcome} == {ending.name: int(ending) for ending in Ending}
 
 
 def test_attempts_of_all_backends_in_order_of_arrival(tmp_path: Path) -> None:
     one = logged(tmp_path, attempt(0, 0.1), attempt(3, 0.4))
-    other = logged(tmp_path, attempt(1, 0.2), attempt(2, 0.3, Kind.UPDATE))
+    other = logged(tmp_path, attempt(1, 0.2), attempt(2, 0.3, RowKind.UPDATE))
     attempts = attempts_of([one, other], NONCE, START_S)
     assert attempts["request"].tolist() == [0, 1, 2, 3]
     assert attempts["backend"].tolist() == [0, 1, 1, 0]
@@ -88,12 +88,14 @@ def test_an_end_without_an_outcome_is_a_failure_of_the_mock(tmp_path: Path) -> N
     rows = logged(
         tmp_path,
         attempt(0, 0.1),  # under way, or cut short by a kill
-        Row(Kind.INFERENCE, START_S, end_s=START_S + 0.2, outcome=Outcome.ANSWERED),
-        Row(Kind.INFERENCE, START_S, end_s=START_S + 0.2, outcome=Outcome.CLIENT_GONE),
-        Row(Kind.RESIDENCY_LOADED, START_S, end_s=START_S, outcome=Outcome.ANSWERED),
+        LogRow(RowKind.INFERENCE, START_S, end_s=START_S + 0.2, outcome=RowOutcome.ANSWERED),
+        LogRow(RowKind.INFERENCE, START_S, end_s=START_S + 0.2, outcome=RowOutcome.CLIENT_GONE),
+        LogRow(RowKind.RESIDENCY_LOADED, START_S, end_s=START_S, outcome=RowOutcome.ANSWERED),
     )
     assert own_failures(rows) == 0
-    failed = [Row(kind, START_S, end_s=START_S + 0.2) for kind in (Kind.UPDATE, Kind.CHECK_UP, Kind.FOREIGN)]
+    failed = [
+        LogRow(kind, START_S, end_s=START_S + 0.2) for kind in (RowKind.UPDATE, RowKind.CHECK_UP, RowKind.FOREIGN)
+    ]
     assert own_failures(logged(tmp_path, attempt(0, 0.1), *failed)) == 3
 
 
@@ -101,8 +103,8 @@ def test_foreign_rows_are_kept_without_a_request(tmp_path: Path) -> None:
     rows = logged(
         tmp_path,
         attempt(7, 0.1, nonce=NONCE + 1),
-        Row(Kind.FOREIGN, START_S + 0.2, "POST"),
-        attempt(8, 0.3, Kind.FOREIGN, nonce=1),
+        LogRow(RowKind.FOREIGN, START_S + 0.2, "POST"),
+        attempt(8, 0.3, RowKind.FOREIGN, nonce=1),
         attempt(9, 0.4),
     )
     assert own_numbers(rows, NONCE).tolist() == [-1, -1, -1, 9]
@@ -118,11 +120,11 @@ def test_the_largest_nonce_and_number(tmp_path: Path) -> None:
 def test_check_ups_and_residency_are_no_attempts(tmp_path: Path) -> None:
     rows = logged(
         tmp_path,
-        Row(Kind.CHECK_UP, START_S + 0.5, "GET", status=503),
-        Row(Kind.RESIDENCY_LOADING, START_S + 0.1, model="m-1"),
-        Row(Kind.RESIDENCY_LOADED, START_S + 0.2, model="m-1"),
-        Row(Kind.RESIDENCY_EVICTED, START_S + 0.3, model="m-1"),
-        Row(Kind.CHECK_UP, START_S + 0.4, "GET", status=200),
+        LogRow(RowKind.CHECK_UP, START_S + 0.5, "GET", status=503),
+        LogRow(RowKind.RESIDENCY_LOADING, START_S + 0.1, model="m-1"),
+        LogRow(RowKind.RESIDENCY_LOADED, START_S + 0.2, model="m-1"),
+        LogRow(RowKind.RESIDENCY_EVICTED, START_S + 0.3, model="m-1"),
+        LogRow(RowKind.CHECK_UP, START_S + 0.4, "GET", status=200),
     )
     assert len(attempts_of([rows], NONCE, START_S)) == 0
     checks = check_ups_of([rows], START_S)
@@ -162,9 +164,9 @@ def test_a_log_cut_short_is_an_error(tmp_path: Path) -> None:
 
 def test_connections() -> None:
     seen = [
-        Connection("gpu-1", START_S + 2.0, None, 10, 20, None),
-        Connection("gpu-0", START_S + 1.0, START_S + 1.5, 30, 40, "client"),
-        Connection("somebody-elses", START_S, None, 0, 0, None),
+        LoggedConnection("gpu-1", START_S + 2.0, None, 10, 20, None),
+        LoggedConnection("gpu-0", START_S + 1.0, START_S + 1.5, 30, 40, "client"),
+        LoggedConnection("somebody-elses", START_S, None, 0, 0, None),
     ]
     rows = connections_of(seen, {"gpu-0": 0, "gpu-1": 1}, START_S)
     assert rows["backend"].tolist() == [0, 1]
@@ -186,7 +188,7 @@ def test_reconcile_counts_what_has_no_partner(tmp_path: Path) -> None:
         attempt(2, 0.3),
         attempt(4, 0.4),
         attempt(99, 0.5),
-        Row(Kind.FOREIGN, START_S + 0.6, "POST"),
+        LogRow(RowKind.FOREIGN, START_S + 0.6, "POST"),
     )
     before = attempts_of([rows], NONCE, START_S)
     attempts, facts = reconcile(empty_requests(4), before)

@@ -18,12 +18,12 @@ import pytest
 from harness.claims.features import Claims
 from harness.live import preflight as module
 from harness.live.balancer import Balancer
-from harness.live.fleet import Fleet
+from harness.live.fleet import FleetProcess
 from harness.live.preflight import preflight
 from harness.live.process.ports import PortBlock, port_block
 from harness.scenario.faults import FailingStatus, as_mock
 from harness.scenario.model import HarnessError, Load, ModelServer, TargetError
-from harness.targets.base import ChangeStep, Launch, Place, Target
+from harness.targets.base import ChangeStep, Deployment, Launch, Target
 from tests.harness.live.helpers import HOST, Behave, Call, RawBackend, free_block, free_ports, until
 
 NONCE = 0x5EED5
@@ -42,10 +42,10 @@ class Running(Target):
         self.url = f"http://{HOST}:{port}"
         self._words = words
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: Deployment) -> Launch:
         return Launch(files={}, start=self._words)
 
-    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
         return ()
 
     def scaled(self, factor: float) -> None:
@@ -59,8 +59,8 @@ def block() -> Iterator[PortBlock]:
 
 
 @pytest.fixture(scope="module")
-def processes(block: PortBlock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    fleet = Fleet(block, 2, ModelServer(), tmp_path_factory.mktemp("fleet"), processes=False)
+def processes(block: PortBlock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    fleet = FleetProcess(block, 2, ModelServer(), tmp_path_factory.mktemp("fleet"), processes=False)
     try:
         fleet.await_ready()
         yield fleet
@@ -69,7 +69,7 @@ def processes(block: PortBlock, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def fleet(processes: Fleet) -> Fleet:
+def fleet(processes: FleetProcess) -> FleetProcess:
     """Two backends as at the start of a run: no nonce, empty logs."""
     processes.reset(0)
     return processes
@@ -134,14 +134,14 @@ def ports_of(block: PortBlock) -> list[int]:
     return [block.backend(0), block.backend(1)]
 
 
-def fly(port: int, fleet: Fleet, folder: Path, correlate: tuple[str, ...] = ALL, protocol: str = "http") -> bool:
-    balancer = Balancer(Running(port), Place(folder, HOST, port, 0, ()))
+def fly(port: int, fleet: FleetProcess, folder: Path, correlate: tuple[str, ...] = ALL, protocol: str = "http") -> bool:
+    balancer = Balancer(Running(port), Deployment(folder, HOST, port, 0, ()))
     return preflight(balancer, fleet, ("gpu-0", "gpu-1"), Load(()), protocol, NONCE, correlate)
 
 
 @pytest.mark.parametrize("protocol", ["http", "openai"])
 def test_all_backends_seen_and_tags_survive(
-    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path, protocol: str
+    balance: Callable[[Behave], int], block: PortBlock, fleet: FleetProcess, tmp_path: Path, protocol: str
 ) -> None:
     assert fly(balance(round_robin(ports_of(block), keep)), fleet, tmp_path, protocol=protocol) is True
 
@@ -164,7 +164,7 @@ def test_all_backends_seen_and_tags_survive(
 def test_what_survives_must_be_something_that_counts(
     balance: Callable[[Behave], int],
     block: PortBlock,
-    fleet: Fleet,
+    fleet: FleetProcess,
     tmp_path: Path,
     change: Callable[[Call], Call],
     correlate: tuple[str, ...],
@@ -174,7 +174,7 @@ def test_what_survives_must_be_something_that_counts(
 
 
 def test_one_backend_without_tags_is_enough_to_spoil_it(
-    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path
+    balance: Callable[[Behave], int], block: PortBlock, fleet: FleetProcess, tmp_path: Path
 ) -> None:
     assert fly(balance(round_robin(ports_of(block), keep, nothing)), fleet, tmp_path) is False
 
@@ -186,7 +186,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_backend_that_is_never_asked_is_named(
-    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path
+    balance: Callable[[Behave], int], block: PortBlock, fleet: FleetProcess, tmp_path: Path
 ) -> None:
     port = balance(round_robin([block.backend(1)], keep))
     with pytest.raises(TargetError, match=r"^strange does not get ready: gpu-0 not seen through it after") as told:
@@ -196,7 +196,7 @@ def test_a_backend_that_is_never_asked_is_named(
 
 @pytest.mark.usefixtures("impatient")
 def test_another_runs_requests_do_not_count(
-    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path
+    balance: Callable[[Behave], int], block: PortBlock, fleet: FleetProcess, tmp_path: Path
 ) -> None:
     port = balance(round_robin(ports_of(block), keep, another_run))
     with pytest.raises(
@@ -206,7 +206,7 @@ def test_another_runs_requests_do_not_count(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_answers_alone_do_not_count(balance: Callable[[Behave], int], fleet: Fleet, tmp_path: Path) -> None:
+def test_answers_alone_do_not_count(balance: Callable[[Behave], int], fleet: FleetProcess, tmp_path: Path) -> None:
     async def busy(call: Call) -> None:
         await call.answer(status="503 Busy")
 
@@ -217,7 +217,11 @@ def test_answers_alone_do_not_count(balance: Callable[[Behave], int], fleet: Fle
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("change", [keep, nothing])
 def test_a_backend_that_answers_errors_alone_is_not_seen(
-    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path, change: Callable[[Call], Call]
+    balance: Callable[[Behave], int],
+    block: PortBlock,
+    fleet: FleetProcess,
+    tmp_path: Path,
+    change: Callable[[Call], Call],
 ) -> None:
     fleet.set_fault("gpu-1", as_mock(FailingStatus("gpu-1", 0.0, status=500), 0))
     with pytest.raises(
@@ -228,14 +232,14 @@ def test_a_backend_that_answers_errors_alone_is_not_seen(
 
 
 def test_a_backend_that_begins_with_errors_is_seen_in_the_end(
-    balance: Callable[[Behave], int], block: PortBlock, fleet: Fleet, tmp_path: Path
+    balance: Callable[[Behave], int], block: PortBlock, fleet: FleetProcess, tmp_path: Path
 ) -> None:
     fleet.set_fault("gpu-1", as_mock(FailingStatus("gpu-1", 0.0, status=503, first=30), 0))
     assert fly(balance(round_robin(ports_of(block), keep)), fleet, tmp_path) is True
 
 
 def test_rounds_that_bring_nothing_new_are_paused_between(
-    balance: Callable[[Behave], int], fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    balance: Callable[[Behave], int], fleet: FleetProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def busy(call: Call) -> None:
         await call.answer(status="503 Busy")
@@ -266,9 +270,9 @@ sys.exit("out of ideas")
 """
 
 
-def test_one_that_ends_at_the_first_request_is_not_asked_for_long(fleet: Fleet, tmp_path: Path) -> None:
+def test_one_that_ends_at_the_first_request_is_not_asked_for_long(fleet: FleetProcess, tmp_path: Path) -> None:
     port = free_ports(1)[0]
-    balancer = Balancer(Running(port, sys.executable, "-c", ENDS, str(port)), Place(tmp_path, HOST, port, 0, ()))
+    balancer = Balancer(Running(port, sys.executable, "-c", ENDS, str(port)), Deployment(tmp_path, HOST, port, 0, ()))
     try:
         until(lambda: "up" in (tmp_path / "balancer.log").read_text())
         with pytest.raises(TargetError) as told:
@@ -285,14 +289,14 @@ def test_one_that_ends_at_the_first_request_is_not_asked_for_long(fleet: Fleet, 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_nobody_there(fleet: Fleet, tmp_path: Path) -> None:
+def test_nobody_there(fleet: FleetProcess, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"gpu-0, gpu-1 not seen .*; last failure: ConnectionRefusedError"):
         fly(free_ports(1)[0], fleet, tmp_path)
 
 
 def test_a_dead_fleet_is_our_fault(balance: Callable[[Behave], int], tmp_path: Path) -> None:
     block = free_block(os.getpid() + 1, 1)
-    fleet = Fleet(block, 1, ModelServer(), tmp_path, processes=False)
+    fleet = FleetProcess(block, 1, ModelServer(), tmp_path, processes=False)
     fleet.await_ready()
     fleet.stop()
     with pytest.raises(HarnessError, match="the mock fleet ended: exit status 0"):

@@ -22,7 +22,7 @@ from harness.live.balancer import Balancer
 from harness.live.load.load_process import LoadProcess
 from harness.live.process.child import Child
 from harness.live.session import LiveSession, check_recorded
-from harness.load.job import Job
+from harness.load.job import LoadJob
 from harness.property.declare import Findings, Property, declare, held
 from harness.property.verdict import Outcome, Record
 from harness.scenario.arrival_rates import Poisson
@@ -115,7 +115,7 @@ def strike(children: list[Child], monkeypatch: pytest.MonkeyPatch) -> Iterator[S
             child = next(child for child in reversed(children) if word in child.words)
             os.kill(child.pid, number)
 
-        def begin_and_hit(self: LoadProcess, job: Job, path: Path) -> None:
+        def begin_and_hit(self: LoadProcess, job: LoadJob, path: Path) -> None:
             begin(self, job, path)
             monkeypatch.setattr(LoadProcess, "begin", begin)
             timers.append(threading.Timer(IN_THE_MIDDLE_S, hit))
@@ -193,7 +193,7 @@ def test_a_load_process_that_died_between_runs_is_replaced(judged: Judged, child
 STARTS: tuple[tuple[str, BaseException], ...] = (
     ("harness.live.session.preflight", TargetError("never ready")),
     ("harness.live.session.Balancer", TargetError("refused")),
-    ("harness.live.session.FaultWay.open", HarnessError("no port")),
+    ("harness.live.session.FaultInjector.open", HarnessError("no port")),
     ("harness.live.balancer.Balancer.await_listening", KeyboardInterrupt()),
 )
 
@@ -226,7 +226,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing_and_the_next_run_works(
             raise KeyboardInterrupt
         check(self)
 
-    def begin_and_arm(self: LoadProcess, job: Job, path: Path) -> None:
+    def begin_and_arm(self: LoadProcess, job: LoadJob, path: Path) -> None:
         begin(self, job, path)
         monkeypatch.setattr(Balancer, "check", interrupt)  # not before: the preflight checks too
 

@@ -10,7 +10,7 @@ import pytest
 from harness.live.session import LiveSession
 from harness.scenario.faults import Drain, Kill, Pause, Restart, Weigh
 from harness.scenario.model import UnsupportedError
-from harness.targets.base import ChangeStep, Place
+from harness.targets.base import ChangeStep, Deployment
 from harness.targets.reference import ReferenceTarget
 from tests.harness.live.helpers import traffic
 
@@ -23,7 +23,7 @@ DEAD_S = 2.0
 class NeverDrains(ReferenceTarget):
     """The reference, if it could not drain."""
 
-    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
         """As ever, but for that."""
         if any(item.draining for item in place.backends):
             raise UnsupportedError("cannot drain")

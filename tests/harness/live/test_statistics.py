@@ -14,10 +14,10 @@ from harness.evidence.records import Rows
 from harness.live.evidence import LOG
 from harness.live.statistics import (
     TELLING,
-    Answered,
     Attempts,
-    BackendSeen,
     Client,
+    ObservedBackend,
+    ObservedRequest,
     Snapshot,
     Tail,
     attempts_of,
@@ -27,12 +27,12 @@ from harness.live.statistics import (
     shares,
 )
 from harness.up.view import banner, plain, state_of, summary, title_of, view
-from mockgpu.server.attempt_log import Kind, Outcome
+from mockgpu.server.attempt_log import RowKind, RowOutcome
 
 NOW_S = 100.0
 
 
-def rows(*entries: tuple[Kind, float, float | None, Outcome, int], model: str = "m") -> Rows:
+def rows(*entries: tuple[RowKind, float, float | None, RowOutcome, int], model: str = "m") -> Rows:
     """Rows of a log: kind, arrival, end (None: not yet), outcome, status."""
     made = np.zeros(len(entries), LOG)
     for row, (kind, arrival_s, end_s, outcome, status) in zip(made, entries, strict=True):
@@ -42,12 +42,12 @@ def rows(*entries: tuple[Kind, float, float | None, Outcome, int], model: str = 
     return made
 
 
-def good(arrival_s: float, took_s: float = 0.1) -> tuple[Kind, float, float, Outcome, int]:
-    return (Kind.INFERENCE, arrival_s, arrival_s + took_s, Outcome.ANSWERED, 200)
+def good(arrival_s: float, took_s: float = 0.1) -> tuple[RowKind, float, float, RowOutcome, int]:
+    return (RowKind.INFERENCE, arrival_s, arrival_s + took_s, RowOutcome.ANSWERED, 200)
 
 
-def inside(arrival_s: float) -> tuple[Kind, float, None, Outcome, int]:
-    return (Kind.INFERENCE, arrival_s, None, Outcome.OPEN, 0)
+def inside(arrival_s: float) -> tuple[RowKind, float, None, RowOutcome, int]:
+    return (RowKind.INFERENCE, arrival_s, None, RowOutcome.OPEN, 0)
 
 
 # --- figures ----------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def inside(arrival_s: float) -> tuple[Kind, float, None, Outcome, int]:
 
 def test_attempts_are_those_of_the_window() -> None:
     seen = attempts_of(
-        rows(good(90), good(96, 0.1), good(97, 0.3), (Kind.UPDATE, 98, 98.2, Outcome.ANSWERED, 200)), 100, 5
+        rows(good(90), good(96, 0.1), good(97, 0.3), (RowKind.UPDATE, 98, 98.2, RowOutcome.ANSWERED, 200)), 100, 5
     )
     assert (seen.started, seen.errors, seen.in_flight, seen.last_s) == (3, 0, 0, 98)
     assert seen.p50_s == pytest.approx(0.2)
@@ -63,7 +63,10 @@ def test_attempts_are_those_of_the_window() -> None:
 
 
 def test_check_ups_and_residency_are_no_attempts() -> None:
-    log = rows((Kind.CHECK_UP, 99, 99.1, Outcome.ANSWERED, 503), (Kind.RESIDENCY_LOADED, 99, 99, Outcome.ANSWERED, 0))
+    log = rows(
+        (RowKind.CHECK_UP, 99, 99.1, RowOutcome.ANSWERED, 503),
+        (RowKind.RESIDENCY_LOADED, 99, 99, RowOutcome.ANSWERED, 0),
+    )
     seen = attempts_of(log, NOW_S, 5)
     assert (seen.started, seen.errors, seen.in_flight) == (0, 0, 0)
     assert math.isnan(seen.p50_s) and math.isnan(seen.last_s)
@@ -72,16 +75,16 @@ def test_check_ups_and_residency_are_no_attempts() -> None:
 @pytest.mark.parametrize(
     ("outcome", "status", "errors"),
     [
-        (Outcome.ANSWERED, 200, 0),
-        (Outcome.ANSWERED, 404, 0),
-        (Outcome.ANSWERED, 500, 1),
-        (Outcome.REFUSED, 503, 1),
-        (Outcome.CUT, 200, 1),
-        (Outcome.CLIENT_GONE, 0, 1),
+        (RowOutcome.ANSWERED, 200, 0),
+        (RowOutcome.ANSWERED, 404, 0),
+        (RowOutcome.ANSWERED, 500, 1),
+        (RowOutcome.REFUSED, 503, 1),
+        (RowOutcome.CUT, 200, 1),
+        (RowOutcome.CLIENT_GONE, 0, 1),
     ],
 )
-def test_errors(outcome: Outcome, status: int, errors: int) -> None:
-    seen = attempts_of(rows((Kind.INFERENCE, 99, 99.5, outcome, status)), NOW_S, 5)
+def test_errors(outcome: RowOutcome, status: int, errors: int) -> None:
+    seen = attempts_of(rows((RowKind.INFERENCE, 99, 99.5, outcome, status)), NOW_S, 5)
     assert seen.errors == errors
     assert math.isnan(seen.p50_s) == bool(errors)
 
@@ -100,10 +103,10 @@ def test_what_a_death_cut_off_is_an_error_of_that_moment_and_no_longer_in_flight
 
 def test_client_figures_count_what_got_no_good_answer() -> None:
     answers = [
-        Answered(99, 0.1, 200, "gpu-0"),
-        Answered(99, 0.3, 404, "gpu-1"),
-        Answered(99, 9, 502, ""),
-        Answered(99, 9, 0, ""),
+        ObservedRequest(99, 0.1, 200, "gpu-0"),
+        ObservedRequest(99, 0.3, 404, "gpu-1"),
+        ObservedRequest(99, 9, 502, ""),
+        ObservedRequest(99, 9, 0, ""),
     ]
     seen = client_of(answers)
     assert (seen.ended, seen.errors) == (4, 2)
@@ -129,7 +132,7 @@ def test_a_tail_reads_on_from_the_first_row_that_still_matters() -> None:
     tail.take(whole, NOW_S, 5)
     assert (tail.first, tail.count, tail.last_s) == (1, 4, 99)
     whole = np.concatenate((whole, rows(good(101))))
-    whole[1] = rows((Kind.INFERENCE, 2, 101, Outcome.ANSWERED, 200))[0]
+    whole[1] = rows((RowKind.INFERENCE, 2, 101, RowOutcome.ANSWERED, 200))[0]
     tail.take(whole[tail.first :], 102, 5)
     assert (tail.first, tail.count, tail.last_s) == (1, 5, 101)  # it ended within the window
     assert attempts_of(tail.rows, 102, 5).in_flight == 0
@@ -149,16 +152,16 @@ def test_a_tail_knows_which_models_are_in_memory() -> None:
     tail = Tail()
     log = np.concatenate(
         [
-            rows((Kind.RESIDENCY_LOADING, 1, 1, Outcome.ANSWERED, 0), model="a"),
-            rows((Kind.RESIDENCY_LOADED, 2, 2, Outcome.ANSWERED, 0), model="a"),
-            rows((Kind.RESIDENCY_LOADING, 3, 3, Outcome.ANSWERED, 0), model="b"),
+            rows((RowKind.RESIDENCY_LOADING, 1, 1, RowOutcome.ANSWERED, 0), model="a"),
+            rows((RowKind.RESIDENCY_LOADED, 2, 2, RowOutcome.ANSWERED, 0), model="a"),
+            rows((RowKind.RESIDENCY_LOADING, 3, 3, RowOutcome.ANSWERED, 0), model="b"),
             rows(inside(4)),
         ]
     )
     tail.take(log, NOW_S, 5)
     assert tail.resident() == {"a": True, "b": False}
     assert tail.resident(ended_s=2.5) == {"b": False}
-    more = rows((Kind.RESIDENCY_EVICTED, 5, 5, Outcome.ANSWERED, 0), model="a")
+    more = rows((RowKind.RESIDENCY_EVICTED, 5, 5, RowOutcome.ANSWERED, 0), model="a")
     tail.take(np.concatenate([log, more])[tail.first :], NOW_S, 5)
     assert tail.resident() == {"b": False}
 
@@ -181,7 +184,7 @@ def test_what_a_silent_backend_has_missed_goes_by_its_share_before() -> None:
 
 CALM = Attempts(started=25, errors=0, in_flight=2, p50_s=0.037, p99_s=0.04, last_s=99.9)
 NONE = Attempts(0, 0, 0, math.nan, math.nan, math.nan)
-SEEN = BackendSeen("gpu-0", "alive", CALM, Client(25, 0, 0.038, 0.045), 0.25, 0.1, 0.0)
+SEEN = ObservedBackend("gpu-0", "alive", CALM, Client(25, 0, 0.038, 0.045), 0.25, 0.1, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +205,7 @@ SEEN = BackendSeen("gpu-0", "alive", CALM, Client(25, 0, 0.038, 0.045), 0.25, 0.
         (replace(SEEN, membership="weight 3"), "weight 3", "yellow"),
     ],
 )
-def test_states(seen: BackendSeen, words: str, colour: str) -> None:
+def test_states(seen: ObservedBackend, words: str, colour: str) -> None:
     told, painted = state_of(seen)
     assert told == words
     if seen.membership == "":

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from harness.evidence import records
-from harness.load.job import Job
+from harness.load.job import LoadJob
 from harness.scenario.model import Load, Stream
 
 ROOT = Path(__file__).parents[3]
@@ -181,7 +181,7 @@ class LoadProcess:
         more = {"news_s": others.pop("news_s")} if "news_s" in others else {}
         start_s = time.monotonic() + lead_s
         settings: dict[str, Any] = {"seed": 7, "nonce": NONCE, "backends": ("gpu-0", "gpu-1"), **others}
-        Job(load=load, url=url, start_s=start_s, out=str(out), **settings).write(self.folder / f"{name}.json")
+        LoadJob(load=load, url=url, start_s=start_s, out=str(out), **settings).write(self.folder / f"{name}.json")
         self.tell({"job": name, "file": str(self.folder / f"{name}.json"), **more})
         return out
 

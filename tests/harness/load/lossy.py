@@ -12,10 +12,10 @@ import gevent
 from locust.env import Environment
 from locust.runners import LocalRunner
 
-from harness.load.locust_engine.coordinator import Conductor
+from harness.load.locust_engine.coordinator import Coordinator
 from harness.load.job import text_of
 from harness.load.locust_engine.messages import Plan
-from harness.load.locust_engine.worker import Player
+from harness.load.locust_engine.worker import Worker
 from harness.load.workloads.profiles import load_of
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     """Play 150 requests and write their records."""
     environment = Environment()
     environment.runner = runner = Lossy(environment)
-    conductor, _ = Conductor(environment, runner), Player(environment, runner)
+    conductor, _ = Coordinator(environment, runner), Worker(environment, runner)
     load = text_of(load_of("steady", 100.0, 1.5))
     plan = Plan(0, "steady", 100.0, 1.5, 1, 0, sys.argv[1], "http", 0, 0.0, 0, 1, load)
     conductor.begin(plan, sys.argv[2])

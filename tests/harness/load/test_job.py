@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.load.job import Job, load_in, text_of
+from harness.load.job import LoadJob, load_in, text_of
 from harness.scenario.model import Connections, HarnessError, Keys, Kind, Load, Method, Stream
 
-JOB = Job(
+JOB = LoadJob(
     load=Load(
         (
             Stream("plain", 0.0, 100.0, 10),
@@ -43,7 +43,7 @@ JOB = Job(
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
     JOB.write(tmp_path / "job.json")
-    again = Job.read(tmp_path / "job.json")
+    again = LoadJob.read(tmp_path / "job.json")
     assert again == JOB
     stream = again.load.streams[1]
     assert isinstance(stream.kind, Kind) and isinstance(stream.connections, Connections)
@@ -52,7 +52,7 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="cannot read the job") as caught:
-        Job.read(tmp_path / "job.json")
+        LoadJob.read(tmp_path / "job.json")
     assert "\n" not in str(caught.value)
 
 
@@ -62,14 +62,14 @@ def test_a_wrong_field_is_named_in_one_line(tmp_path: Path, change: dict[str, ob
     JOB.write(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(HarnessError, match=f"not a job of the load process: {next(iter(change))}") as caught:
-        Job.read(path)
+        LoadJob.read(path)
     assert "\n" not in str(caught.value)
 
 
 def test_not_json_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text("{\n")
     with pytest.raises(HarnessError, match="not a job") as caught:
-        Job.read(tmp_path / "job.json")
+        LoadJob.read(tmp_path / "job.json")
     assert "\n" not in str(caught.value)
 
 
@@ -86,6 +86,6 @@ def test_the_page_shows_how_to_write_the_job_of_a_property(tmp_path: Path) -> No
     page = (Path(__file__).parents[3] / "docs" / "load.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
-    job = Job.read(tmp_path / "job.json")
+    job = LoadJob.read(tmp_path / "job.json")
     assert len(job.load.streams) == 3
     assert load_in(text_of(job.load)) == job.load

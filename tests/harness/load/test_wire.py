@@ -13,7 +13,7 @@ from harness.load.wire import WireRequest, echo_of, forms_of, key_of, model_of, 
 from harness.scenario.arrivals import Arrival, draw, key_name, session_name
 from harness.scenario.model import Echo, Keys, Kind, Load, Method, Stream
 from harness.scenario.request_mix import Content, Fixed, Sessions
-from mockgpu.api.completions import Chat, Completions
+from mockgpu.api.completions import ChatCompletions, Completions
 from mockgpu.api.kserve import Infer
 from mockgpu.api.tags import Carrier, Tags
 from mockgpu.api.wire import Api
@@ -296,7 +296,7 @@ def test_kserve_names_the_model_in_its_path() -> None:
 
 @pytest.mark.parametrize(
     ("protocol", "api", "named"),
-    [("http", Completions(), ""), ("chat", Chat(), ""), ("kserve", Infer(), f"{KEY}/infer")],
+    [("http", Completions(), ""), ("chat", ChatCompletions(), ""), ("kserve", Infer(), f"{KEY}/infer")],
 )
 def test_the_mock_reads_tag_sizes_and_model(protocol: str, api: Api, named: str) -> None:
     for extra in ({}, {"payload_bytes": 5000}, {"session": 2, "history": (30, 4), "prompt_tokens": 44}):

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from harness.live.process.http import accepts
-from harness.proxy.client_connections import Connection, ConnectionLimits, Front
+from harness.proxy.client_connections import ClientConnection, ClientConnections, ConnectionLimits
 from tests.harness.live.balancers import BalancerProcess, PlainBackend, balancing, plain_backends
 from tests.harness.live.helpers import HOST, PATIENCE_S, until
 
@@ -133,14 +133,14 @@ def test_a_request_that_was_read_is_answered_at_whatever_moment_the_end_comes(tu
     """So many turns of the loop after a request was sent: before it is read, within that, or when it is under way."""
     begun = []
 
-    async def answer(request: web.BaseRequest, data: bytes, connection: Connection) -> web.StreamResponse:
+    async def answer(request: web.BaseRequest, data: bytes, connection: ClientConnection) -> web.StreamResponse:
         begun.append(data)
         for _ in range(5):
             await asyncio.sleep(0)
         return web.Response(body=data)
 
     async def case() -> bytes:
-        front = Front(answer)
+        front = ClientConnections(answer)
         runner = web.ServerRunner(front)
         await runner.setup()
         site = web.TCPSite(runner, HOST, 0)
@@ -170,11 +170,11 @@ def test_the_end_waits_for_what_was_written_to_be_out() -> None:
     """An answer is over for its handler when the loop has it; then the process must not end yet."""
     body = b"x" * 60_000
 
-    async def answer(request: web.BaseRequest, data: bytes, connection: Connection) -> web.StreamResponse:
+    async def answer(request: web.BaseRequest, data: bytes, connection: ClientConnection) -> web.StreamResponse:
         return web.Response(body=body)
 
     async def case() -> None:
-        front = Front(answer)
+        front = ClientConnections(answer)
         runner = web.ServerRunner(front)
         await runner.setup()
         listener, client = socket.socket(), socket.socket()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.live.process.http import Answer
+from harness.live.process.http import HttpResponse
 from tests.harness.live.balancers import balancing, plain_backends
 from tests.harness.live.helpers import until
 
@@ -24,7 +24,7 @@ def settings_file(folder: Path, text: str) -> tuple[str, str]:
     return "--settings", str(path)
 
 
-def retry_after_s(answer: Answer) -> int:
+def retry_after_s(answer: HttpResponse) -> int:
     return int(answer.headers["retry-after"])
 
 
@@ -43,7 +43,7 @@ def test_a_burst_over_the_rate_is_refused_with_429_and_a_time(tmp_path: Path) ->
 def test_what_finds_no_place_is_refused_with_503_while_the_others_are_at_work(tmp_path: Path) -> None:
     """All refusals are there before the one that was admitted is answered: nobody waits to be told no."""
     limits = settings_file(tmp_path, "[limits]\nconcurrency = 1\nqueue = 0\nretry_after_s = 3.0\n")
-    admitted: list[Answer] = []
+    admitted: list[HttpResponse] = []
     with (
         plain_backends(tmp_path, 1, delay_s=DELAY_S) as (backend,),
         balancing(tmp_path, [backend.url], *limits) as balancer,

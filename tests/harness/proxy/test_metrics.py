@@ -11,9 +11,9 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.gateway.protocol import Condition
+from harness.gateway.protocol import MemberReport
 from harness.proxy.metrics import MOST_REASONS, Meters
-from harness.proxy.upstreams import Place, Upstreams
+from harness.proxy.upstreams import BackendAddress, Upstreams
 from tests.harness.live.balancers import balancing, plain_backends
 from tests.harness.live.helpers import HOST, PATIENCE_S, until
 
@@ -31,7 +31,7 @@ def samples(meters: Meters) -> Samples:
     }
 
 
-def meters_of(conditions: Callable[[str], Condition | None] = lambda _: None) -> Meters:
+def meters_of(conditions: Callable[[str], MemberReport | None] = lambda _: None) -> Meters:
     return Meters(Upstreams(), conditions)
 
 
@@ -85,11 +85,11 @@ def test_further_attempts() -> None:
 
 def test_figures_by_backend_come_and_go_with_it() -> None:
     async def case() -> None:
-        known = {"a": Condition(ready=True, breaker="half-open", score=0.25), "b": Condition(ready=False)}
+        known = {"a": MemberReport(ready=True, breaker="half-open", score=0.25), "b": MemberReport(ready=False)}
         upstreams = Upstreams()
         meters = Meters(upstreams, known.get)
         for port, name in enumerate("abc", start=1):
-            upstreams.join(Place(name, "h", port, weight=port))
+            upstreams.join(BackendAddress(name, "h", port, weight=port))
         a, c = upstreams.get("a"), upstreams.get("c")
         assert a is not None and c is not None
         c.draining = True

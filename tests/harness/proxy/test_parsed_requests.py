@@ -11,8 +11,8 @@ from aiohttp import web
 from harness.claims.features import Affinity, Claims
 from harness.gateway.protocol import Action, Event, NowFunction, Reply, Request, RequestArrived
 from harness.load.wire import request_of
-from harness.proxy.client_connections import Front
-from harness.proxy.driver import Shell
+from harness.proxy.client_connections import ClientConnections
+from harness.proxy.driver import Driver
 from harness.scenario.arrivals import draw
 from harness.scenario.model import Keys, Kind, Load, Method, Stream
 from harness.sim.clients import NONCE, as_live_sees_it
@@ -44,8 +44,8 @@ class Mirror:
 async def told_live(requests: list[bytes], carrier: str) -> list[Request]:
     """What a gateway is told of these bytes, each on a connection of its own."""
     mirror = Mirror()
-    shell = Shell(mirror, NowFunction(), "/health", carrier)
-    runner = web.ServerRunner(Front(shell.answer))
+    shell = Driver(mirror, NowFunction(), "/health", carrier)
+    runner = web.ServerRunner(ClientConnections(shell.answer))
     await runner.setup()
     site = web.TCPSite(runner, HOST, 0)
     await site.start()

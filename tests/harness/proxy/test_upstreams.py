@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from harness.proxy.upstreams import Place, Upstreams, place_from, place_of
+from harness.proxy.upstreams import BackendAddress, Upstreams, place_from, place_of
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("http://127.0.0.1:9001", Place("127.0.0.1:9001", "127.0.0.1", 9001)),
-        ("http://localhost:9001/", Place("localhost:9001", "localhost", 9001)),
-        ("gpu-0=http://127.0.0.1:9001", Place("gpu-0", "127.0.0.1", 9001)),
-        ("http://127.0.0.1:9001#weight=2.5", Place("127.0.0.1:9001", "127.0.0.1", 9001, 2.5)),
-        ("a=http://h:1#weight=0", Place("a", "h", 1, 0)),
-        ("http://[::1]:9001", Place("[::1]:9001", "::1", 9001)),
+        ("http://127.0.0.1:9001", BackendAddress("127.0.0.1:9001", "127.0.0.1", 9001)),
+        ("http://localhost:9001/", BackendAddress("localhost:9001", "localhost", 9001)),
+        ("gpu-0=http://127.0.0.1:9001", BackendAddress("gpu-0", "127.0.0.1", 9001)),
+        ("http://127.0.0.1:9001#weight=2.5", BackendAddress("127.0.0.1:9001", "127.0.0.1", 9001, 2.5)),
+        ("a=http://h:1#weight=0", BackendAddress("a", "h", 1, 0)),
+        ("http://[::1]:9001", BackendAddress("[::1]:9001", "::1", 9001)),
     ],
 )
-def test_a_backend_in_one_word(text: str, place: Place) -> None:
+def test_a_backend_in_one_word(text: str, place: BackendAddress) -> None:
     assert place_from(text) == place
 
 
@@ -64,7 +64,7 @@ def test_nonsense_is_told_in_one_line(text: str, told: str) -> None:
     ],
 )
 def test_a_backend_as_json(item: dict[str, Any]) -> None:
-    assert place_of(item) == Place("a", "h", 1, 1)
+    assert place_of(item) == BackendAddress("a", "h", 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_json_of_another_form_is_refused(item: object) -> None:
 
 
 def test_one_that_drains_as_json() -> None:
-    drains = Place("a", "h", 1, 1, draining=True)
+    drains = BackendAddress("a", "h", 1, 1, draining=True)
     assert place_of({"id": "a", "host": "h", "port": 1, "weight": 1, "draining": True}) == drains
     assert place_of({"id": "a", "url": "http://h:1", "draining": True}) == drains
     with pytest.raises(ValueError, match=r"^draining 1 of a: expected true or false$"):
@@ -106,7 +106,7 @@ def in_a_loop(case: Case) -> None:
     asyncio.run(run())
 
 
-A, B, C = (Place(name, "h", port) for port, name in enumerate("abc", start=1))
+A, B, C = (BackendAddress(name, "h", port) for port, name in enumerate("abc", start=1))
 
 
 def test_the_list_says_who_drains() -> None:
@@ -130,7 +130,7 @@ def test_the_list_keeps_who_stays() -> None:
         a = upstreams.get("a")
         assert a is not None
         upstreams.sent(a)
-        assert upstreams.replace([C, Place("a", "h", 1, weight=3)]) == frozenset()
+        assert upstreams.replace([C, BackendAddress("a", "h", 1, weight=3)]) == frozenset()
         assert upstreams.get("a") is a and a.in_flight == 1 and a.place.weight == 3
         assert [backend.id for backend in upstreams.members()] == ["c", "a"]
         assert [backend.weight for backend in upstreams.members()] == [1, 3]
@@ -145,7 +145,7 @@ def test_another_address_is_another_stay() -> None:
         old = upstreams.get("a")
         assert old is not None
         upstreams.sent(old)
-        assert upstreams.replace([Place("a", "elsewhere", 1), B]) == {"a"}
+        assert upstreams.replace([BackendAddress("a", "elsewhere", 1), B]) == {"a"}
         new = upstreams.get("a")
         assert new is not None and new is not old and new.picks == 0
         assert upstreams.remembered == 3
@@ -183,7 +183,7 @@ def test_who_drains_is_listed_and_no_member() -> None:
 
 def test_a_client_is_closed_with_the_last_stay_at_its_address() -> None:
     async def case(upstreams: Upstreams) -> None:
-        one, two = upstreams.join(A), upstreams.join(Place("twin", A.host, A.port))
+        one, two = upstreams.join(A), upstreams.join(BackendAddress("twin", A.host, A.port))
         assert one.client is two.client
         upstreams.leave("a")
         assert upstreams.remembered == 1 and not one.client.closed

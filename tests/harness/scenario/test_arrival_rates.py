@@ -30,7 +30,7 @@ from harness.scenario.arrival_rates import (
     rate,
     times,
 )
-from harness.scenario.fast_dataclass import stretched
+from harness.scenario.fast_dataclass import scale_durations
 
 Times = NDArray[np.float64]
 ALPHA = 1e-4
@@ -97,7 +97,7 @@ def test_that_test_would_see_another_rate() -> None:
 
 @pytest.mark.parametrize("name", ["poisson", "diurnal", "spike", "on-off"])
 def test_the_number_is_poisson(name: str) -> None:
-    shape = stretched(SHAPES[name][0], 0.02)
+    shape = scale_durations(SHAPES[name][0], 0.02)
     small = TypeAdapter(Shape).validate_python(shape)  # stretching keeps counts: 50 times as dense, 50 times as short
     mean = expected(small)
     numbers = [len(times(small, random.Random(f"count/{seed}"))) for seed in range(60)]
@@ -150,7 +150,7 @@ def test_shapes_survive_json(shape: Shape) -> None:
 
 @pytest.mark.parametrize("shape", [pair[0] for pair in SHAPES.values()] + [Recorded((0.0, 1.5))])
 def test_stretching_keeps_the_count(shape: Shape) -> None:
-    longer = stretched(shape, 3.0)
+    longer = scale_durations(shape, 3.0)
     assert longer.duration_s == pytest.approx(3.0 * shape.duration_s)
     assert expected(longer) == pytest.approx(expected(shape))
     assert times(longer, random.Random(5)) == pytest.approx([3.0 * at_s for at_s in times(shape, random.Random(5))])

@@ -8,7 +8,7 @@ import pytest
 
 from harness.scenario.arrival_rates import Poisson
 from harness.scenario.arrivals import asked_by, draw
-from harness.scenario.closed_loop import BACK_OFF_S, Chat, Crowd, disappoints
+from harness.scenario.closed_loop import BACK_OFF_S, VirtualUser, VirtualUsers, disappoints
 from harness.scenario.model import Chats, Connections, Failure, Keys, Load, Stream
 from harness.scenario.request_mix import Content, Fixed, Sessions
 
@@ -21,7 +21,7 @@ def load(*others: Stream, chats: Chats = THREE, **fields: object) -> Load:
     return Load((Stream("chats", 1.0, 10.0, chats=chats, **settings), *others))  # type: ignore[arg-type]
 
 
-def times_of(chat: Chat) -> list[float]:
+def times_of(chat: VirtualUser) -> list[float]:
     """When a chat asks whose answers take no time."""
     found, at_s = [], chat.due_s(chat.begins_s)
     while at_s is not None:
@@ -32,9 +32,9 @@ def times_of(chat: Chat) -> list[float]:
 
 def test_times_to_think_are_drawn_and_exponential() -> None:
     many = Chats(count=200, think_s=0.5, duration_s=20.0)
-    times = [times_of(chat) for chat in Crowd(load(chats=many), 1, 0).chats]
-    assert times == [times_of(chat) for chat in Crowd(load(chats=many), 1, 0).chats]
-    assert times != [times_of(chat) for chat in Crowd(load(chats=many), 2, 0).chats]
+    times = [times_of(chat) for chat in VirtualUsers(load(chats=many), 1, 0).chats]
+    assert times == [times_of(chat) for chat in VirtualUsers(load(chats=many), 1, 0).chats]
+    assert times != [times_of(chat) for chat in VirtualUsers(load(chats=many), 2, 0).chats]
     gaps = sorted(later - at_s for one in times for at_s, later in zip([1.0, *one], one, strict=False))
     assert len(gaps) == pytest.approx(200 * 20 / 0.5, rel=0.05)
     assert sum(gaps) / len(gaps) == pytest.approx(0.5, rel=0.05)
@@ -43,7 +43,7 @@ def test_times_to_think_are_drawn_and_exponential() -> None:
 
 
 def test_a_failure_is_thought_over() -> None:
-    (chat,) = Crowd(load(chats=Chats(1, 0.0, 1.0)), 1, 0).chats
+    (chat,) = VirtualUsers(load(chats=Chats(1, 0.0, 1.0)), 1, 0).chats
     assert chat.due_s(1.5) == 1.5
     assert chat.due_s(1.5, failed=True) == 1.5 + BACK_OFF_S
     assert chat.due_s(1.99, failed=True) is None
@@ -51,7 +51,7 @@ def test_a_failure_is_thought_over() -> None:
 
 
 def test_requests_are_asked_in_turn_and_over_again() -> None:
-    crowd = Crowd(load(), 1, first=40)
+    crowd = VirtualUsers(load(), 1, first=40)
     first, second, _ = crowd.chats
     asked = [chat.ask(7.5) for chat in (first, second, second, first, second, second, first, first)]
     assert [arrival.number for arrival in asked] == list(range(40, 48))
@@ -62,7 +62,7 @@ def test_requests_are_asked_in_turn_and_over_again() -> None:
 def test_a_chat_keeps_to_its_session() -> None:
     """Turn after turn, each with what was said before, and nobody else asks in between."""
     content = Content(prompt=Fixed(3), output=Fixed(5), sessions=Sessions(2, 3))
-    crowd = Crowd(load(requests=60, content=content), 1, 0)
+    crowd = VirtualUsers(load(requests=60, content=content), 1, 0)
     asked = {number: [chat.ask(0.0) for _ in range(12)] for number, chat in enumerate(crowd.chats[:2])}
     for arrivals in asked.values():
         for before, after in pairwise(arrivals):
@@ -79,19 +79,19 @@ def test_the_open_loop_beside_it_is_drawn_as_ever() -> None:
 
 
 def test_workers_share_chats_and_numbers() -> None:
-    shares = [Crowd(load(), 1, 10, worker, 2) for worker in (0, 1)]
+    shares = [VirtualUsers(load(), 1, 10, worker, 2) for worker in (0, 1)]
     assert [len(share.chats) for share in shares] == [2, 1]
     assert [[chat.ask(0.0).number for chat in share.chats] for share in shares] == [[10, 12], [11]]
     thoughts = [times_of(chat) for share in shares for chat in share.chats]
-    assert sorted(thoughts) == sorted(times_of(chat) for chat in Crowd(load(), 1, 0).chats)
+    assert sorted(thoughts) == sorted(times_of(chat) for chat in VirtualUsers(load(), 1, 0).chats)
 
 
 def test_no_two_workers_hold_the_same_conversation() -> None:
     content = Content(prompt=Fixed(3), output=Fixed(5), sessions=Sessions(4, 3))
-    shares = [Crowd(load(requests=60, content=content), 1, 0, worker, 2) for worker in (0, 1)]
+    shares = [VirtualUsers(load(requests=60, content=content), 1, 0, worker, 2) for worker in (0, 1)]
     held = [{chat.ask(0.0).session for chat in share.chats for _ in range(6)} for share in shares]
     assert len(held[0]) > 1 and not held[0] & held[1]
-    few = [Crowd(load(requests=1), 1, 0, worker, 2).chats[0].ask(0.0) for worker in (0, 1)]
+    few = [VirtualUsers(load(requests=1), 1, 0, worker, 2).chats[0].ask(0.0) for worker in (0, 1)]
     assert [one.key for one in few] == [0, 0]
 
 
@@ -116,7 +116,7 @@ def test_what_makes_a_chat_back_off(failure: Failure, status: int, put_off: bool
 )
 def test_what_cannot_be_played(changes: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        Crowd(load(**changes), 1, 0)  # type: ignore[arg-type]
+        VirtualUsers(load(**changes), 1, 0)  # type: ignore[arg-type]
 
 
 def test_a_closed_loop_lasts_as_long_as_it_says() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.claims.features import Backoff, Breaker, Ejection, HealthChecks
-from harness.scenario.fast_dataclass import canonical, stretched
+from harness.scenario.fast_dataclass import canonical, scale_durations
 from harness.scenario.faults import (
     Blackhole,
     Down,
@@ -105,8 +105,8 @@ def test_stretching_scales_durations_and_rates_and_nothing_else() -> None:
         phases=(Phase("before", 0.0, 4.0), Phase("after", 4.0, 36.0)),
         intervals_s=(2.0, 4.0),
     )
-    assert stretched(scenario(), 4.0) == expected
-    assert stretched(scenario(), 4.0).end_s == 4.0 * scenario().end_s
+    assert scale_durations(scenario(), 4.0) == expected
+    assert scale_durations(scenario(), 4.0).end_s == 4.0 * scenario().end_s
 
 
 def test_claims_stretch_alike() -> None:
@@ -114,30 +114,32 @@ def test_claims_stretch_alike() -> None:
     longer = replace(
         breaker, open_s=4.0, window_s=2 * breaker.window_s, backoff=Backoff(multiplier=2.0, max_s=120.0, jitter=0.2)
     )
-    assert stretched(breaker, 2.0) == longer
-    ejection, checks = stretched((Ejection(failures=3, open_s=1.0), HealthChecks(interval_s=0.5, timeout_s=1.0)), 2.0)
+    assert scale_durations(breaker, 2.0) == longer
+    ejection, checks = scale_durations(
+        (Ejection(failures=3, open_s=1.0), HealthChecks(interval_s=0.5, timeout_s=1.0)), 2.0
+    )
     assert (ejection.failures, ejection.open_s) == (3, 2.0)
     assert (checks.interval_s, checks.timeout_s) == (1.0, 2.0)
 
 
 def test_twice_and_half_is_as_before() -> None:
-    again = stretched(stretched(scenario(), 2.0), 0.5)
+    again = scale_durations(scale_durations(scenario(), 2.0), 0.5)
     assert again == scenario()
     assert again.digest() == scenario().digest()
 
 
 def test_stretching_by_one_changes_nothing() -> None:
-    assert stretched(scenario(), 1.0) == scenario()
+    assert scale_durations(scenario(), 1.0) == scenario()
 
 
 @pytest.mark.parametrize("value", [3.0, "text", None, Kind.UPDATE, frozenset({"retry"})])
 def test_what_has_no_durations_is_left_alone(value: object) -> None:
-    assert stretched(value, 2.0) is value
+    assert scale_durations(value, 2.0) is value
 
 
 def test_a_value_without_durations_is_the_same_object() -> None:
     keys = Keys(3)
-    assert stretched(keys, 2.0) is keys
+    assert scale_durations(keys, 2.0) is keys
 
 
 # --- digests ----------------------------------------------------------------------------------------------

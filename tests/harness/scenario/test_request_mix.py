@@ -15,12 +15,12 @@ from scipy import stats
 
 from harness.scenario.request_mix import (
     MOST_PAYLOAD_BYTES,
-    Asked,
     Content,
     Empirical,
     Fixed,
     LongTail,
     Replay,
+    RequestContent,
     Sessions,
     draw,
 )
@@ -29,7 +29,7 @@ ALPHA = 1e-4
 MANY = 4000
 
 
-def asked(content: Content, requests: int = MANY, seed: str = "s") -> list[Asked]:
+def asked(content: Content, requests: int = MANY, seed: str = "s") -> list[RequestContent]:
     return draw(content, requests, prompt_tokens=8, output_tokens=4, seed=seed)
 
 
@@ -38,7 +38,7 @@ def is_share(hits: list[bool], share: float) -> bool:
 
 
 def test_no_content_is_what_the_stream_says() -> None:
-    plain = Asked(False, 8, 4, "normal", -1, 0, (), (), 0, False, None, False)
+    plain = RequestContent(False, 8, 4, "normal", -1, 0, (), (), 0, False, None, False)
     assert set(asked(Content(), 50)) == {plain}
 
 
@@ -103,7 +103,7 @@ def test_payloads_reach_megabytes_and_end_at_the_cap() -> None:
     assert {one.payload_bytes for one in asked(Content(payload_bytes=Fixed(2**40)), 5)} == {MOST_PAYLOAD_BYTES}
 
 
-def of_sessions(found: list[Asked]) -> dict[int, list[Asked]]:
+def of_sessions(found: list[RequestContent]) -> dict[int, list[RequestContent]]:
     sessions = defaultdict(list)
     for one in found:
         sessions[one.session].append(one)

@@ -15,7 +15,7 @@ from harness.gateway.protocol import Action, Backend, Event, Gateway, NowFunctio
 from harness.scenario.faults import Step
 from harness.scenario.model import Keys, Load, ModelServer, Scenario, Stream, World
 from harness.sim.world import play
-from harness.targets.base import ChangeStep, Launch, Place, Target
+from harness.targets.base import ChangeStep, Deployment, Launch, Target
 
 SERVICE_S = 8 / 16_000 + 4 * 0.0005
 """Time that a request of the default size takes at a backend that has nothing else to do."""
@@ -73,11 +73,11 @@ class GatewayOf(Target):
         """The given one."""
         return self._gateway
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: Deployment) -> Launch:
         """It runs in the simulator only."""
         raise NotImplementedError
 
-    def change(self, place: Place) -> tuple[ChangeStep, ...]:
+    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
         """It runs in the simulator only."""
         raise NotImplementedError
 

@@ -16,25 +16,25 @@ from harness.sim.world import Simulation
 from mockgpu.faults.decisions import Change
 from mockgpu.faults.kinds import (
     KINDS,
-    Capacity,
-    Cut,
-    Drip,
-    Evict,
+    CapacityFault,
+    CutFault,
+    DripFault,
+    EvictFault,
     Fault,
-    Garbage,
-    Hang,
-    Metrics,
-    NotAlive,
-    NotReady,
-    OutOfMemory,
-    QueueFull,
-    Slow,
-    Stall,
-    Status,
-    StreamError,
-    Truncated,
-    WrongLength,
-    Zombie,
+    GarbageFault,
+    HangFault,
+    MetricsFault,
+    NotAliveFault,
+    NotReadyFault,
+    OutOfMemoryFault,
+    QueueFullFault,
+    SlowFault,
+    StallFault,
+    StatusFault,
+    StreamErrorFault,
+    TruncatedFault,
+    WrongLengthFault,
+    ZombieFault,
 )
 from tests.harness.sim.rig import COLD_SERVER, GatewayOf, Listening, OneBackend, scenario, stream
 
@@ -42,11 +42,26 @@ AT_S = 0.505
 FAULTS: dict[str, Fault] = {
     fault.kind: fault
     for fault in (
-        Status(500), Capacity(0.0, 3), QueueFull(), OutOfMemory(dead=True), Hang(), Zombie(), Slow(3.0), Cut(1),
-        Stall(1), Truncated(1), StreamError(1), Drip(0.005), Garbage(), WrongLength(5), NotReady(), NotAlive(),
-        Metrics("missing"), Evict(),
+        StatusFault(500),
+        CapacityFault(0.0, 3),
+        QueueFullFault(),
+        OutOfMemoryFault(dead=True),
+        HangFault(),
+        ZombieFault(),
+        SlowFault(3.0),
+        CutFault(1),
+        StallFault(1),
+        TruncatedFault(1),
+        StreamErrorFault(1),
+        DripFault(0.005),
+        GarbageFault(),
+        WrongLengthFault(5),
+        NotReadyFault(),
+        NotAliveFault(),
+        MetricsFault("missing"),
+        EvictFault(),
     )
-}  # fmt: skip
+}
 IMPOSSIBLE = {
     "not-alive": "only check-ups that ask for liveness are told, and the balancer here asks for its health",
 }
@@ -83,7 +98,7 @@ def played(fault: Fault | None, *later: Change) -> tuple[History, Checked]:
     simulation = Simulation(GatewayOf(Listening(checked.react)), what, 1)
     changes = [*([] if fault is None else [Change((fault,))]), *later]
     for place, change in enumerate(changes):
-        simulation._agenda.at(AT_S + place / 2, lambda each: apply(simulation, each), change)
+        simulation._event_queue.at(AT_S + place / 2, lambda each: apply(simulation, each), change)
     return simulation.run(), checked
 
 
@@ -144,21 +159,21 @@ def test_what_is_silent_is_left_by_its_client_or_freed(kind: str) -> None:
 
 def test_a_drip_comes_later_by_its_gaps() -> None:
     plain, _ = played(None)
-    history, _ = played(Drip(0.005))
+    history, _ = played(DripFault(0.005))
     took_s = after(history)["end_s"] - after(history)["start_s"]
     assert took_s == pytest.approx(after(plain)["end_s"] - after(plain)["start_s"] + 3 * 0.005)
     assert set(after(history)["ending"]) == {Ending.ANSWERED}
-    history, _ = played(Drip(0.5))
+    history, _ = played(DripFault(0.5))
     assert Ending.CLIENT_GONE in set(after(history)["ending"])
 
 
 @pytest.mark.parametrize(
     ("fault", "ending", "failure"),
     [
-        (Garbage(), Ending.ANSWERED, Failure.NONE),
-        (Truncated(1), Ending.CUT, Failure.NONE),
-        (WrongLength(-5), Ending.CUT, Failure.NONE),
-        (WrongLength(5), Ending.CUT, Failure.TRUNCATED),
+        (GarbageFault(), Ending.ANSWERED, Failure.NONE),
+        (TruncatedFault(1), Ending.CUT, Failure.NONE),
+        (WrongLengthFault(-5), Ending.CUT, Failure.NONE),
+        (WrongLengthFault(5), Ending.CUT, Failure.TRUNCATED),
     ],
     ids=str,
 )
@@ -172,14 +187,14 @@ def test_a_spoiled_body_repeats_nothing(fault: Fault, ending: Ending, failure: F
 
 
 def test_an_error_within_a_stream_is_a_status_where_nothing_is_streamed() -> None:
-    history, _ = played(StreamError(1))
+    history, _ = played(StreamErrorFault(1))
     assert set(after(history)["status"]) == {500}
     assert set(after(history)["ending"]) == {Ending.ANSWERED}
 
 
 def test_an_engine_that_dies_fails_all_inside() -> None:
     """And forgets what it had in memory; those that stall hang on."""
-    history, checked = played(Slow(1000.0), Change((OutOfMemory(dead=True),)), Change(clear=frozenset(KINDS)))
+    history, checked = played(SlowFault(1000.0), Change((OutOfMemoryFault(dead=True),)), Change(clear=frozenset(KINDS)))
     rows = after(history)
     inside = rows["start_s"] < AT_S + 0.5
     assert set(zip(rows["ending"][inside], rows["status"][inside], strict=True)) == {(Ending.REFUSED, 500)}
@@ -188,17 +203,17 @@ def test_an_engine_that_dies_fails_all_inside() -> None:
     assert ready == {False} and checked.reports[-1][1].ok
     assert Counter(history.residency["event"])[Residency.EVICTED] >= 1
     assert set(rows["status"][rows["start_s"] > AT_S + 1.0]) == {200}
-    stalled, _ = played(Stall(1), Change((OutOfMemory(dead=True),)))
+    stalled, _ = played(StallFault(1), Change((OutOfMemoryFault(dead=True),)))
     assert set(after(stalled)["ending"][after(stalled)["start_s"] < AT_S + 0.5]) == {Ending.CLIENT_GONE}
 
 
 def test_an_eviction_makes_the_next_request_cold() -> None:
-    history, _ = played(Evict())
+    history, _ = played(EvictFault())
     assert Counter(history.residency["event"])[Residency.EVICTED] >= 1
     assert after(history)["cold"][0] and not np.all(after(history)["cold"])
 
 
 def test_frozen_figures_stay_in_the_simulator() -> None:
-    _, checked = played(Metrics("frozen"), Change((Hang(),)))
+    _, checked = played(MetricsFault("frozen"), Change((HangFault(),)))
     reports = {result.report for at_s, result in checked.reports if at_s > AT_S + 0.001}
     assert len(reports) == 1

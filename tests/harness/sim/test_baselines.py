@@ -13,9 +13,9 @@ from harness.claims.features import Affinity, Claims
 from harness.gateway.protocol import Backend, NowFunction, Request
 from harness.property.declare import catalogue
 from harness.scenario.model import Keys, Kind, World
-from harness.sim.baselines import BASELINES, Ring, RoundRobin, baseline_target
+from harness.sim.baselines import BASELINES, RingBaseline, RoundRobinBaseline, baseline_target
 from harness.sim.world import play
-from harness.targets.base import Place
+from harness.targets.base import Deployment
 from tests.harness.sim.rig import scenario, stream
 
 REQUEST = Request(id=0, connection=0, kind=Kind.INFERENCE, method="POST", model="m")
@@ -27,7 +27,7 @@ def named(*names: str) -> list[Backend]:
 
 
 def test_round_robin_takes_turns_whatever_the_key() -> None:
-    policy = RoundRobin()
+    policy = RoundRobinBaseline()
     assert policy.pick(REQUEST) is None
     policy.update_backends(named("a", "b", "c"))
     assert [policy.pick(REQUEST) for _ in range(4)] == ["a", "b", "c", "a"]
@@ -38,7 +38,7 @@ def test_round_robin_takes_turns_whatever_the_key() -> None:
 
 
 def test_a_ring_keeps_a_model_where_it_is_and_takes_turns_without_one() -> None:
-    policy = Ring()
+    policy = RingBaseline()
     update = replace(REQUEST, kind=Kind.UPDATE, model="")
     assert policy.pick(REQUEST) is None and policy.pick(update) is None
     policy.update_backends(named("a", "b", "c"))
@@ -61,7 +61,7 @@ def test_a_baseline_lives_in_the_simulator_only() -> None:
     target = baseline_target("round_robin", Claims())
     assert target.worlds == {World.SIM}
     assert target.scaled(2.0) is target
-    place = Place(Path(), "127.0.0.1", 1, 2, ())
+    place = Deployment(Path(), "127.0.0.1", 1, 2, ())
     with pytest.raises(NotImplementedError, match="simulator only"):
         target.launch(place)
     with pytest.raises(NotImplementedError, match="simulator only"):

@@ -11,10 +11,10 @@ from harness.evidence.history import History
 from harness.gateway.protocol import Action, Event, Reply, RequestArrived
 from harness.scenario.closed_loop import BACK_OFF_S
 from harness.scenario.model import Chats, Failure, Keys, ModelServer, Scenario, Stream
-from harness.sim.event_queue import HOP_S
+from harness.sim.event_queue import NETWORK_DELAY_S
 from tests.harness.sim.rig import SERVICE_S, Listening, bare, run, scenario, stream
 
-WAY_S = 4 * HOP_S
+WAY_S = 4 * NETWORK_DELAY_S
 
 
 def chats(count: int, think_s: float, duration_s: float, **changes: object) -> Stream:
@@ -59,7 +59,7 @@ def test_after_a_refusal_or_a_time_limit_a_chat_waits() -> None:
 
     history = run(Listening(refusing), scenario(load=chats(1, 0.0, 1.0)))
     assert np.diff(history.requests["intended_s"]) == pytest.approx(
-        [2 * HOP_S + BACK_OFF_S] * (len(history.requests) - 1)
+        [2 * NETWORK_DELAY_S + BACK_OFF_S] * (len(history.requests) - 1)
     )
     silent = run(Listening(lambda event, now_s: []), scenario(load=chats(1, 0.0, 1.0, timeout_s=0.2)))
     assert set(silent.requests["failure"]) == {Failure.TIMEOUT}

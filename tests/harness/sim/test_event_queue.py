@@ -1,4 +1,4 @@
-"""The agenda: times in order, ties in the order of putting in, and limits that mean nothing for what is done."""
+"""The event_queue: times in order, ties in the order of putting in, and limits that mean nothing for what is done."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.sim.event_queue import HOP_S, Agenda
+from harness.sim.event_queue import NETWORK_DELAY_S, EventQueue
 
 PINNED = settings(derandomize=True, deadline=None, database=None, max_examples=150)
-DELAYS_S = st.sampled_from([0.0, HOP_S, 2 * HOP_S, 0.5, 1.0])
+DELAYS_S = st.sampled_from([0.0, NETWORK_DELAY_S, 2 * NETWORK_DELAY_S, 0.5, 1.0])
 WAYS = st.sampled_from(["at", "later", "hop", "limit", "limit"])
 
 
@@ -26,34 +26,34 @@ class Job:
 class Diary:
     """Notes what happened when."""
 
-    agenda: Agenda = field(default_factory=Agenda)
+    event_queue: EventQueue = field(default_factory=EventQueue)
     seen: list[tuple[float, int]] = field(default_factory=list)
 
     def note(self, job: Job) -> None:
         """It happened now."""
-        self.seen.append((self.agenda.now.now_s, job.number))
+        self.seen.append((self.event_queue.now.now_s, job.number))
 
     def run(self) -> list[tuple[float, int]]:
         """All of it."""
-        while self.agenda.advance():
+        while self.event_queue.advance():
             assert len(self.seen) < 1000
         return self.seen
 
 
 def put(diary: Diary, way: str, delay_s: float, job: Job) -> float:
     """Put a job in one way or another; when it is due."""
-    agenda = diary.agenda
+    event_queue = diary.event_queue
     match way:
         case "at":
-            agenda.at(agenda.now.now_s + delay_s, diary.note, job)
+            event_queue.at(event_queue.now.now_s + delay_s, diary.note, job)
         case "later":
-            agenda.later(delay_s, diary.note, job)
+            event_queue.later(delay_s, diary.note, job)
         case "hop":
-            agenda.hop(diary.note, job)
-            return agenda.now.now_s + HOP_S
+            event_queue.after_network_delay(diary.note, job)
+            return event_queue.now.now_s + NETWORK_DELAY_S
         case _:
-            agenda.limit(delay_s, diary.note, job)
-    return agenda.now.now_s + delay_s
+            event_queue.limit(delay_s, diary.note, job)
+    return event_queue.now.now_s + delay_s
 
 
 @PINNED
@@ -67,19 +67,19 @@ def test_everything_happens_in_its_turn(steps: list[tuple[str, float, int, bool]
         jobs[number] = Job(number)
         due[number] = put(diary, way, delay_s, jobs[number])
         for _ in range(advances):
-            diary.agenda.advance()
+            diary.event_queue.advance()
         if way == "limit" and meets and number not in {seen for _, seen in diary.seen}:
             jobs[number].done = True
             del due[number]
     seen = diary.run()
     assert seen == sorted(seen)
     assert sorted(seen, key=lambda item: item[1]) == [(at_s, number) for number, at_s in sorted(due.items())]
-    assert diary.agenda.empty
+    assert diary.event_queue.empty
 
 
 def test_what_is_past_happens_now() -> None:
     diary = Diary()
-    diary.agenda.later(5.0, diary.note, Job(0))
+    diary.event_queue.later(5.0, diary.note, Job(0))
     diary.run()
     for way in ("at", "limit"):
         put(diary, way, -3.0, Job(1))
@@ -88,20 +88,20 @@ def test_what_is_past_happens_now() -> None:
 
 def test_a_schedule_comes_before_all_else_of_its_time() -> None:
     diary = Diary()
-    diary.agenda.later(1.0, diary.note, Job(0))
-    diary.agenda.before(1.0, diary.note, Job(1))
+    diary.event_queue.later(1.0, diary.note, Job(0))
+    diary.event_queue.before(1.0, diary.note, Job(1))
     assert diary.run() == [(1.0, 1), (1.0, 0)]
 
 
 def test_nothing_happens_after_the_last_time() -> None:
     diary = Diary()
-    diary.agenda.hop(diary.note, Job(0))
-    assert not diary.agenda.advance(HOP_S / 2) and diary.agenda.now() == 0.0
-    assert diary.agenda.advance(HOP_S)
-    diary.agenda.later(1.0, diary.note, Job(1))
-    assert not diary.agenda.advance(1.0)
-    assert diary.agenda.advance(1.0 + HOP_S)
-    assert not diary.agenda.advance() and diary.agenda.empty
+    diary.event_queue.after_network_delay(diary.note, Job(0))
+    assert not diary.event_queue.advance(NETWORK_DELAY_S / 2) and diary.event_queue.now() == 0.0
+    assert diary.event_queue.advance(NETWORK_DELAY_S)
+    diary.event_queue.later(1.0, diary.note, Job(1))
+    assert not diary.event_queue.advance(1.0)
+    assert diary.event_queue.advance(1.0 + NETWORK_DELAY_S)
+    assert not diary.event_queue.advance() and diary.event_queue.empty
 
 
 def test_limits_that_come_to_nothing_are_forgotten() -> None:
@@ -109,7 +109,7 @@ def test_limits_that_come_to_nothing_are_forgotten() -> None:
     diary = Diary()
     for number in range(100):
         job = Job(number)
-        diary.agenda.limit(1.0, diary.note, job)
+        diary.event_queue.limit(1.0, diary.note, job)
         job.done = True
-    assert len(diary.agenda._lanes[1.0]) == len(diary.agenda._heap) == 1
-    assert diary.run() == [] and diary.agenda.empty
+    assert len(diary.event_queue._lanes[1.0]) == len(diary.event_queue._heap) == 1
+    assert diary.run() == [] and diary.event_queue.empty

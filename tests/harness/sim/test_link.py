@@ -20,12 +20,12 @@ from harness.scenario.faults import (
     TransportFault,
 )
 from harness.scenario.model import Kind
-from harness.sim.link import ERROR_BYTES, UPDATE_BYTES, Way, answer_bytes, slices
+from harness.sim.link import ERROR_BYTES, UPDATE_BYTES, Link, answer_bytes, slices
 
 
-def way(*faults: TransportFault, seed: int = 1) -> Way:
+def way(*faults: TransportFault, seed: int = 1) -> Link:
     """A way with these faults."""
-    made = Way(Random(seed))
+    made = Link(Random(seed))
     for fault in faults:
         made.change(fault, on=True)
     return made

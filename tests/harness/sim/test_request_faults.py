@@ -37,12 +37,12 @@ from harness.scenario.faults import (
     Step,
 )
 from harness.scenario.model import Echo, Ending, Failure, Keys, Kind
-from harness.sim.event_queue import HOP_S
+from harness.sim.event_queue import NETWORK_DELAY_S
 from tests.harness.sim.rig import SERVICE_S, Listening, OneBackend, bare, run, scenario, sent_between, stream
 
 AT_S, FOR_S, HEALED_S = 0.505, 0.5, 1.005
 DURING = (0.505, 1.005)
-WAY_S = 4 * HOP_S
+WAY_S = 4 * NETWORK_DELAY_S
 
 
 def endings(history: History, start_s: float, end_s: float) -> Counter[tuple[int, int]]:
@@ -159,7 +159,7 @@ def test_a_hanging_attempt_is_open_until_its_client_leaves() -> None:
     assert endings(history, 0.51, 0.9) == {(Ending.CLIENT_GONE, 0): 39}
     assert set(history.requests["failure"][during]) == {Failure.TIMEOUT}
     rows = history.attempts[history.first_attempts()[during]]
-    assert rows["end_s"] == pytest.approx(history.requests["sent_s"][during] + 0.1 + 2 * HOP_S)
+    assert rows["end_s"] == pytest.approx(history.requests["sent_s"][during] + 0.1 + 2 * NETWORK_DELAY_S)
     assert np.isnan(rows["first_byte_s"]).all()
 
 

@@ -31,12 +31,12 @@ from harness.scenario.faults import (
     Weigh,
 )
 from harness.scenario.model import Ending, Failure, Keys, Residency
-from harness.sim.event_queue import HOP_S
+from harness.sim.event_queue import NETWORK_DELAY_S
 from tests.harness.sim.rig import COLD_SERVER, OneBackend, bare, run, scenario, sent_between, stream
 
 AT_S, FOR_S, HEALED_S = 0.505, 0.5, 1.005
 LONG = stream(output_tokens=40, keys=Keys(1))
-WAY_S = 4 * HOP_S
+WAY_S = 4 * NETWORK_DELAY_S
 
 
 def took_s(history: History, start_s: float, end_s: float) -> list[float]:
@@ -135,14 +135,14 @@ def test_an_end_shows_later_on_a_way_that_closes_slowly(fault: Fault) -> None:
     gateway = bare()
     run(gateway, scenario(SlowClose("gpu-0", 0.1, 0.2), fault, load=LONG))
     resets_s = [at_s for at_s, event in gateway.heard if isinstance(event, AttemptEnded) and event.error == "reset"]
-    assert resets_s == pytest.approx([AT_S + 0.2 + HOP_S] * 2)
+    assert resets_s == pytest.approx([AT_S + 0.2 + NETWORK_DELAY_S] * 2)
 
 
 def test_what_hung_is_reset_later_too() -> None:
     gateway = bare()
     run(gateway, scenario(SlowClose("gpu-0", 0.1, 0.2), Hang("gpu-0", AT_S, 0.01)))
     resets_s = [at_s for at_s, event in gateway.heard if isinstance(event, AttemptEnded) and event.error == "reset"]
-    assert resets_s == pytest.approx([AT_S + 0.01 + 0.2 + HOP_S])
+    assert resets_s == pytest.approx([AT_S + 0.01 + 0.2 + NETWORK_DELAY_S])
 
 
 def test_a_broken_answer_is_broken_by_whatever_ends_it_first() -> None:
@@ -166,9 +166,9 @@ def test_silent_connections_are_closed_in_time_and_when_that_heals() -> None:
     assert (history.first_attempts()[sent_between(history, 0.51, 1.0)] == -1).all()
     assert took_s(history, 0.51, 0.8) == pytest.approx([0.2 + WAY_S] * 29)
     inside = history.requests["end_s"][sent_between(history, 0.485, 0.505)]
-    assert inside == pytest.approx([AT_S + 0.2 + 2 * HOP_S] * 2)
+    assert inside == pytest.approx([AT_S + 0.2 + 2 * NETWORK_DELAY_S] * 2)
     late = history.requests["end_s"][sent_between(history, 0.81, 1.0)]
-    assert late.max() == pytest.approx(HEALED_S + 2 * HOP_S), "healing closes them at once"
+    assert late.max() == pytest.approx(HEALED_S + 2 * NETWORK_DELAY_S), "healing closes them at once"
     assert set(policy.errors) == {None, "reset"}
     assert history.answered()[sent_between(history, 1.01, 2.0)].all()
 
@@ -194,8 +194,8 @@ def test_check_ups_take_the_same_way() -> None:
     """A report of 319 bytes: too slow, too long, or closed before its time is over."""
     for fault, heard_s in (
         (Bandwidth("gpu-0", AT_S, 0.6, FOR_S), 1.5),
-        (LimitData("gpu-0", AT_S, 300, FOR_S), 1.0 + 2 * HOP_S),
-        (Timeout("gpu-0", AT_S, 0.2, FOR_S), 1.2 + HOP_S),
+        (LimitData("gpu-0", AT_S, 300, FOR_S), 1.0 + 2 * NETWORK_DELAY_S),
+        (Timeout("gpu-0", AT_S, 0.2, FOR_S), 1.2 + NETWORK_DELAY_S),
     ):
         gateway = bare()
         run(gateway, scenario(fault, load=stream(requests=210)))

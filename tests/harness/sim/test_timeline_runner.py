@@ -44,7 +44,7 @@ from harness.scenario.faults import (
     WrongLength,
 )
 from harness.scenario.model import Ending, Keys, Residency
-from harness.sim.event_queue import HOP_S
+from harness.sim.event_queue import NETWORK_DELAY_S
 from tests.harness.sim.rig import COLD_SERVER, OneBackend, bare, run, scenario, sent_between, stream
 
 AT_S, FOR_S, HEALED_S = 0.505, 0.5, 1.005
@@ -153,7 +153,7 @@ def test_a_killed_backend_refuses_and_returns_cold() -> None:
     assert (attempted(history, 0.51, 1.0), policy.errors.count("refused")) == (0, 50)
     assert statuses(history, 0.0, 0.48) == statuses(history, 1.01, 2.0) == {200}
     loads = history.residency["at_s"][history.residency["event"] == Residency.LOADING]
-    assert loads == pytest.approx([HOP_S * 2, 1.01 + HOP_S * 2])
+    assert loads == pytest.approx([NETWORK_DELAY_S * 2, 1.01 + NETWORK_DELAY_S * 2])
     assert history.attempts["cold"][history.first_attempts()[sent_between(history, 1.01, 1.05)]].all()
 
 
@@ -162,7 +162,7 @@ def test_behind_a_closed_way_a_backend_lives_on() -> None:
     history = run(bare(policy), scenario(step_of(Down), load=LONG, server=COLD_SERVER))
     inside = history.first_attempts()[sent_between(history, 0.485, 0.505)]
     assert set(history.attempts["ending"][inside]) == {Ending.CLIENT_GONE}
-    assert history.attempts["end_s"][inside] == pytest.approx([AT_S + 2 * HOP_S] * 2)
+    assert history.attempts["end_s"][inside] == pytest.approx([AT_S + 2 * NETWORK_DELAY_S] * 2)
     assert (policy.errors.count("reset"), policy.errors.count("refused")) == (2, 50)
     assert statuses(history, 0.485, 1.005) == {502}
     assert attempted(history, 0.51, 1.0) == 0
@@ -187,7 +187,7 @@ def test_attempts_into_a_blackhole_time_out() -> None:
     assert attempted(history, 0.51, 1.005) == 0
     assert statuses(history, 0.51, 0.805) == {504}
     waited_s = history.requests["end_s"][during] - history.requests["sent_s"][during]
-    assert waited_s == pytest.approx([0.2 + 2 * HOP_S] * 30)
+    assert waited_s == pytest.approx([0.2 + 2 * NETWORK_DELAY_S] * 30)
     assert policy.errors.count("timeout") == 30
     assert statuses(history, 1.01, 2.0) == {200}
 
@@ -197,7 +197,7 @@ def test_what_a_blackhole_holds_is_closed_when_it_heals() -> None:
     policy = OneBackend()
     history = run(bare(policy), scenario(step_of(Blackhole), load=LONG))
     held = sent_between(history, 0.485, 1.005)
-    assert history.requests["end_s"][held] == pytest.approx([HEALED_S + 2 * HOP_S] * 52)
+    assert history.requests["end_s"][held] == pytest.approx([HEALED_S + 2 * NETWORK_DELAY_S] * 52)
     assert policy.errors.count("reset") == 52
     assert statuses(history, 0.485, 1.005) == {502}
     assert statuses(history, 1.01, 2.0) == {200}
@@ -207,7 +207,9 @@ def test_what_a_blackhole_holds_is_closed_when_it_heals() -> None:
 def test_what_a_blackhole_holds_ends_with_its_connections(fault: Step) -> None:
     policy = OneBackend()
     history = run(bare(policy), scenario(Blackhole("gpu-0", AT_S, 1.0), fault, load=LONG))
-    assert history.requests["end_s"][sent_between(history, 0.485, 0.805)] == pytest.approx([0.805 + 2 * HOP_S] * 32)
+    assert history.requests["end_s"][sent_between(history, 0.485, 0.805)] == pytest.approx(
+        [0.805 + 2 * NETWORK_DELAY_S] * 32
+    )
     assert policy.errors.count("reset") == 32
     assert policy.errors.count("refused") == 119, "a closed way is not silent"
 
@@ -235,7 +237,7 @@ def test_a_fault_just_after_a_client_left(kind: type[Any]) -> None:
     """The attempt is given up at 100.1 ms, its backend sees that at 100.2 ms, and the fault comes in between."""
     load = stream(requests=1, output_tokens=2000, timeout_s=0.1)
     gateway = bare()
-    history = run(gateway, scenario(kind("gpu-0", 0.1 + 1.5 * HOP_S), load=load))
+    history = run(gateway, scenario(kind("gpu-0", 0.1 + 1.5 * NETWORK_DELAY_S), load=load))
     assert history.died is None
     assert [event.error for _, event in gateway.heard if isinstance(event, AttemptEnded)] == ["aborted"]
 
@@ -247,9 +249,9 @@ def test_a_fault_just_after_a_client_left(kind: type[Any]) -> None:
     ("step", "logged", "failed_s"),
     [
         (None, 5, None),
-        (Kill("gpu-0", AT_S, FOR_S), 4, 1.0 + 2 * HOP_S),
-        (Down("gpu-0", AT_S, FOR_S), 4, 1.0 + 2 * HOP_S),
-        (Reset("gpu-0", AT_S, FOR_S), 4, 1.0 + 2 * HOP_S),
+        (Kill("gpu-0", AT_S, FOR_S), 4, 1.0 + 2 * NETWORK_DELAY_S),
+        (Down("gpu-0", AT_S, FOR_S), 4, 1.0 + 2 * NETWORK_DELAY_S),
+        (Reset("gpu-0", AT_S, FOR_S), 4, 1.0 + 2 * NETWORK_DELAY_S),
         (Blackhole("gpu-0", AT_S, FOR_S), 4, 1.5),
         (Latency("gpu-0", AT_S, 0.6, FOR_S), 4, 1.5),
         (Latency("gpu-0", AT_S, 0.2, FOR_S), 5, None),

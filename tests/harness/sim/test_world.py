@@ -24,11 +24,11 @@ from harness.gateway.protocol import (
     TimerFired,
 )
 from harness.scenario.model import Connections, Echo, Ending, Failure, HarnessError, Keys, Kind, Method, Phase
-from harness.sim.event_queue import HOP_S
+from harness.sim.event_queue import NETWORK_DELAY_S
 from harness.sim.world import PATIENCE_S, Simulation
 from tests.harness.sim.rig import SERVICE_S, GatewayOf, Listening, bare, run, scenario, stream
 
-WAY_S = 4 * HOP_S
+WAY_S = 4 * NETWORK_DELAY_S
 """Client to balancer to backend and back."""
 
 
@@ -53,7 +53,7 @@ def test_a_request_comes_and_goes() -> None:
     assert history.requests["key"][:4].tolist() == [0, 1, 2, 0]
     assert history.requests["method"][:2].tolist() == [Method.POST, Method.GET]
     assert history.latencies_s() == pytest.approx([SERVICE_S + WAY_S] * 200)
-    assert history.attempts["start_s"] == pytest.approx(history.requests["sent_s"] + 2 * HOP_S)
+    assert history.attempts["start_s"] == pytest.approx(history.requests["sent_s"] + 2 * NETWORK_DELAY_S)
 
 
 def test_the_gateway_is_told_what_a_balancer_could_see() -> None:
@@ -100,9 +100,9 @@ def test_a_client_that_gives_up_is_seen_by_all() -> None:
     sent_s = history.requests["sent_s"]
     assert set(history.requests["failure"]) == {Failure.TIMEOUT} and set(history.requests["status"]) == {0}
     assert history.requests["end_s"] == pytest.approx(sent_s + 0.1)
-    assert gateway.times_of(ClientGone) == pytest.approx(sent_s + 0.1 + HOP_S)
+    assert gateway.times_of(ClientGone) == pytest.approx(sent_s + 0.1 + NETWORK_DELAY_S)
     assert set(history.attempts["ending"]) == {Ending.CLIENT_GONE}
-    assert history.attempts["end_s"] == pytest.approx(sent_s + 0.1 + 2 * HOP_S)
+    assert history.attempts["end_s"] == pytest.approx(sent_s + 0.1 + 2 * NETWORK_DELAY_S)
     assert [event.error for _, event in gateway.heard if isinstance(event, AttemptEnded)] == ["aborted"] * 3
 
 

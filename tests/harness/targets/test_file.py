@@ -6,7 +6,7 @@ import pytest
 
 from harness.claims.file import claims_file
 from harness.scenario.model import ClaimsError, TargetError, UnsupportedError, World
-from harness.targets.base import Address, Place, RunCommand, WriteFile
+from harness.targets.base import Address, Deployment, RunCommand, WriteFile
 from harness.targets.file import FileTarget
 
 PYTHON = Path(sys.executable).as_posix()
@@ -42,9 +42,9 @@ def target_of(folder: Path, text: str, template: str | None = TEMPLATE) -> FileT
     return FileTarget(claims_file(file))
 
 
-def place_in(workdir: Path, off: frozenset[str] = frozenset()) -> Place:
+def place_in(workdir: Path, off: frozenset[str] = frozenset()) -> Deployment:
     backends = (Address("gpu-1", "127.0.0.1", 9001, 2), Address("gpu-0", "127.0.0.1", 9000))
-    return Place(workdir, "127.0.0.1", 8080, 8081, backends, off)
+    return Deployment(workdir, "127.0.0.1", 8080, 8081, backends, off)
 
 
 def test_run_section_renders_template_and_commands(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from harness.claims.features import Affinity, Ejection, Failover, Retry, Spread
 from harness.scenario.model import TargetError, World
-from harness.targets.base import Address, AwaitNewWorkers, Place, Signal, WriteFile
+from harness.targets.base import Address, AwaitNewWorkers, Deployment, Signal, WriteFile
 from harness.targets.nginx import NginxTarget
 
 OFF = [frozenset(names) for names in chain.from_iterable(combinations(("ejection", "retry"), n) for n in range(3))]
@@ -75,7 +75,7 @@ class Backends:
 class Running:
     """nginx as the live world would run it."""
 
-    def __init__(self, target: NginxTarget, place: Place) -> None:
+    def __init__(self, target: NginxTarget, place: Deployment) -> None:
         self.target, self.place = target, place
         launch = target.launch(place)
         self.write(launch.files)
@@ -105,7 +105,7 @@ class Running:
     def port_of(self, key: str) -> int:
         return int(self.ask("POST", "/v1/completions", key)[0])
 
-    def change(self, place: Place) -> None:
+    def change(self, place: Deployment) -> None:
         before = self.workers()
         write, signal, wait = self.target.change(place)
         assert isinstance(write, WriteFile) and isinstance(signal, Signal) and isinstance(wait, AwaitNewWorkers)
@@ -139,8 +139,8 @@ def free_port() -> int:
         return port
 
 
-def place_in(workdir: Path, backends: tuple[Address, ...] = ADDRESSES, off: frozenset[str] = frozenset()) -> Place:
-    return Place(workdir, "127.0.0.1", free_port(), 0, backends, off)
+def place_in(workdir: Path, backends: tuple[Address, ...] = ADDRESSES, off: frozenset[str] = frozenset()) -> Deployment:
+    return Deployment(workdir, "127.0.0.1", free_port(), 0, backends, off)
 
 
 def servers_in(text: str) -> list[str]:
@@ -330,7 +330,7 @@ def test_reload_brings_new_workers_and_moves_only_the_leavers_keys(
     before = {key: nginx.port_of(key) for key in keys}
     place = nginx.place
     stay = (*place.backends[2:], place.backends[1])  # the first leaves, and the list is rotated
-    nginx.change(Place(place.workdir, place.host, place.port, 0, stay))
+    nginx.change(Deployment(place.workdir, place.host, place.port, 0, stay))
     after = {key: nginx.port_of(key) for key in keys}
     gone = place.backends[0].port
     assert gone not in after.values()

@@ -18,7 +18,7 @@ from harness.gateway.protocol import (
     Send,
 )
 from harness.scenario.model import ClaimsError, Kind, World
-from harness.targets.base import Address, Call, Place
+from harness.targets.base import Address, AdminCall, Deployment
 from harness.targets.python import PythonTarget
 
 MEMBERS = MembershipChanged((Backend("gpu-0", "127.0.0.1:1"), Backend("gpu-1", "127.0.0.1:2")))
@@ -120,13 +120,13 @@ def test_a_repeat_in_sim_pins_the_hashes(
 def test_the_shell_is_told_where_the_key_is_claimed(here: str, tmp_path: Path) -> None:
     target = PythonTarget(f"python:{here}:LastPolicy")
     target.claims = Claims((Affinity(key="cookie:sid"),))
-    launch = target.launch(Place(tmp_path, "127.0.0.1", 8000, 8001, ()))
+    launch = target.launch(Deployment(tmp_path, "127.0.0.1", 8000, 8001, ()))
     assert json.loads(launch.files["balancer.json"])["key_carrier"] == "cookie:sid"
 
 
 def test_shell_is_told_class_and_backends(here: str, tmp_path: Path) -> None:
     target = PythonTarget(f"python:{here}:LastPolicy")
-    place = Place(tmp_path, "127.0.0.1", 8000, 8001, (Address("gpu-1", "127.0.0.1", 9001, 3, True),))
+    place = Deployment(tmp_path, "127.0.0.1", 8000, 8001, (Address("gpu-1", "127.0.0.1", 9001, 3, True),))
     launch = target.launch(place)
     told = json.loads(launch.files["balancer.json"])
     assert told["spec"] == f"python:{here}:LastPolicy"
@@ -136,7 +136,7 @@ def test_shell_is_told_class_and_backends(here: str, tmp_path: Path) -> None:
     assert launch.environment == {"PYTHONHASHSEED": "0"}
     assert launch.start[-1] == str(tmp_path / "balancer.json")
     (call,) = target.change(place)
-    assert isinstance(call, Call)
+    assert isinstance(call, AdminCall)
     assert (call.method, call.url) == ("PUT", "http://127.0.0.1:8001/backends")
     assert json.loads(call.body) == told["backends"]
 

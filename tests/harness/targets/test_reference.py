@@ -20,14 +20,14 @@ from harness.claims.features import (
 )
 from harness.gateway.protocol import Backend, MembershipChanged, NowFunction, Request, RequestArrived, Send, SetTimer
 from harness.scenario.model import Kind, World
-from harness.targets.base import LEAN, Place, Target
+from harness.targets.base import LEAN, Deployment, Target
 from harness.targets.reference import LIMITS, ReferenceTarget
 
 BACKENDS = tuple(Backend(f"gpu-{number}", f"127.0.0.1:{9000 + number}") for number in range(4))
 
 
 def test_its_process_starts_lean(tmp_path: Path) -> None:
-    launch = ReferenceTarget().launch(Place(tmp_path, "127.0.0.1", 8000, 8001, ()))
+    launch = ReferenceTarget().launch(Deployment(tmp_path, "127.0.0.1", 8000, 8001, ()))
     assert launch.environment.items() >= {**LEAN, "PYTHONHASHSEED": "0"}.items()
 
 

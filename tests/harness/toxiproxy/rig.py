@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.toxiproxy.connection_log import Ending
+from harness.toxiproxy.connection_log import CloseCause
 from harness.toxiproxy.stage import Chunk
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +36,7 @@ class Sink:
     def __init__(self) -> None:
         self.room = True
         self.chunks: list[bytes] = []
-        self.ending: Ending | None = None
+        self.ending: CloseCause | None = None
 
     def has_room(self) -> bool:
         return self.room
@@ -45,11 +45,11 @@ class Sink:
         assert self.ending is None, "data after the end"
         self.chunks.append(chunk.data)
 
-    def end(self, cause: Ending) -> None:
+    def end(self, cause: CloseCause) -> None:
         if self.ending is None:
             self.ending = cause
 
-    def state(self) -> tuple[list[bytes], Ending | None]:
+    def state(self) -> tuple[list[bytes], CloseCause | None]:
         """What has arrived, and how it has ended, if it has."""
         return self.chunks, self.ending
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.toxiproxy.chain import Chain
-from harness.toxiproxy.connection_log import Ending
+from harness.toxiproxy.connection_log import CloseCause
 from harness.toxiproxy.stage import Toxic
 from tests.harness.toxiproxy.rig import Sink
 
@@ -43,7 +43,7 @@ def test_toxics_apply_in_their_order() -> None:
         chain.run(0.0)
         assert sink.state() == ([], None)
         chain.run(0.2)
-        assert sink.state() == ([b"x" * 10], Ending.TOXIC)
+        assert sink.state() == ([b"x" * 10], CloseCause.TOXIC)
 
 
 def test_a_sink_without_room_holds_data_back_stage_by_stage() -> None:
@@ -79,12 +79,12 @@ def test_a_removal_flushes_in_order_and_loses_nothing() -> None:
     chain, sink = chain_of(first, second)
     for number in range(3):
         chain.feed(bytes([number]), 0.0)
-    chain.end(Ending.CLIENT)
+    chain.end(CloseCause.CLIENT)
     chain.run(1.0)
     chain.remove(second, 1.5)
     chain.remove(first, 1.5)
     chain.run(1.5)
-    assert (b"".join(sink.chunks), sink.ending) == (b"\0\1\2", Ending.CLIENT)
+    assert (b"".join(sink.chunks), sink.ending) == (b"\0\1\2", CloseCause.CLIENT)
 
 
 def test_a_removal_flushes_even_into_a_sink_without_room() -> None:
@@ -211,7 +211,7 @@ def test_nothing_is_lost_or_reordered(steps: list[tuple[str, object]], seed: int
         elif step == "room":
             sink.room = bool(value)
         chain.run(now_s)
-    chain.end(Ending.CLIENT)
+    chain.end(CloseCause.CLIENT)
     sink.room = True
     wake_s = chain.run(now_s)
     for _ in range(10_000):
@@ -220,4 +220,4 @@ def test_nothing_is_lost_or_reordered(steps: list[tuple[str, object]], seed: int
         now_s = max(now_s, wake_s)
         wake_s = chain.run(now_s)
     assert b"".join(sink.chunks) == fed
-    assert sink.ending is Ending.CLIENT
+    assert sink.ending is CloseCause.CLIENT

@@ -12,7 +12,7 @@ import pytest
 import requests
 import toxiproxy.api
 
-from harness.toxiproxy.client import FaultProxy, FaultProxyError, Toxic
+from harness.toxiproxy.client import FaultProxy, FaultProxyError, RemoteToxic
 from tests.harness.toxiproxy import rig
 from tests.harness.toxiproxy.rig import Backend, ServerProcess
 
@@ -92,11 +92,11 @@ def test_an_unknown_proxy_fails(proxy: FaultProxy, action: Callable[[FaultProxy]
 def test_toxics_are_added_updated_listed_and_removed(behind: Behind, proxy: FaultProxy) -> None:
     behind(rig.echo)
     added = proxy.add_toxic("p", "latency", {"latency": 5}, toxicity=0.25)
-    assert added == Toxic("latency_downstream", "latency", "downstream", 0.25, {"latency": 5, "jitter": 0})
+    assert added == RemoteToxic("latency_downstream", "latency", "downstream", 0.25, {"latency": 5, "jitter": 0})
     up = proxy.add_toxic("p", "noop", {}, stream="upstream", toxic_name="mine")
     assert proxy.toxics("p") == [up, added]
     updated = proxy.update_toxic("p", "latency_downstream", {"jitter": 2})
-    assert updated == Toxic("latency_downstream", "latency", "downstream", 0.25, {"latency": 5, "jitter": 2})
+    assert updated == RemoteToxic("latency_downstream", "latency", "downstream", 0.25, {"latency": 5, "jitter": 2})
     assert proxy.update_toxic("p", "mine", toxicity=0.5).toxicity == 0.5
     proxy.remove_toxic("p", "latency_downstream")
     assert [toxic.name for toxic in proxy.toxics("p")] == ["mine"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.toxiproxy.connection_log import ConnectionLog, Ending
+from harness.toxiproxy.connection_log import CloseCause, ConnectionLog
 
 
 def test_entries_of_one_proxy_or_of_all_in_order() -> None:
@@ -26,7 +26,7 @@ def test_clearing_keeps_what_is_still_open() -> None:
     for number in range(3):
         log.open("a", float(number))
     ended = next(log.entries())
-    ended.closed_s, ended.ended = 9.0, Ending.CLIENT
+    ended.closed_s, ended.ended = 9.0, CloseCause.CLIENT
     log.clear()
     assert [entry.opened_s for entry in log.entries()] == [2.0]
     assert log.forgotten == 0

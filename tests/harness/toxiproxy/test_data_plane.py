@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from harness.toxiproxy.client import Connection, FaultProxy
+from harness.toxiproxy.client import FaultProxy, LoggedConnection
 from tests.harness.toxiproxy import rig
 from tests.harness.toxiproxy.rig import Backend
 
@@ -18,7 +18,7 @@ Behind = Callable[[Callable[[socket.socket], object]], tuple[Backend, int]]
 SOON_S = 3.0  # "at once", on a busy machine
 
 
-def log_of(proxy: FaultProxy) -> list[Connection]:
+def log_of(proxy: FaultProxy) -> list[LoggedConnection]:
     """The log once every connection in it has ended."""
     rig.wait_until(lambda: all(entry.ended for entry in proxy.connections()), "all connections to end")
     return proxy.connections()

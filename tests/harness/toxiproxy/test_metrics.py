@@ -11,7 +11,7 @@ import time
 import pytest
 
 from harness.toxiproxy.client import FaultProxy
-from harness.toxiproxy.metrics import LinkLabels, Metrics, Traffic
+from harness.toxiproxy.metrics import LinkLabels, ProxyMetrics, Traffic
 from tests.harness.toxiproxy import rig
 from tests.harness.toxiproxy.lab import close_with_reset
 from tests.harness.toxiproxy.rig import BackendWith
@@ -46,7 +46,7 @@ def test_links_with_equal_labels_are_summed() -> None:
     traffic.link_ended(UP, 2, 2)
     traffic.link_ended(UP._replace(direction="downstream"), 0, 0)
     labels = 'listener="127.0.0.1:1",proxy="p",upstream="127.0.0.1:2"}'
-    assert series(Metrics(traffic, runtime=False).text()) == {
+    assert series(ProxyMetrics(traffic, runtime=False).text()) == {
         f'toxiproxy_proxy_received_bytes_total{{direction="upstream",{labels}': 7,
         f'toxiproxy_proxy_received_bytes_total{{direction="downstream",{labels}': 0,
         f'toxiproxy_proxy_sent_bytes_total{{direction="upstream",{labels}': 5,
@@ -65,26 +65,26 @@ def test_what_a_broken_destination_was_sent_does_not_count() -> None:
 def test_labels_are_escaped() -> None:
     traffic = Traffic()
     traffic.link_ended(UP._replace(proxy='a"b\\c\nd'), 1, None)
-    assert 'proxy="a\\"b\\\\c\\nd"' in Metrics(traffic, runtime=False).text()
+    assert 'proxy="a\\"b\\\\c\\nd"' in ProxyMetrics(traffic, runtime=False).text()
 
 
 def test_every_series_has_its_help_and_type() -> None:
     traffic = Traffic()
     traffic.link_ended(UP, 1, 1)
-    text = Metrics(traffic, runtime=True).text()
+    text = ProxyMetrics(traffic, runtime=True).text()
     for name in {name.partition("{")[0] for name in series(text)}:
         assert text.count(f"# HELP {name} ") == 1
         assert re.search(f"^# TYPE {name} (counter|gauge)\n{name}", text, re.MULTILINE)
 
 
 def test_the_process_is_shown_with_its_own_numbers() -> None:
-    shown = series(Metrics(None, runtime=True).text())
+    shown = series(ProxyMetrics(None, runtime=True).text())
     assert not any(name.startswith("toxiproxy") for name in shown)
     assert abs(shown["process_start_time_seconds"] - time.time()) < 60
     assert 0 < shown["process_cpu_seconds_total"] <= time.process_time()
     with socket.socket(), socket.socket():
         if "process_open_fds" in shown:
-            later = series(Metrics(None, runtime=True).text())
+            later = series(ProxyMetrics(None, runtime=True).text())
             assert later["process_open_fds"] == shown["process_open_fds"] + 2
             assert 0 < shown["process_resident_memory_bytes"] < shown["process_virtual_memory_bytes"]
 

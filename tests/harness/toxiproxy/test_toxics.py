@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from harness.toxiproxy.chain import CHUNK_BYTES, Chain
-from harness.toxiproxy.connection_log import Ending
+from harness.toxiproxy.connection_log import CloseCause
 from harness.toxiproxy.stage import Toxic
 from harness.toxiproxy.toxics import STAGES
 from tests.harness.toxiproxy.rig import Sink
@@ -40,9 +40,9 @@ def arrivals(chain: Chain, sink: Sink, until_s: float) -> list[tuple[float, byte
 def test_noop_passes_data_and_end() -> None:
     chain, sink = chain_of(toxic("noop"))
     chain.feed(b"abc", 0.0)
-    chain.end(Ending.CLIENT)
+    chain.end(CloseCause.CLIENT)
     assert chain.run(0.0) is None
-    assert sink.state() == ([b"abc"], Ending.CLIENT)
+    assert sink.state() == ([b"abc"], CloseCause.CLIENT)
 
 
 def test_data_is_cut_into_chunks_before_the_toxics() -> None:
@@ -71,17 +71,17 @@ def test_latency_never_lets_a_chunk_go_early() -> None:
 
 def test_latency_delays_an_end_only_behind_data() -> None:
     chain, sink = chain_of(toxic("latency", latency=200))
-    chain.end(Ending.CLIENT)
+    chain.end(CloseCause.CLIENT)
     chain.run(0.0)
-    assert sink.ending is Ending.CLIENT
+    assert sink.ending is CloseCause.CLIENT
 
     chain, sink = chain_of(toxic("latency", latency=200))
     chain.feed(b"a", 0.0)
-    chain.end(Ending.CLIENT)
+    chain.end(CloseCause.CLIENT)
     chain.run(0.1)
     assert sink.ending is None
     chain.run(0.2)
-    assert sink.state() == ([b"a"], Ending.CLIENT)
+    assert sink.state() == ([b"a"], CloseCause.CLIENT)
 
 
 def test_latencies_in_a_row_add_up_for_queued_chunks_too() -> None:
@@ -163,11 +163,11 @@ def test_bandwidth_0_stalls_everything_behind_the_first_chunk() -> None:
     stalled = toxic("bandwidth", rate=0)
     chain, sink = chain_of(stalled)
     chain.feed(b"abc", 0.0)
-    chain.end(Ending.CLIENT)
+    chain.end(CloseCause.CLIENT)
     assert chain.run(100.0) is None
     assert sink.state() == ([], None)
     chain.remove(stalled, 100.0)
-    assert sink.state() == ([b"abc"], Ending.CLIENT)
+    assert sink.state() == ([b"abc"], CloseCause.CLIENT)
 
 
 # Slow close.
@@ -176,23 +176,23 @@ def test_bandwidth_0_stalls_everything_behind_the_first_chunk() -> None:
 def test_slow_close_delays_only_the_end() -> None:
     chain, sink = chain_of(toxic("slow_close", delay=300))
     chain.feed(b"a", 0.0)
-    chain.end(Ending.UPSTREAM)
+    chain.end(CloseCause.UPSTREAM)
     assert chain.run(0.0) == pytest.approx(0.3)
     assert sink.state() == ([b"a"], None)
     chain.run(0.3)
-    assert sink.ending is Ending.UPSTREAM
+    assert sink.ending is CloseCause.UPSTREAM
 
 
 def test_an_update_starts_the_slow_close_afresh_and_a_removal_ends_it() -> None:
     slow = toxic("slow_close", delay=3000)
     chain, sink = chain_of(slow)
-    chain.end(Ending.UPSTREAM)
+    chain.end(CloseCause.UPSTREAM)
     chain.run(0.0)
     slow.attributes["delay"] = 200
     chain.update(slow, 1.0)
     assert chain.run(1.0) == pytest.approx(1.2)
     chain.remove(slow, 1.1)
-    assert sink.ending is Ending.UPSTREAM
+    assert sink.ending is CloseCause.UPSTREAM
 
 
 # Timeout.
@@ -205,7 +205,7 @@ def test_timeout_drops_data_and_ends_after_a_quiet_time() -> None:
     assert chain.run(0.2) == pytest.approx(0.5)
     assert chain.run(0.4) == pytest.approx(0.5)
     chain.run(0.5)
-    assert sink.state() == ([], Ending.TOXIC)
+    assert sink.state() == ([], CloseCause.TOXIC)
 
 
 @pytest.mark.parametrize("timeout", [0, -1])
@@ -219,9 +219,9 @@ def test_timeout_of_nothing_drops_for_ever(timeout: int) -> None:
 
 def test_timeout_passes_the_end_at_once() -> None:
     chain, sink = chain_of(toxic("timeout", timeout=300))
-    chain.end(Ending.CLIENT)
+    chain.end(CloseCause.CLIENT)
     chain.run(0.0)
-    assert sink.ending is Ending.CLIENT
+    assert sink.ending is CloseCause.CLIENT
 
 
 @pytest.mark.parametrize("toxicity", [1.0, 0.0])
@@ -229,7 +229,7 @@ def test_removing_a_timeout_ends_the_link_even_if_it_was_spared(toxicity: float)
     silent = toxic("timeout", toxicity, timeout=0)
     chain, sink = chain_of(silent)
     chain.remove(silent, 1.0)
-    assert sink.ending is Ending.TOXIC
+    assert sink.ending is CloseCause.TOXIC
 
 
 # Reset peer.
@@ -241,14 +241,14 @@ def test_reset_peer_waits_for_the_first_chunk_and_drops_it() -> None:
     chain.feed(b"a", 6.0)
     assert chain.run(6.0) == pytest.approx(6.2)
     chain.run(6.2)
-    assert sink.state() == ([], Ending.RESET)
+    assert sink.state() == ([], CloseCause.RESET)
 
 
 def test_reset_peer_is_also_set_off_by_the_end() -> None:
     chain, sink = chain_of(toxic("reset_peer", timeout=0))
-    chain.end(Ending.CLIENT)
+    chain.end(CloseCause.CLIENT)
     chain.run(0.0)
-    assert sink.ending is Ending.RESET
+    assert sink.ending is CloseCause.RESET
 
 
 def test_the_wait_of_a_reset_is_not_interrupted_by_an_update() -> None:
@@ -260,7 +260,7 @@ def test_the_wait_of_a_reset_is_not_interrupted_by_an_update() -> None:
     chain.update(reset, 0.1)
     assert chain.run(0.1) == pytest.approx(0.2)
     chain.run(0.2)
-    assert sink.ending is Ending.RESET
+    assert sink.ending is CloseCause.RESET
 
 
 def test_removing_a_reset_in_its_wait_closes_at_once() -> None:
@@ -269,7 +269,7 @@ def test_removing_a_reset_in_its_wait_closes_at_once() -> None:
     chain.feed(b"a", 0.0)
     chain.run(0.0)
     chain.remove(reset, 0.1)
-    assert sink.state() == ([], Ending.RESET)
+    assert sink.state() == ([], CloseCause.RESET)
 
 
 # Slicer.
@@ -278,18 +278,18 @@ def test_removing_a_reset_in_its_wait_closes_at_once() -> None:
 def test_slicer_halves_until_the_pieces_are_near_the_average() -> None:
     chain, sink = chain_of(toxic("slicer", average_size=100, delay=10_000))
     chain.feed(b"x" * 1000, 0.0)
-    chain.end(Ending.CLIENT)
+    chain.end(CloseCause.CLIENT)
     seen = arrivals(chain, sink, 1.0)
     assert [len(data) for _, data in seen] == [62, 63] * 8
     assert [at_s for at_s, _ in seen] == [round(number * 0.01, 6) for number in range(16)]
-    assert sink.ending is Ending.CLIENT
+    assert sink.ending is CloseCause.CLIENT
     assert chain.stages[0].ended
 
 
 def test_slicer_waits_after_the_last_piece_too() -> None:
     chain, sink = chain_of(toxic("slicer", average_size=100, delay=10_000))
     chain.feed(b"x" * 50, 0.0)
-    chain.end(Ending.CLIENT)
+    chain.end(CloseCause.CLIENT)
     assert chain.run(0.0) == pytest.approx(0.01)
     assert sink.state() == ([sink.chunks[0]], None)
 
@@ -330,14 +330,14 @@ def test_limit_data_passes_exactly_so_many_bytes() -> None:
         chain.feed(b"x" * 10, 0.0)
         chain.run(0.0)
     assert [len(data) for data in sink.chunks] == [10, 10, 5]
-    assert sink.ending is Ending.TOXIC
+    assert sink.ending is CloseCause.TOXIC
 
 
 def test_limit_data_ends_with_the_chunk_that_reaches_it() -> None:
     chain, sink = chain_of(toxic("limit_data", bytes=20))
     chain.feed(b"x" * 20, 0.0)
     chain.run(0.0)
-    assert sink.state() == ([sink.chunks[0]], Ending.TOXIC)
+    assert sink.state() == ([sink.chunks[0]], CloseCause.TOXIC)
 
 
 def test_limit_data_0_ends_at_the_first_chunk() -> None:
@@ -346,7 +346,7 @@ def test_limit_data_0_ends_at_the_first_chunk() -> None:
     assert sink.ending is None
     chain.feed(b"x", 0.0)
     chain.run(0.0)
-    assert sink.state() == ([], Ending.TOXIC)
+    assert sink.state() == ([], CloseCause.TOXIC)
 
 
 def test_the_count_of_limit_data_survives_updates_and_not_removal() -> None:
@@ -378,7 +378,7 @@ def test_a_limit_lowered_below_the_count_acts_at_the_next_chunk() -> None:
     assert sink.ending is None
     chain.feed(b"x", 0.0)
     chain.run(0.0)
-    assert sink.state() == ([sink.chunks[0]], Ending.TOXIC)
+    assert sink.state() == ([sink.chunks[0]], CloseCause.TOXIC)
 
 
 # What is refused.

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from harness.scenario.model import ClaimsError, TargetError
-from harness.up.run_lock import Where, claimed, find, runtime_folder
+from harness.up.run_lock import RunAddress, claimed, find, runtime_folder
 from tests.harness.live.helpers import ROOT
 
-HERE = Where(1, "http://127.0.0.1:1", "secret")
+HERE = RunAddress(1, "http://127.0.0.1:1", "secret")
 
 
 @pytest.fixture(autouse=True)

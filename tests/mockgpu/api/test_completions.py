@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 
-from mockgpu.api.completions import AnswerByGet, Chat, Completions, conversation
+from mockgpu.api.completions import AnswerByGet, ChatCompletions, Completions, conversation
 from mockgpu.api.tags import hex_of, tag_of
-from mockgpu.api.wire import Ask, BadRequestError, Events, Problem, Served
+from mockgpu.api.wire import BadRequestError, Events, ParsedRequest, Problem, Served
 
 TAG = tag_of(3, 4)
 SERVED = Served(TAG, 'gpu-"1"', 1_700_000_000)
-ASK = Ask("org/näme", 7, 3, True, True)
+ASK = ParsedRequest("org/näme", 7, 3, True, True)
 
 
 def events_of(events: Events, tokens: int) -> list[Any]:
@@ -59,7 +59,9 @@ def test_cached_tokens_stand_in_the_usage_where_there_is_a_cache() -> None:
     usage = json.loads(Completions().whole(ASK, served).body)["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
     served.cached_tokens = 6
-    assert json.loads(Chat().whole(ASK, served).body)["usage"]["prompt_tokens_details"] == {"cached_tokens": 6}
+    assert json.loads(ChatCompletions().whole(ASK, served).body)["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 6
+    }
 
 
 def test_a_streamed_completion_numbers_its_tokens() -> None:
@@ -73,15 +75,15 @@ def test_a_streamed_completion_numbers_its_tokens() -> None:
 
 
 def test_usage_comes_only_where_asked_for() -> None:
-    ask = Ask("m", 1, 1, True, False)
+    ask = ParsedRequest("m", 1, 1, True, False)
     assert len(events_of(Completions().events(ask, SERVED), 1)) == 2
-    (only, done) = events_of(Completions().events(Ask("m", 1, 0, True), SERVED), 0)
+    (only, done) = events_of(Completions().events(ParsedRequest("m", 1, 0, True), SERVED), 0)
     (choice,) = only["choices"]
     assert (choice["text"], choice["finish_reason"], done) == ("", "length", "data: [DONE]")
 
 
 def test_a_stop_that_occurs_leaves_nothing() -> None:
-    for api, body in ((Completions(), {"prompt": "a"}), (Chat(), {"messages": [{"content": "a"}]})):
+    for api, body in ((Completions(), {"prompt": "a"}), (ChatCompletions(), {"messages": [{"content": "a"}]})):
         asks = [api.ask({}, "", {**body, "max_tokens": 2, "stop": stop}) for stop in (" the", ["\n", "e th"], "\n")]
         assert [(ask.output_tokens, ask.finish) for ask in asks] == [(0, "stop"), (0, "stop"), (2, "length")]
     assert json.loads(Completions().whole(asks[0], SERVED).body)["choices"][0]["text"] == ""
@@ -104,10 +106,12 @@ def test_a_chat_is_read() -> None:
         {"role": "user", "content": [{"type": "text", "text": "two words"}, {"type": "image_url", "image_url": {}}]},
         {"role": "assistant", "content": None},
     ]
-    ask = Chat().ask({}, "", {"model": "m", "messages": messages, "max_tokens": 9, "max_completion_tokens": 4})
+    ask = ChatCompletions().ask(
+        {}, "", {"model": "m", "messages": messages, "max_tokens": 9, "max_completion_tokens": 4}
+    )
     assert ask.prompt == "system: be brief\nuser: two words\nassistant: "
     assert (ask.prompt_tokens, ask.output_tokens, ask.finish) == (7, 4, "length")
-    ask = Chat().ask({}, "", {"messages": messages, "max_completion_tokens": None})
+    ask = ChatCompletions().ask({}, "", {"messages": messages, "max_completion_tokens": None})
     assert (ask.output_tokens, ask.finish) == (16, "stop")
 
 
@@ -123,11 +127,11 @@ def test_a_chat_is_read() -> None:
     ],
 )
 def test_a_chat_carries_its_tag_in_its_last_message(messages: object, carrier: object) -> None:
-    assert Chat().carriers({"seed": 5, "messages": messages}) == (5, carrier)
+    assert ChatCompletions().carriers({"seed": 5, "messages": messages}) == (5, carrier)
 
 
 def test_a_whole_chat() -> None:
-    data = json.loads(Chat().whole(Ask("m", 7, 2, finish="stop"), SERVED).body)
+    data = json.loads(ChatCompletions().whole(ParsedRequest("m", 7, 2, finish="stop"), SERVED).body)
     assert data["object"] == "chat.completion"
     (choice,) = data["choices"]
     assert choice["message"] == {"role": "assistant", "content": " the the", "refusal": None}
@@ -136,7 +140,7 @@ def test_a_whole_chat() -> None:
 
 
 def test_a_streamed_chat_begins_with_the_role() -> None:
-    role, *tokens, usage, done = events_of(Chat().events(ASK, SERVED), 3)
+    role, *tokens, usage, done = events_of(ChatCompletions().events(ASK, SERVED), 3)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "token" not in role
     assert [token["choices"][0]["delta"] for token in tokens] == [{"content": " the"}] * 3
@@ -147,7 +151,7 @@ def test_a_streamed_chat_begins_with_the_role() -> None:
 
 
 def test_a_streamed_chat_without_tokens_still_says_why_it_ends() -> None:
-    role, done = events_of(Chat().events(Ask("m", 1, 0, True), SERVED), 0)
+    role, done = events_of(ChatCompletions().events(ParsedRequest("m", 1, 0, True), SERVED), 0)
     assert role["choices"][0]["finish_reason"] == "length"
     assert done == "data: [DONE]"
 
@@ -171,18 +175,18 @@ def test_a_streamed_chat_without_tokens_still_says_why_it_ends() -> None:
         (Completions(), {"prompt": ["a"] * 64, "n": 3}, "prompt"),
         (Completions(), {"stream_options": {"include_usage": 1}}, "stream_options"),
         (Completions(), {"stop": ["a", 5]}, "stop"),
-        (Chat(), {"messages": [{"role": "user", "content": "x"}], "tools": ["x"]}, "tools"),
+        (ChatCompletions(), {"messages": [{"role": "user", "content": "x"}], "tools": ["x"]}, "tools"),
         (Completions(), {"stream": "yes"}, "stream"),
         (Completions(), {"model": 5}, "model"),
-        (Chat(), {}, "messages"),
-        (Chat(), {"messages": "hi"}, "messages"),
-        (Chat(), {"messages": []}, "messages"),
-        (Chat(), {"messages": ["hi"]}, "messages"),
-        (Chat(), {"messages": [{"role": 5, "content": "x"}]}, "messages"),
-        (Chat(), {"messages": [{"role": "user", "content": 5}]}, "content"),
-        (Chat(), {"messages": [{"role": "user", "content": "x"}], "n": "3"}, "n"),
+        (ChatCompletions(), {}, "messages"),
+        (ChatCompletions(), {"messages": "hi"}, "messages"),
+        (ChatCompletions(), {"messages": []}, "messages"),
+        (ChatCompletions(), {"messages": ["hi"]}, "messages"),
+        (ChatCompletions(), {"messages": [{"role": 5, "content": "x"}]}, "messages"),
+        (ChatCompletions(), {"messages": [{"role": "user", "content": 5}]}, "content"),
+        (ChatCompletions(), {"messages": [{"role": "user", "content": "x"}], "n": "3"}, "n"),
         (
-            Chat(),
+            ChatCompletions(),
             {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": -1},
             "max_completion_tokens",
         ),
@@ -199,13 +203,13 @@ def test_several_answers_may_be_asked_for() -> None:
     asks = [Completions().ask({}, "", body) for body in ({}, {"n": None}, {"n": 1, "best_of": 1})]
     assert [(ask.output_tokens, ask.choices) for ask in asks] == [(16, 1)] * 3
     assert Completions().ask({}, "", {"n": 128, "best_of": 128}).choices == 128
-    assert Chat().ask({}, "", {"messages": [{"content": "x"}], "n": 2}).choices == 2
+    assert ChatCompletions().ask({}, "", {"messages": [{"content": "x"}], "n": 2}).choices == 2
 
 
-THREE = Ask("m", 7, 2, True, True, choices=3)
+THREE = ParsedRequest("m", 7, 2, True, True, choices=3)
 
 
-@pytest.mark.parametrize("api", [Completions(), Chat()])
+@pytest.mark.parametrize("api", [Completions(), ChatCompletions()])
 def test_each_choice_of_several_has_its_index_and_counts_in_the_usage(api: Any) -> None:
     data = json.loads(api.whole(THREE, SERVED).body)
     first = data["choices"][0]
@@ -213,7 +217,7 @@ def test_each_choice_of_several_has_its_index_and_counts_in_the_usage(api: Any) 
     assert data["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
 
 
-@pytest.mark.parametrize("api", [Completions(), Chat()])
+@pytest.mark.parametrize("api", [Completions(), ChatCompletions()])
 def test_several_choices_stream_side_by_side(api: Any) -> None:
     *events, usage, done = events_of(api.events(THREE, SERVED), 2)
     indices = [event["choices"][0]["index"] for event in events]
@@ -223,11 +227,11 @@ def test_several_choices_stream_side_by_side(api: Any) -> None:
     assert [event["choices"][0]["finish_reason"] for event in tokens] == [None] * 3 + ["length"] * 3
     assert (usage["usage"]["completion_tokens"], done) == (6, "data: [DONE]")
     roles = [event for event in events if "token" not in event]
-    assert len(roles) == (3 if isinstance(api, Chat) else 0)
+    assert len(roles) == (3 if isinstance(api, ChatCompletions) else 0)
 
 
 def test_a_chat_of_several_choices_without_tokens_says_why_each_ends() -> None:
-    *roles, done = events_of(Chat().events(Ask("m", 1, 0, True, choices=2), SERVED), 0)
+    *roles, done = events_of(ChatCompletions().events(ParsedRequest("m", 1, 0, True, choices=2), SERVED), 0)
     assert [(role["choices"][0]["index"], role["choices"][0]["finish_reason"]) for role in roles] == [
         (0, "length"),
         (1, "length"),
@@ -236,7 +240,7 @@ def test_a_chat_of_several_choices_without_tokens_says_why_each_ends() -> None:
 
 
 def test_a_problem_is_an_error_object() -> None:
-    data = json.loads(Chat().problem(Problem("text", "kind", "code", "part")))
+    data = json.loads(ChatCompletions().problem(Problem("text", "kind", "code", "part")))
     assert data == {"error": {"message": "text", "type": "kind", "param": "part", "code": "code"}}
 
 

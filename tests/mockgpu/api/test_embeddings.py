@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mockgpu.api.embeddings import DEFAULT_DIMENSIONS, Embeddings, vector_of
-from mockgpu.api.wire import Ask, BadRequestError, Served
+from mockgpu.api.wire import BadRequestError, ParsedRequest, Served
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
 
 SERVED = Served(1, "gpu-1", 5)
@@ -56,9 +56,9 @@ def test_many_are_made_in_slices_and_are_the_same(texts: int, dimensions: int) -
 
 
 def test_who_is_refused_has_none_made(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Ask] = []
+    made: list[ParsedRequest] = []
 
-    def build(api: Embeddings, ask: Ask) -> list[None]:
+    def build(api: Embeddings, ask: ParsedRequest) -> list[None]:
         made.append(ask)
         return []
 

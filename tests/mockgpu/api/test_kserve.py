@@ -5,7 +5,7 @@ import pytest
 
 from mockgpu.api.kserve import (
     Infer,
-    Place,
+    ModelPath,
     index,
     model_config,
     model_metadata,
@@ -17,7 +17,7 @@ from mockgpu.api.kserve import (
 from mockgpu.api.metrics import Sums
 from mockgpu.api.tags import hex_of, tag_of
 from mockgpu.api.tensors import HEADER_LENGTH, packed_text
-from mockgpu.api.wire import Ask, BadRequestError, Problem, Served
+from mockgpu.api.wire import BadRequestError, ParsedRequest, Problem, Served
 
 TAG = tag_of(3, 4)
 SERVED = Served(TAG, "gpu-1", 5)
@@ -25,7 +25,9 @@ TEXT = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["one t
 LIMIT = {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [4]}
 
 
-def read(headers: dict[str, str] | None = None, named: str = "m/infer", raw: bytes = b"", **fields: Any) -> Ask:
+def read(
+    headers: dict[str, str] | None = None, named: str = "m/infer", raw: bytes = b"", **fields: Any
+) -> ParsedRequest:
     head = json.dumps({"inputs": [TEXT]} | fields).encode()
     headers = headers or {}
     if raw:
@@ -37,17 +39,17 @@ def read(headers: dict[str, str] | None = None, named: str = "m/infer", raw: byt
 @pytest.mark.parametrize(
     ("path", "place"),
     [
-        ("m", Place("m", "", "")),
-        ("m/infer", Place("m", "", "infer")),
-        ("m/versions/1/ready", Place("m", "1", "ready")),
-        ("org/m/versions/2", Place("org/m", "2", "")),
-        ("org/m/config", Place("org/m", "", "config")),
-        ("stats", Place("stats", "", "")),
-        ("/stats", Place("", "", "stats")),
-        ("m/else", Place("m/else", "", "")),
+        ("m", ModelPath("m", "", "")),
+        ("m/infer", ModelPath("m", "", "infer")),
+        ("m/versions/1/ready", ModelPath("m", "1", "ready")),
+        ("org/m/versions/2", ModelPath("org/m", "2", "")),
+        ("org/m/config", ModelPath("org/m", "", "config")),
+        ("stats", ModelPath("stats", "", "")),
+        ("/stats", ModelPath("", "", "stats")),
+        ("m/else", ModelPath("m/else", "", "")),
     ],
 )
-def test_paths_below_models(path: str, place: Place) -> None:
+def test_paths_below_models(path: str, place: ModelPath) -> None:
     assert place_of(path) == place
 
 

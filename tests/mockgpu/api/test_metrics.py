@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mockgpu.api.metrics import Adapters, Histogram, Seen, Tally, page
+from mockgpu.api.metrics import AdaptersInUse, BackendCounters, Histogram, ServedRequest, page
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
 from mockgpu.gpu.events import State
 
@@ -25,9 +25,9 @@ STATE = State(
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def samples_of(tally: Tally, state: State = STATE, adapters: Adapters | None = None) -> Samples:
+def samples_of(tally: BackendCounters, state: State = STATE, adapters: AdaptersInUse | None = None) -> Samples:
     """Every sample of a page by name and labels; the page must be one that Prometheus' own parser reads."""
-    text = page(state, tally, SETUP, adapters or Adapters(), 1_700_000_000.0).decode()
+    text = page(state, tally, SETUP, adapters or AdaptersInUse(), 1_700_000_000.0).decode()
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -44,7 +44,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 
 def test_gauges_and_counters_say_what_the_state_says() -> None:
-    samples = samples_of(Tally(SETUP))
+    samples = samples_of(BackendCounters(SETUP))
     for name, expected in {
         "vllm:num_requests_running": 2,
         "vllm:num_requests_waiting": 3,
@@ -71,10 +71,10 @@ def test_gauges_and_counters_say_what_the_state_says() -> None:
 
 
 def test_requests_are_counted_under_their_model_and_others_under_the_default() -> None:
-    tally = Tally(SETUP)
+    tally = BackendCounters(SETUP)
     tally.begun("b", 0.3)
-    tally.answered("b", Seen(8, 5, 0.1, 0.3, 0.7, "length"))
-    tally.answered("unlisted", Seen(8, 0, 0.0, 0.0, 0.01, "stop"))
+    tally.answered("b", ServedRequest(8, 5, 0.1, 0.3, 0.7, "length"))
+    tally.answered("unlisted", ServedRequest(8, 0, 0.0, 0.0, 0.01, "stop"))
     tally.failed("b", 2.0, aborted=True)
     tally.failed("b", 1.0, aborted=False)
     samples = samples_of(tally)
@@ -135,10 +135,10 @@ def test_histograms_count_as_counting_one_by_one_does() -> None:
 
 
 def test_nothing_is_lost_however_many_there_are_between_two_looks() -> None:
-    tally = Tally(SETUP)
+    tally = BackendCounters(SETUP)
     for number in range(10_000):
         tally.begun("b", 0.001 * (number % 50))
-        tally.answered("b", Seen(1, 2, 0.0, 0.001 * (number % 50), 0.1, "length"))
+        tally.answered("b", ServedRequest(1, 2, 0.0, 0.001 * (number % 50), 0.1, "length"))
     samples = samples_of(tally)
     assert value(samples, "vllm:time_to_first_token_seconds_count", model_name="b") == 10_000
     assert value(samples, "vllm:time_to_first_token_seconds_bucket", model_name="b", le="+Inf") == 10_000
@@ -147,16 +147,16 @@ def test_nothing_is_lost_however_many_there_are_between_two_looks() -> None:
 
 
 def test_adapters_show_only_where_there_are_slots_for_them() -> None:
-    samples = samples_of(Tally(SETUP), adapters=Adapters(("a", "b"), ("c",)))
+    samples = samples_of(BackendCounters(SETUP), adapters=AdaptersInUse(("a", "b"), ("c",)))
     labels = {"max_lora": "2", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
     assert value(samples, "vllm:lora_requests_info", **labels) == 1_700_000_000
     bare = Setup(Gpu("box", 1_000, 8, None), Model("m", 0, 0.0, 1.0, 0.0))
-    assert b"lora" not in page(STATE, Tally(bare), bare, Adapters(), 0.0)
+    assert b"lora" not in page(STATE, BackendCounters(bare), bare, AdaptersInUse(), 0.0)
 
 
 def test_a_page_of_a_server_without_kv_cache_divides_by_nothing() -> None:
     empty = State(True, 0, 0, 0, 0, 0, 0, ())
-    samples = samples_of(Tally(SETUP), empty)
+    samples = samples_of(BackendCounters(SETUP), empty)
     assert value(samples, "vllm:kv_cache_usage_perc") == 0
     assert value(samples, "sglang:cache_hit_rate") == 0
 
@@ -165,12 +165,12 @@ def test_counting_costs_next_to_nothing() -> None:
     """Two microseconds a request is the aim; the bound leaves room for a slow and busy machine."""
     generator = random.Random(2)
     seen: list[Any] = [
-        Seen(100, 50, generator.random() / 9, generator.random(), 1 + generator.random(), "length")
+        ServedRequest(100, 50, generator.random() / 9, generator.random(), 1 + generator.random(), "length")
         for _ in range(20_000)
     ]
     costs = []
     for _ in range(3):
-        tally = Tally(SETUP)
+        tally = BackendCounters(SETUP)
         began_s = time.process_time()
         for each in seen:
             tally.begun("b", each.first_token_s)

@@ -5,7 +5,7 @@ import pytest
 
 from mockgpu.api.responses import Responses
 from mockgpu.api.tags import hex_of, tag_of
-from mockgpu.api.wire import Ask, BadRequestError, Served
+from mockgpu.api.wire import BadRequestError, ParsedRequest, Served
 
 TAG = tag_of(3, 4)
 SERVED = Served(TAG, "gpu-1", 5, cached_tokens=2)
@@ -32,7 +32,7 @@ def test_the_tag_is_looked_for_in_the_last_text(given: object) -> None:
 
 
 def test_a_whole_response() -> None:
-    data = json.loads(Responses().whole(Ask("m", 4, 2), SERVED).body)
+    data = json.loads(Responses().whole(ParsedRequest("m", 4, 2), SERVED).body)
     assert (data["id"], data["object"], data["status"]) == (f"sy-{hex_of(TAG)}", "response", "completed")
     assert data["incomplete_details"] is None
     assert data["output"][0]["content"][0]["text"] == " the the"
@@ -52,7 +52,7 @@ def test_a_response_that_a_limit_ends_is_incomplete() -> None:
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 def test_events_are_numbered_without_a_gap(tokens: int) -> None:
-    events = Responses().events(Ask("m", 4, tokens, True), SERVED)
+    events = Responses().events(ParsedRequest("m", 4, tokens, True), SERVED)
     sent = b"".join(events.token(number, number == tokens - 1) for number in range(tokens))
     sent += events.closing if tokens else events.empty + events.closing
     seen: list[dict[str, Any]] = []

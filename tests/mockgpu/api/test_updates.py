@@ -7,7 +7,7 @@ import pytest
 from mockgpu.api.updates import Updates
 from mockgpu.api.wire import BadRequestError
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import Kind
+from mockgpu.server.attempt_log import RowKind
 from mockgpu.server.run_state import Options
 
 SETUP = Setup(
@@ -51,7 +51,7 @@ def test_new_weights_are_for_the_model_that_is_named(
         assert [await cached(it, model) for model in ("any", "other") for _ in range(2)] == [0, 48, 0, 48]
         assert await update(it, headers, **fields) == 200
         assert {model for model in ("any", "other") if await cached(it, model) == 0} == set(forgotten)
-        (row,) = [row for row in it.rows() if row.kind is Kind.UPDATE]
+        (row,) = [row for row in it.rows() if row.kind is RowKind.UPDATE]
         assert row.model == headers.get("x-model-id") or row.model == fields.get("model", "any")
 
     serve(test, SETUP)

@@ -6,34 +6,34 @@ from hypothesis import strategies as st
 
 from mockgpu.faults.decisions import (
     KINDS,
-    Answer,
-    Capacity,
+    AnswerStatus,
+    CapacityFault,
     Change,
-    Cut,
-    Drip,
-    Evict,
+    CutFault,
+    DripFault,
+    EvictFault,
     Fault,
-    Garbage,
-    Hang,
+    GarbageFault,
+    HangFault,
     Hold,
     Lot,
-    Metrics,
-    NotAlive,
-    NotReady,
-    OutOfMemory,
-    QueueFull,
+    MetricsFault,
+    NotAliveFault,
+    NotReadyFault,
+    OutOfMemoryFault,
+    QueueFullFault,
     RequestFaults,
     Serve,
-    Slow,
+    SlowFault,
     Spoil,
-    Stall,
-    Status,
-    StreamError,
-    Truncated,
-    WrongLength,
-    Zombie,
+    StallFault,
+    StatusFault,
+    StreamErrorFault,
+    TruncatedFault,
+    WrongLengthFault,
+    ZombieFault,
 )
-from mockgpu.faults.kinds import AT_ONCE, SPOILS, Aimed
+from mockgpu.faults.kinds import AT_ONCE, SPOILS, SelectiveFault
 from mockgpu.gpu.events import State
 
 STATE = State(True, 1000, 300, 100, 2, 4, 50, ("m",))
@@ -51,7 +51,7 @@ def lots(faults: RequestFaults, count: int, at_s: float = 0.0) -> list[Lot]:
 
 def hit(faults: RequestFaults, count: int) -> list[int]:
     """Positions of those that were answered by a fault."""
-    return [place for place, lot in enumerate(lots(faults, count)) if isinstance(lot, Answer)]
+    return [place for place, lot in enumerate(lots(faults, count)) if isinstance(lot, AnswerStatus)]
 
 
 # --- one by one -------------------------------------------------------------------------------------------
@@ -64,30 +64,40 @@ def test_without_faults_all_are_served() -> None:
 
 
 def test_a_status_answers_all_or_the_first_ones() -> None:
-    assert lots(under(Status(500, retry_after_s=1.5)), 2) == [Answer(500, 1.5)] * 2
-    assert hit(under(Status(500, first=3)), 10) == [0, 1, 2]
-    assert hit(under(Status(500, first=0)), 10) == []
+    assert lots(under(StatusFault(500, retry_after_s=1.5)), 2) == [AnswerStatus(500, 1.5)] * 2
+    assert hit(under(StatusFault(500, first=3)), 10) == [0, 1, 2]
+    assert hit(under(StatusFault(500, first=0)), 10) == []
 
 
 def test_an_aim_is_every_so_manieth_and_after_some() -> None:
-    assert hit(under(Status(500, every=3)), 10) == [2, 5, 8]
-    assert hit(under(Status(500, every=1)), 3) == [0, 1, 2]
-    assert hit(under(Status(500, first=2, after=3)), 10) == [3, 4]
-    assert hit(under(Status(500, every=2, after=3)), 8) == [4, 6]
-    assert hit(under(Status(500, after=7)), 10) == [7, 8, 9]
-    shifted = hit(under(Status(500, share=0.4, after=5)), 55)
-    assert shifted == [5 + place for place in hit(under(Status(500, share=0.4)), 50)]
+    assert hit(under(StatusFault(500, every=3)), 10) == [2, 5, 8]
+    assert hit(under(StatusFault(500, every=1)), 3) == [0, 1, 2]
+    assert hit(under(StatusFault(500, first=2, after=3)), 10) == [3, 4]
+    assert hit(under(StatusFault(500, every=2, after=3)), 8) == [4, 6]
+    assert hit(under(StatusFault(500, after=7)), 10) == [7, 8, 9]
+    shifted = hit(under(StatusFault(500, share=0.4, after=5)), 55)
+    assert shifted == [5 + place for place in hit(under(StatusFault(500, share=0.4)), 50)]
 
 
 SAMPLES: dict[str, Fault] = {
     fault.kind: fault
     for fault in (
-        Status(500, first=1), QueueFull(first=1), OutOfMemory(first=1), Hang(first=1), Zombie(first=1),
-        Slow(2.0, first=1), Cut(1, first=1), Stall(1, first=1), Truncated(1, first=1), Drip(0.1, first=1),
-        Garbage(first=1), WrongLength(5, first=1), StreamError(1, first=1),
+        StatusFault(500, first=1),
+        QueueFullFault(first=1),
+        OutOfMemoryFault(first=1),
+        HangFault(first=1),
+        ZombieFault(first=1),
+        SlowFault(2.0, first=1),
+        CutFault(1, first=1),
+        StallFault(1, first=1),
+        TruncatedFault(1, first=1),
+        DripFault(0.1, first=1),
+        GarbageFault(first=1),
+        WrongLengthFault(5, first=1),
+        StreamErrorFault(1, first=1),
     )
-}  # fmt: skip
-AIMED = [kind for kind, made in KINDS.items() if issubclass(made, Aimed)]
+}
+AIMED = [kind for kind, made in KINDS.items() if issubclass(made, SelectiveFault)]
 
 
 @pytest.mark.parametrize("kind", AIMED)
@@ -100,33 +110,33 @@ def test_every_aimed_kind_strikes_whom_it_is_aimed_at_and_counts(kind: str) -> N
 
 
 def test_setting_a_status_again_begins_anew() -> None:
-    faults = under(Status(500, first=2))
+    faults = under(StatusFault(500, first=2))
     assert hit(faults, 5) == [0, 1]
     assert faults.report()[0]["hits"] == 2
-    faults.change(1.0, Change(set=(Status(502, first=1),)))
-    assert lots(faults, 2) == [Answer(502), Serve()]
+    faults.change(1.0, Change(set=(StatusFault(502, first=1),)))
+    assert lots(faults, 2) == [AnswerStatus(502), Serve()]
     assert [fault["hits"] for fault in faults.report()] == [1]
 
 
 @given(seed=st.integers(), share=st.floats(0, 1), name=st.sampled_from(["gpu-0", "gpu-1"]))
 def test_a_share_is_a_matter_of_seed_name_and_position(seed: int, share: float, name: str) -> None:
-    fault = Status(500, share=share, seed=seed)
+    fault = StatusFault(500, share=share, seed=seed)
     first = hit(under(fault, name=name), 200)
     assert hit(under(fault, name=name), 200) == first
     late = under(fault, name=name)
     slow_lots = [late.arrive(place * 17.3, place, 5) for place in range(200)]
-    assert [place for place, lot in enumerate(slow_lots) if isinstance(lot, Answer)] == first
+    assert [place for place, lot in enumerate(slow_lots) if isinstance(lot, AnswerStatus)] == first
     # A larger share hits all that a smaller one does.
     assert set(first) <= set(hit(under(replace(fault, share=(1 + share) / 2), name=name), 200))
 
 
 def test_a_share_is_about_that_share() -> None:
-    assert hit(under(Status(500, share=0.0)), 100) == []
-    assert hit(under(Status(500, share=1.0)), 100) == list(range(100))
+    assert hit(under(StatusFault(500, share=0.0)), 100) == []
+    assert hit(under(StatusFault(500, share=1.0)), 100) == list(range(100))
     for seed in range(3):  # four standard deviations
-        assert abs(len(hit(under(Status(500, share=0.3, seed=seed)), 10_000)) - 3000) < 4 * (10_000 * 0.21) ** 0.5
-    assert hit(under(Status(500, share=0.5)), 50) != hit(under(Status(500, share=0.5, seed=1)), 50)
-    assert hit(under(Status(500, share=0.5)), 50) != hit(under(Status(500, share=0.5), name="gpu-1"), 50)
+        assert abs(len(hit(under(StatusFault(500, share=0.3, seed=seed)), 10_000)) - 3000) < 4 * (10_000 * 0.21) ** 0.5
+    assert hit(under(StatusFault(500, share=0.5)), 50) != hit(under(StatusFault(500, share=0.5, seed=1)), 50)
+    assert hit(under(StatusFault(500, share=0.5)), 50) != hit(under(StatusFault(500, share=0.5), name="gpu-1"), 50)
 
 
 @given(
@@ -135,7 +145,7 @@ def test_a_share_is_about_that_share() -> None:
     gaps_s=st.lists(st.floats(0, 1), min_size=1, max_size=150),
 )
 def test_no_window_admits_more_than_burst_and_rate(rate_per_s: float, burst: int, gaps_s: list[float]) -> None:
-    faults = under(Capacity(rate_per_s, burst))
+    faults = under(CapacityFault(rate_per_s, burst))
     admitted_s: list[float] = []
     now_s = 0.0
     for number, gap_s in enumerate(gaps_s):
@@ -151,37 +161,37 @@ def test_no_window_admits_more_than_burst_and_rate(rate_per_s: float, burst: int
 @given(burst=st.integers(1, 20), rate_per_s=st.sampled_from([1, 2, 8, 64]))
 def test_a_steady_flood_gets_all_that_there_is(burst: int, rate_per_s: int) -> None:
     """Steps of 1/1024 s, which add up exactly and divide the time between two tokens."""
-    faults = under(Capacity(rate_per_s, burst))
+    faults = under(CapacityFault(rate_per_s, burst))
     served = sum(isinstance(faults.arrive(tick / 1024, tick, 1), Serve) for tick in range(2 * 1024 + 1))
     assert served == burst + 2 * rate_per_s
 
 
 def test_capacity_refuses_with_503_and_time_does_not_run_backwards() -> None:
-    faults = under(Capacity(1.0, 1))
-    faults.change(5.0, Change(set=(Capacity(1.0, 1),)))
+    faults = under(CapacityFault(1.0, 1))
+    faults.change(5.0, Change(set=(CapacityFault(1.0, 1),)))
     assert [faults.arrive(at_s, 0, 1) for at_s in (5.0, 4.0, 5.5, 6.0)] == [
         Serve(),
-        Answer(503, refused=True),
-        Answer(503, refused=True),
+        AnswerStatus(503, refused=True),
+        AnswerStatus(503, refused=True),
         Serve(),
     ]
 
 
 def test_slow_and_cut_go_together() -> None:
-    assert lots(under(Slow(3.0)), 1) == [Serve(3.0)]
-    assert lots(under(Cut(2)), 1) == [Serve(1.0, 2)]
-    assert lots(under(Cut(0), Slow(3.0)), 1) == [Serve(3.0, 0)]
+    assert lots(under(SlowFault(3.0)), 1) == [Serve(3.0)]
+    assert lots(under(CutFault(2)), 1) == [Serve(1.0, 2)]
+    assert lots(under(CutFault(0), SlowFault(3.0)), 1) == [Serve(3.0, 0)]
 
 
 def test_the_hanging_are_queued_until_they_leave_or_are_freed() -> None:
-    faults = under(Hang())
+    faults = under(HangFault())
     assert lots(faults, 3) == [Hold()] * 3
     seen = faults.seen_in(STATE)
     assert seen == replace(STATE, queue_depth=2 + 3, pending_tokens=50 + 30)
     faults.leave(1)
     faults.leave(99)
     assert faults.seen_in(STATE).queue_depth == 2 + 2
-    assert faults.change(1.0, Change(set=(Hang(),))) == ()
+    assert faults.change(1.0, Change(set=(HangFault(),))) == ()
     assert faults.change(2.0, Change(clear=frozenset({"slow"}))) == ()
     assert faults.change(3.0, Change(clear=frozenset({"hang"}))) == (0, 2)
     assert faults.seen_in(STATE) == STATE
@@ -189,26 +199,26 @@ def test_the_hanging_are_queued_until_they_leave_or_are_freed() -> None:
 
 
 def test_not_ready_shows_in_the_state_only() -> None:
-    faults = under(NotReady())
+    faults = under(NotReadyFault())
     assert faults.seen_in(STATE) == replace(STATE, ready=False)
     assert lots(faults, 1) == [Serve()]
     assert faults.report() == [{"kind": "not-ready", "hits": 1}]
 
 
 def test_a_full_queue_and_a_full_memory_refuse() -> None:
-    assert lots(under(QueueFull()), 1) == [Answer(503, refused=True, reason="queue_full")]
-    assert lots(under(QueueFull(2.5)), 1) == [Answer(503, 2.5, True, "queue_full")]
-    faults = under(OutOfMemory(first=1))
-    assert lots(faults, 2) == [Answer(500, refused=True, reason="out_of_memory"), Serve()]
+    assert lots(under(QueueFullFault()), 1) == [AnswerStatus(503, refused=True, reason="queue_full")]
+    assert lots(under(QueueFullFault(2.5)), 1) == [AnswerStatus(503, 2.5, True, "queue_full")]
+    faults = under(OutOfMemoryFault(first=1))
+    assert lots(faults, 2) == [AnswerStatus(500, refused=True, reason="out_of_memory"), Serve()]
     assert faults.seen_in(STATE).ready
 
 
-DEAD = Answer(500, refused=True, reason="engine_dead")
+DEAD = AnswerStatus(500, refused=True, reason="engine_dead")
 
 
 def test_a_dead_engine_stays_dead_until_the_fault_is_taken_back() -> None:
-    fault = OutOfMemory(dead=True)
-    assert Change((fault,)).kills and not Change((OutOfMemory(),)).kills
+    fault = OutOfMemoryFault(dead=True)
+    assert Change((fault,)).kills and not Change((OutOfMemoryFault(),)).kills
     faults = under(fault)
     assert not faults.seen_in(STATE).ready
     assert lots(faults, 2) == [DEAD, DEAD]
@@ -220,12 +230,12 @@ def test_a_dead_engine_stays_dead_until_the_fault_is_taken_back() -> None:
 
 
 def test_an_aimed_one_kills_with_the_first_request_that_it_strikes() -> None:
-    fault = OutOfMemory(dead=True, first=1, after=1)
+    fault = OutOfMemoryFault(dead=True, first=1, after=1)
     assert not Change((fault,)).kills
     faults = under(fault)
     assert lots(faults, 1) == [Serve()]
     assert faults.seen_in(STATE).ready
-    assert lots(faults, 3) == [Answer(500, refused=True, reason="out_of_memory", kills=True), DEAD, DEAD]
+    assert lots(faults, 3) == [AnswerStatus(500, refused=True, reason="out_of_memory", kills=True), DEAD, DEAD]
     assert not faults.seen_in(STATE).ready
     assert faults.report()[0]["hits"] == 3
     faults.change(1.0, Change((fault,)))
@@ -234,7 +244,7 @@ def test_an_aimed_one_kills_with_the_first_request_that_it_strikes() -> None:
 
 
 def test_a_zombie_reports_that_some_wait_and_none_runs() -> None:
-    faults = under(Zombie())
+    faults = under(ZombieFault())
     assert lots(faults, 3) == [Hold()] * 3
     busy = replace(STATE, kv_blocks_total=10, kv_blocks_used=6, kv_blocks_cached=2, output_tokens_per_s=9.0)
     waiting = STATE.queue_depth + STATE.running + 3
@@ -246,40 +256,47 @@ def test_a_zombie_reports_that_some_wait_and_none_runs() -> None:
 
 
 def test_the_stalled_are_freed_but_do_not_count_as_queued() -> None:
-    faults = under(Stall(2))
-    assert lots(faults, 2) == [Serve(spoils=(Stall(2),))] * 2
+    faults = under(StallFault(2))
+    assert lots(faults, 2) == [Serve(spoils=(StallFault(2),))] * 2
     assert faults.seen_in(STATE) == STATE
     faults.leave(0)
     assert faults.change(1.0, Change(clear=frozenset(KINDS))) == (1,)
 
 
 def test_spoils_go_together_but_for_a_second_end() -> None:
-    spoils: tuple[Spoil, ...] = (Stall(1), Truncated(2), StreamError(5), Drip(0.1), Garbage(), WrongLength(3))
+    spoils: tuple[Spoil, ...] = (
+        StallFault(1),
+        TruncatedFault(2),
+        StreamErrorFault(5),
+        DripFault(0.1),
+        GarbageFault(),
+        WrongLengthFault(3),
+    )
     assert {type(spoil) for spoil in spoils} == set(SPOILS)
-    assert lots(under(*spoils[::-1]), 1) == [Serve(spoils=(Stall(1), Drip(0.1), Garbage()))]
-    assert lots(under(*spoils[1:]), 1) == [Serve(spoils=(Truncated(2), Drip(0.1), Garbage()))]
-    assert lots(under(*spoils[2:]), 1) == [Serve(spoils=(StreamError(5), Drip(0.1), Garbage()))]
-    assert lots(under(*spoils[3:]), 1) == [Serve(spoils=(Drip(0.1), Garbage(), WrongLength(3)))]
-    faults = under(Cut(4), *spoils)
-    assert lots(faults, 1) == [Serve(1.0, 4, (Drip(0.1), Garbage()))]
+    assert lots(under(*spoils[::-1]), 1) == [Serve(spoils=(StallFault(1), DripFault(0.1), GarbageFault()))]
+    assert lots(under(*spoils[1:]), 1) == [Serve(spoils=(TruncatedFault(2), DripFault(0.1), GarbageFault()))]
+    assert lots(under(*spoils[2:]), 1) == [Serve(spoils=(StreamErrorFault(5), DripFault(0.1), GarbageFault()))]
+    assert lots(under(*spoils[3:]), 1) == [Serve(spoils=(DripFault(0.1), GarbageFault(), WrongLengthFault(3)))]
+    faults = under(CutFault(4), *spoils)
+    assert lots(faults, 1) == [Serve(1.0, 4, (DripFault(0.1), GarbageFault()))]
     assert faults.change(0.0, Change(clear=frozenset(KINDS))) == (), "what is cut does not stall"
-    assert [fault["hits"] for fault in under(Cut(4), Stall(1)).report()] == [0, 0]
+    assert [fault["hits"] for fault in under(CutFault(4), StallFault(1)).report()] == [0, 0]
 
 
 def test_faults_of_reports_leave_requests_alone() -> None:
-    faults = under(NotAlive(), Metrics("garbage"), Evict())
+    faults = under(NotAliveFault(), MetricsFault("garbage"), EvictFault())
     assert lots(faults, 2) == [Serve()] * 2
     assert faults.figures == "garbage"
-    assert faults.hit(NotAlive.kind)
-    assert not faults.hit(NotReady.kind)
+    assert faults.hit(NotAliveFault.kind)
+    assert not faults.hit(NotReadyFault.kind)
     hits = {fault["kind"]: fault["hits"] for fault in faults.report()}
     assert hits == {"not-alive": 1, "metrics": 0, "evict": 1}, "an eviction has been done when it is set"
-    assert (Change((Evict(),)).evicts, Change((Slow(2.0),)).evicts) == (True, False)
+    assert (Change((EvictFault(),)).evicts, Change((SlowFault(2.0),)).evicts) == (True, False)
 
 
 def test_frozen_figures_stay_but_readiness_does_not() -> None:
-    faults = under(Metrics("frozen"), Hang())
-    assert Change((Metrics("frozen"),)).freezes and not Change((Metrics("missing"),)).freezes
+    faults = under(MetricsFault("frozen"), HangFault())
+    assert Change((MetricsFault("frozen"),)).freezes and not Change((MetricsFault("missing"),)).freezes
     lots(faults, 1)
     frozen = faults.freeze(STATE)
     assert frozen.queue_depth == STATE.queue_depth + 1
@@ -295,20 +312,20 @@ def test_frozen_figures_stay_but_readiness_does_not() -> None:
 
 def test_a_request_brings_faults_for_itself_alone() -> None:
     faults = RequestFaults("gpu-0")
-    assert faults.arrive(0.0, 0, 10, (Status(503),)) == Answer(503)
-    assert faults.arrive(0.0, 1, 10, (Slow(2.0), Garbage())) == Serve(2.0, None, (Garbage(),))
+    assert faults.arrive(0.0, 0, 10, (StatusFault(503),)) == AnswerStatus(503)
+    assert faults.arrive(0.0, 1, 10, (SlowFault(2.0), GarbageFault())) == Serve(2.0, None, (GarbageFault(),))
     assert faults.arrive(0.0, 2, 10) == Serve()
-    assert faults.arrive(0.0, 3, 10, (Hang(),)) == Hold()
+    assert faults.arrive(0.0, 3, 10, (HangFault(),)) == Hold()
     assert faults.report() == []
     assert faults.seen_in(STATE).queue_depth == STATE.queue_depth + 1
     assert faults.change(0.0, Change(clear=frozenset(KINDS))) == (3,)
 
 
 def test_what_a_request_brings_takes_the_place_of_its_kind() -> None:
-    faults = under(Slow(2.0), Status(500, first=1, after=1))
-    assert faults.arrive(0.0, 0, 10, (Slow(5.0),)) == Serve(5.0)
-    assert faults.arrive(0.0, 1, 10, (Status(404),)) == Answer(404)
-    assert faults.arrive(0.0, 2, 10) == Answer(500), "the one before did not come to the fault that is set"
+    faults = under(SlowFault(2.0), StatusFault(500, first=1, after=1))
+    assert faults.arrive(0.0, 0, 10, (SlowFault(5.0),)) == Serve(5.0)
+    assert faults.arrive(0.0, 1, 10, (StatusFault(404),)) == AnswerStatus(404)
+    assert faults.arrive(0.0, 2, 10) == AnswerStatus(500), "the one before did not come to the fault that is set"
     assert [fault["hits"] for fault in faults.report()] == [0, 1]
 
 
@@ -316,11 +333,11 @@ def test_what_a_request_brings_takes_the_place_of_its_kind() -> None:
 
 
 def test_the_order_of_precedence_and_the_counts() -> None:
-    faults = under(Cut(1), Slow(2.0), Hang(), Capacity(0.0, 2), Status(500, first=1))
-    assert lots(faults, 4) == [Answer(500), Hold(), Hold(), Answer(503, refused=True)]
+    faults = under(CutFault(1), SlowFault(2.0), HangFault(), CapacityFault(0.0, 2), StatusFault(500, first=1))
+    assert lots(faults, 4) == [AnswerStatus(500), Hold(), Hold(), AnswerStatus(503, refused=True)]
     hits = {fault["kind"]: fault["hits"] for fault in faults.report()}
     assert hits == {"status": 1, "capacity": 1, "hang": 2, "slow": 0, "cut": 0}
-    assert faults.change(0.0, Change(set=(Slow(5.0),), clear=frozenset({"hang", "capacity"}))) == (1, 2)
+    assert faults.change(0.0, Change(set=(SlowFault(5.0),), clear=frozenset({"hang", "capacity"}))) == (1, 2)
     assert lots(faults, 1) == [Serve(5.0, 1)]
     hits = {fault["kind"]: fault["hits"] for fault in faults.report()}
     assert hits == {"status": 1, "slow": 1, "cut": 1}
@@ -328,23 +345,28 @@ def test_the_order_of_precedence_and_the_counts() -> None:
 
 def test_all_that_is_answered_at_once_comes_in_its_order() -> None:
     them: tuple[Fault, ...] = (
-        Status(500, first=1), Capacity(0.0, 5), QueueFull(first=1), OutOfMemory(first=1), Hang(first=1), Zombie(first=1)
-    )  # fmt: skip
+        StatusFault(500, first=1),
+        CapacityFault(0.0, 5),
+        QueueFullFault(first=1),
+        OutOfMemoryFault(first=1),
+        HangFault(first=1),
+        ZombieFault(first=1),
+    )
     assert tuple(type(fault) for fault in them) == AT_ONCE
     faults = under(*them[::-1])
     assert lots(faults, 7) == [
-        Answer(500),
-        Answer(503, None, True, "queue_full"),
-        Answer(500, None, True, "out_of_memory"),
+        AnswerStatus(500),
+        AnswerStatus(503, None, True, "queue_full"),
+        AnswerStatus(500, None, True, "out_of_memory"),
         Hold(),
         Hold(),
         Serve(),
-        Answer(503, refused=True),
+        AnswerStatus(503, refused=True),
     ]
     assert {fault["hits"] for fault in faults.report()} == {1}
 
 
 def test_clearing_comes_before_setting() -> None:
-    faults = under(Slow(2.0))
-    faults.change(0.0, Change(set=(Slow(3.0),), clear=frozenset(KINDS)))
+    faults = under(SlowFault(2.0))
+    faults.change(0.0, Change(set=(SlowFault(3.0),), clear=frozenset(KINDS)))
     assert lots(faults, 1) == [Serve(3.0)]

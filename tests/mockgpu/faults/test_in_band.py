@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mockgpu.api.wire import BadRequestError
-from mockgpu.faults.decisions import Cut, Fault, Garbage, Slow, Status
+from mockgpu.faults.decisions import CutFault, Fault, GarbageFault, SlowFault, StatusFault
 from mockgpu.faults.in_band import brought
-from mockgpu.server.attempt_log import Outcome
+from mockgpu.server.attempt_log import RowOutcome
 from tests.mockgpu.fault_calls import SETUP, ask, change, raw
 
 
@@ -18,17 +18,17 @@ from tests.mockgpu.fault_calls import SETUP, ask, change, raw
     [
         ({}, {}, []),
         ({}, {"mock_fault": None}, []),
-        ({"X-Return-Error": "503"}, {}, [Status(503)]),
-        ({"X-Return-Error": " 429 ; retry_after_s=2 "}, {}, [Status(429, 2)]),
-        ({"X-Mock-Fault": '{"kind": "slow", "factor": 4}'}, {}, [Slow(4)]),
-        ({"X-Mock-Fault": ' [{"kind": "garbage"}, {"kind": "slow", "factor": 4}]'}, {}, [Garbage(), Slow(4)]),
-        ({"X-Mock-Fault": "garbage"}, {}, [Garbage()]),
-        ({"X-Mock-Fault": "slow; factor=4.5, cut;after_tokens=2"}, {}, [Slow(4.5), Cut(2)]),
-        ({}, {"mock_fault": {"kind": "slow", "factor": 4}}, [Slow(4)]),
-        ({}, {"mock_fault": [{"kind": "cut", "after_tokens": 0}]}, [Cut(0)]),
-        ({}, {"mock_fault": "status;status=404"}, [Status(404)]),
+        ({"X-Return-Error": "503"}, {}, [StatusFault(503)]),
+        ({"X-Return-Error": " 429 ; retry_after_s=2 "}, {}, [StatusFault(429, 2)]),
+        ({"X-Mock-Fault": '{"kind": "slow", "factor": 4}'}, {}, [SlowFault(4)]),
+        ({"X-Mock-Fault": ' [{"kind": "garbage"}, {"kind": "slow", "factor": 4}]'}, {}, [GarbageFault(), SlowFault(4)]),
+        ({"X-Mock-Fault": "garbage"}, {}, [GarbageFault()]),
+        ({"X-Mock-Fault": "slow; factor=4.5, cut;after_tokens=2"}, {}, [SlowFault(4.5), CutFault(2)]),
+        ({}, {"mock_fault": {"kind": "slow", "factor": 4}}, [SlowFault(4)]),
+        ({}, {"mock_fault": [{"kind": "cut", "after_tokens": 0}]}, [CutFault(0)]),
+        ({}, {"mock_fault": "status;status=404"}, [StatusFault(404)]),
         ({"X-Mock-Fault": "garbage", "X-Return-Error": "500"}, {"mock_fault": "cut;after_tokens=1"},
-         [Garbage(), Status(500), Cut(1)]),
+         [GarbageFault(), StatusFault(500), CutFault(1)]),
     ],
 )  # fmt: skip
 def test_all_forms_are_read(headers: dict[str, str], data: dict[str, object], expected: list[Fault]) -> None:
@@ -86,7 +86,7 @@ def test_a_request_brings_its_own_fault(serve: Any) -> None:
         got, reset = await raw(it, ask(stream=True, mock_fault="stream-error;after_tokens=2"), close=True)
         assert (got.count(b'data: {"id"'), got.count(b'data: {"error"'), reset) == (2, 1, False)
         assert await change(it) == [], "none is set"
-        await it.until(lambda: it.rows()[-1].outcome is Outcome.CUT)
+        await it.until(lambda: it.rows()[-1].outcome is RowOutcome.CUT)
         assert [row.status for row in it.rows()] == [503, 503, 418, 200, 400, 500, 500, 200, 200]
 
     serve(test, SETUP)

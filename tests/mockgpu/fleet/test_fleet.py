@@ -17,7 +17,7 @@ import pytest
 
 from mockgpu.api.tags import tag_of
 from mockgpu.faults.decisions import KINDS
-from mockgpu.server.attempt_log import Kind, Outcome, Row, read_rows
+from mockgpu.server.attempt_log import LogRow, RowKind, RowOutcome, read_rows
 
 NONCE = 9
 SERVE = [sys.executable, "-m", "mockgpu", "serve", "--gpu", "tiny", "--model", "tiny"]
@@ -81,10 +81,10 @@ class Running:
     def step(self, path: str, body: Any = None) -> int:
         return call(self.control, "POST", path, body)[0]
 
-    def rows(self, backend: int) -> list[Row]:
+    def rows(self, backend: int) -> list[LogRow]:
         status, data = call(self.control, "GET", f"/fleet/gpu-{backend}/log")
         assert status == 200
-        return [row for row in read_rows(data) if row.kind in (Kind.INFERENCE, Kind.FOREIGN)]
+        return [row for row in read_rows(data) if row.kind in (RowKind.INFERENCE, RowKind.FOREIGN)]
 
     def states(self) -> list[str]:
         return [each["state"] for each in json.loads(call(self.control, "GET", "/fleet")[1])]
@@ -122,7 +122,7 @@ def test_all_backends_serve_and_are_reset_together(tmp_path: Path, options: tupl
     with fleet(tmp_path, *options) as it:
         for backend in range(2):
             assert it.complete(backend)["backend"] == f"gpu-{backend}"
-            assert [row.kind for row in it.rows(backend)] == [Kind.INFERENCE]
+            assert [row.kind for row in it.rows(backend)] == [RowKind.INFERENCE]
             status, later = call(it.control, "GET", f"/fleet/gpu-{backend}/log?first=1000")
             assert (status, read_rows(later)) == (200, [])
             assert call(it.control, "GET", f"/fleet/gpu-{backend}/log?first=-1")[0] == 400
@@ -131,7 +131,7 @@ def test_all_backends_serve_and_are_reset_together(tmp_path: Path, options: tupl
         for backend in range(2):
             assert it.rows(backend) == []
             it.complete(backend)
-            assert [row.kind for row in it.rows(backend)] == [Kind.FOREIGN]
+            assert [row.kind for row in it.rows(backend)] == [RowKind.FOREIGN]
         assert call(it.control, "GET", "/fleet/ping") == (200, b"{}")
         assert it.step("/fleet/reset", {"nonce": -1}) == 400
         assert it.step("/fleet/gpu-7/kill") == 404
@@ -158,18 +158,18 @@ def test_kill_and_restart(tmp_path: Path) -> None:
         assert isinstance(cut.exception(20), OSError)
         assert it.states() == ["dead", "alive"]
         assert it.step("/fleet/gpu-0/kill") == 409
-        assert [row.outcome for row in it.rows(0)] == [Outcome.ANSWERED, Outcome.OPEN]
+        assert [row.outcome for row in it.rows(0)] == [RowOutcome.ANSWERED, RowOutcome.OPEN]
 
         assert it.step("/fleet/gpu-0/restart") == 200
         assert accepts(it.ports[0])
         assert it.states() == ["alive", "alive"]
         it.complete(0, number=3)
         # A client may have its answer a moment before the row says so.
-        until(lambda: it.rows(0)[-1].outcome is Outcome.ANSWERED)
+        until(lambda: it.rows(0)[-1].outcome is RowOutcome.ANSWERED)
         rows = it.rows(0)
         assert [row.tag for row in rows] == [tag_of(NONCE, number) for number in (1, 2, 3)]
-        assert [row.outcome for row in rows] == [Outcome.ANSWERED, Outcome.OPEN, Outcome.ANSWERED]
-        assert {row.kind for row in rows} == {Kind.INFERENCE}
+        assert [row.outcome for row in rows] == [RowOutcome.ANSWERED, RowOutcome.OPEN, RowOutcome.ANSWERED]
+        assert {row.kind for row in rows} == {RowKind.INFERENCE}
         assert rows[2].cold == 1
 
         assert it.step("/fleet/reset", {"nonce": NONCE}) == 200
@@ -230,7 +230,7 @@ def test_a_kill_from_outside_shows_and_a_reset_reaches_the_next_life(tmp_path: P
         assert it.rows(0) == []
         assert it.step("/fleet/gpu-0/restart") == 200
         it.complete(0)
-        assert [row.kind for row in it.rows(0)] == [Kind.FOREIGN]
+        assert [row.kind for row in it.rows(0)] == [RowKind.FOREIGN]
 
 
 def test_the_token_guards_every_control_port(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mockgpu.api.tags import tag_of
-from mockgpu.server.attempt_log import Outcome
+from mockgpu.server.attempt_log import RowOutcome
 from tests.mockgpu.fleet.test_fleet import NONCE, accepts, call, fleet, until
 
 
@@ -30,7 +30,7 @@ def test_stop_start_and_restart(tmp_path: Path, options: tuple[str, ...]) -> Non
         it.complete(0, number=2)
         assert it.step("/fleet/gpu-0/restart") == 200
         it.complete(0, number=3)
-        until(lambda: len(it.rows(0)) == 3 and it.rows(0)[-1].outcome is Outcome.ANSWERED)
+        until(lambda: len(it.rows(0)) == 3 and it.rows(0)[-1].outcome is RowOutcome.ANSWERED)
         rows = it.rows(0)
         assert [row.tag for row in rows] == [tag_of(NONCE, number) for number in (1, 2, 3)]
         # Each life begins with nothing in memory.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mockgpu.gpu.kv_cache import Hold, KvCache
+from mockgpu.gpu.kv_cache import HeldBlocks, KvCache
 from tests.mockgpu.boxes import free
 
 MODEL = free(kv_bytes_per_token=10)  # blocks of 40 bytes
@@ -15,7 +15,7 @@ def cache(blocks: int, *, prefix: bool = True) -> KvCache:
     return KvCache(blocks * 40 + 39, block_tokens=4, prefix=prefix)
 
 
-def admit(kv: KvCache, tokens: int, hashes: tuple[int, ...] = (), name: str = "m") -> tuple[Hold, int]:
+def admit(kv: KvCache, tokens: int, hashes: tuple[int, ...] = (), name: str = "m") -> tuple[HeldBlocks, int]:
     admitted = kv.admit(name, MODEL, tokens, hashes, count=True)
     assert admitted is not None
     return admitted

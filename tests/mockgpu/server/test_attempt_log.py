@@ -15,25 +15,25 @@ from mockgpu.server.attempt_log import (
     ROW_FIELDS,
     ROW_SIZE,
     AttemptLog,
-    Kind,
     LogError,
-    Outcome,
-    Row,
+    LogRow,
+    RowKind,
+    RowOutcome,
     body_hash_of,
     read_files,
     read_header,
     read_rows,
 )
 
-FULL = Row(
-    kind=Kind.FOREIGN,
+FULL = LogRow(
+    kind=RowKind.FOREIGN,
     arrival_s=1.25,
     method="POST",
     tag=2**52 - 1,
     carriers=15,
     model="llama-8b",
     status=503,
-    outcome=Outcome.REFUSED,
+    outcome=RowOutcome.REFUSED,
     submitted_s=1.5,
     first_byte_s=2.5,
     end_s=3.5,
@@ -55,33 +55,33 @@ FULL = Row(
 def test_rows_come_back_as_written(tmp_path: Path) -> None:
     log = AttemptLog(tmp_path / "log", 10)
     log.add(FULL)
-    log.add(Row(Kind.CHECK_UP, 7.0, "GET"))
+    log.add(LogRow(RowKind.CHECK_UP, 7.0, "GET"))
     rows = read_rows(log.dump())
     log.close()
     assert rows[0] == FULL
-    assert (rows[1].kind, rows[1].method, rows[1].outcome) == (Kind.CHECK_UP, "GET", Outcome.OPEN)
+    assert (rows[1].kind, rows[1].method, rows[1].outcome) == (RowKind.CHECK_UP, "GET", RowOutcome.OPEN)
     assert math.isnan(rows[1].end_s) and math.isnan(rows[1].service_asked_s)
 
 
 def test_a_row_is_completed_in_its_place(tmp_path: Path) -> None:
     log = AttemptLog(tmp_path / "log", 10)
-    first = Row(Kind.INFERENCE, 1.0, "POST")
+    first = LogRow(RowKind.INFERENCE, 1.0, "POST")
     ticket = log.add(first)
-    log.add(Row(Kind.INFERENCE, 2.0, "POST"))
-    first.outcome, first.end_s = Outcome.ANSWERED, 3.0
+    log.add(LogRow(RowKind.INFERENCE, 2.0, "POST"))
+    first.outcome, first.end_s = RowOutcome.ANSWERED, 3.0
     log.update(ticket, first)
     assert [(row.arrival_s, row.outcome) for row in read_rows(log.dump())] == [
-        (1.0, Outcome.ANSWERED),
-        (2.0, Outcome.OPEN),
+        (1.0, RowOutcome.ANSWERED),
+        (2.0, RowOutcome.OPEN),
     ]
     log.close()
 
 
 def test_a_full_log_says_so_once_and_counts_what_it_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = AttemptLog(tmp_path / "gpu-3.log", 2)
-    tickets = [log.add(Row(Kind.INFERENCE, float(number))) for number in range(2)]
+    tickets = [log.add(LogRow(RowKind.INFERENCE, float(number))) for number in range(2)]
     assert capsys.readouterr() == ("", "")
-    tickets += [log.add(Row(Kind.INFERENCE, float(number))) for number in range(2, 5)]
+    tickets += [log.add(LogRow(RowKind.INFERENCE, float(number))) for number in range(2, 5)]
     log.update(tickets[-1], FULL)
     assert read_header(log.dump()).lost == 3
     assert [row.arrival_s for row in read_rows(log.dump())] == [0.0, 1.0]
@@ -92,9 +92,9 @@ def test_a_full_log_says_so_once_and_counts_what_it_lost(tmp_path: Path, capsys:
 
 def test_clearing_voids_tickets_of_before(tmp_path: Path) -> None:
     log = AttemptLog(tmp_path / "log", 2)
-    old = [log.add(Row(Kind.INFERENCE, 1.0)), log.add(Row(Kind.INFERENCE, 1.5)), log.add(FULL)]
+    old = [log.add(LogRow(RowKind.INFERENCE, 1.0)), log.add(LogRow(RowKind.INFERENCE, 1.5)), log.add(FULL)]
     log.clear()
-    new = log.add(Row(Kind.INFERENCE, 2.0))
+    new = log.add(LogRow(RowKind.INFERENCE, 2.0))
     for ticket in old:
         log.update(ticket, FULL)
     assert [row.arrival_s for row in read_rows(log.dump())] == [2.0]
@@ -106,7 +106,7 @@ def test_clearing_voids_tickets_of_before(tmp_path: Path) -> None:
 
 def test_a_long_model_name_is_cut_between_characters(tmp_path: Path) -> None:
     log = AttemptLog(tmp_path / "log", 1)
-    log.add(Row(Kind.INFERENCE, 1.0, model="a" + "é" * 40))
+    log.add(LogRow(RowKind.INFERENCE, 1.0, model="a" + "é" * 40))
     assert read_rows(log.dump())[0].model == "a" + "é" * 31
     log.close()
 
@@ -114,7 +114,7 @@ def test_a_long_model_name_is_cut_between_characters(tmp_path: Path) -> None:
 def test_numpy_decodes_the_documented_layout(tmp_path: Path) -> None:
     log = AttemptLog(tmp_path / "log", 3)
     log.add(FULL)
-    log.add(Row(Kind.UPDATE, 9.0))
+    log.add(LogRow(RowKind.UPDATE, 9.0))
     data = log.dump()
     log.close()
     rows = numpy.frombuffer(data, numpy.dtype(list(ROW_FIELDS)), read_header(data).count, HEADER_SIZE)
@@ -129,7 +129,7 @@ def test_numpy_decodes_the_documented_layout(tmp_path: Path) -> None:
 def test_several_files_read_as_one(tmp_path: Path) -> None:
     for number in range(3):
         log = AttemptLog(tmp_path / str(number), 1)
-        log.add(Row(Kind.INFERENCE, float(number)))
+        log.add(LogRow(RowKind.INFERENCE, float(number)))
         log.add(FULL)
         log.close()
     data = read_files([tmp_path / str(number) for number in range(3)])
@@ -141,8 +141,8 @@ def test_several_files_read_as_one(tmp_path: Path) -> None:
 def test_several_files_are_read_from_any_row_on(tmp_path: Path) -> None:
     for number in range(3):
         log = AttemptLog(tmp_path / str(number), 2)
-        log.add(Row(Kind.INFERENCE, 2.0 * number))
-        log.add(Row(Kind.INFERENCE, 2.0 * number + 1))
+        log.add(LogRow(RowKind.INFERENCE, 2.0 * number))
+        log.add(LogRow(RowKind.INFERENCE, 2.0 * number + 1))
         log.close()
     paths = [tmp_path / str(number) for number in range(3)]
     for first in range(8):
@@ -175,16 +175,16 @@ def test_rows_survive_sigkill_of_their_writer(tmp_path: Path) -> None:
         assert writer.stdout.readline() == b"written\n"
         os.kill(writer.pid, signal.SIGKILL)
     rows = read_rows(read_files([path]))
-    assert [row.outcome for row in rows] == [Outcome.ANSWERED, Outcome.OPEN]
+    assert [row.outcome for row in rows] == [RowOutcome.ANSWERED, RowOutcome.OPEN]
 
 
 def test_it_keeps_up_with_5000_rows_a_second(tmp_path: Path) -> None:
     log = AttemptLog(tmp_path / "log", 20_000)
     began_s = time.process_time()
     for _ in range(20_000):
-        row = Row(Kind.INFERENCE, 1.0, "POST", model="llama-8b")
+        row = LogRow(RowKind.INFERENCE, 1.0, "POST", model="llama-8b")
         ticket = log.add(row)
-        row.outcome = Outcome.ANSWERED
+        row.outcome = RowOutcome.ANSWERED
         log.update(ticket, row)
     assert 20_000 / (time.process_time() - began_s) > 5_000
     log.close()

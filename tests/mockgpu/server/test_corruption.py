@@ -11,7 +11,7 @@ from aiohttp import ClientError, ClientPayloadError
 
 from mockgpu.faults.decisions import KINDS
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import Kind, Outcome
+from mockgpu.server.attempt_log import RowKind, RowOutcome
 from mockgpu.server.corruption import noise
 from tests.mockgpu import test_failing as failing
 from tests.mockgpu.fault_calls import SETUP, ask, change, complete, last_row, part_of, raw
@@ -47,7 +47,7 @@ def test_a_stall_falls_silent_until_its_client_leaves_or_it_is_freed(serve: Any,
             return len(split(got)[1]) >= len(whole) * 2 // 5
 
         got, reader, writer = await part_of(it, ask(stream=stream), enough)
-        assert it.rows()[-1].outcome is Outcome.OPEN
+        assert it.rows()[-1].outcome is RowOutcome.OPEN
         state = await it.health()
         assert (state["ready"], state["queue_depth"]) == (True, 0)
         silent = asyncio.create_task(reader.read(1))
@@ -57,13 +57,13 @@ def test_a_stall_falls_silent_until_its_client_leaves_or_it_is_freed(serve: Any,
             assert split(got)[1] == whole[: len(whole) * 2 // 5]
             assert f"Content-Length: {len(whole)}".encode() in got
         freed = asyncio.create_task(raw(it, ask(stream=stream)))
-        await it.until(lambda: [row.kind for row in it.rows()].count(Kind.INFERENCE) == 3)
+        await it.until(lambda: [row.kind for row in it.rows()].count(RowKind.INFERENCE) == 3)
         silent.cancel()
         writer.close()
-        await it.until(lambda: any(row.outcome is Outcome.CLIENT_GONE for row in it.rows()))
+        await it.until(lambda: any(row.outcome is RowOutcome.CLIENT_GONE for row in it.rows()))
         assert await change(it, clear=["stall"]) == []
         assert (await freed)[1], "it ends by a reset"
-        await it.until(lambda: any(row.outcome is Outcome.CUT for row in it.rows()))
+        await it.until(lambda: any(row.outcome is RowOutcome.CUT for row in it.rows()))
         assert (await it.health())["running"] == 0
 
     serve(test, SETUP)
@@ -79,7 +79,7 @@ def test_a_drip_takes_a_gap_between_tokens(serve: Any, stream: bool) -> None:
         assert (status, body) == (200, plain)
         gaps = 5 if stream else 4  # a stream's end is paced, too
         assert time.monotonic() - began_s >= gaps * GAP_S
-        row = await last_row(it, Outcome.ANSWERED)
+        row = await last_row(it, RowOutcome.ANSWERED)
         assert (row.tokens_out, row.bytes_out) == (5, len(plain))
         assert row.end_s - row.first_byte_s >= gaps * GAP_S
 
@@ -94,7 +94,7 @@ def test_a_truncated_body_is_well_framed(serve: Any, after: int) -> None:
         status, body, headers = await complete(it)
         assert (status, headers["Content-Length"]) == (200, str(len(body)))
         assert body == whole[: min(len(whole) * after // 5, len(whole) - 1)]
-        row = await last_row(it, Outcome.CUT)
+        row = await last_row(it, RowOutcome.CUT)
         assert (row.status, row.tokens_out, row.bytes_out) == (200, min(after, 5), len(body))
 
     serve(test, SETUP)
@@ -118,7 +118,7 @@ def test_a_broken_answer_counts_once(serve: Any, fault: dict[str, Any], stream: 
         await change(it, fault)
         with suppress(ClientError, ConnectionError):
             await complete(it, stream=stream)
-        await it.until(lambda: it.rows()[-1].outcome is not Outcome.OPEN)
+        await it.until(lambda: it.rows()[-1].outcome is not RowOutcome.OPEN)
         async with it.session.get(it.url("/metrics")) as answer:
             text = await answer.text()
         counted = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("nv_inference_request_"))
@@ -136,7 +136,7 @@ def test_a_truncated_stream_ends_well_inside_an_event(serve: Any, after: int) ->
         assert status == 200
         assert body.count(b"\n\n") == min(after, 5)
         assert not body.endswith(b"\n\n") and b"[DONE]" not in body
-        row = await last_row(it, Outcome.CUT)
+        row = await last_row(it, RowOutcome.CUT)
         assert (row.tokens_out, row.bytes_out) == (min(after, 5), len(body))
         assert (await it.health())["running"] == 0
 
@@ -152,7 +152,7 @@ def test_garbage_looks_good_from_outside(serve: Any, stream: bool) -> None:
         assert (status, headers["Content-Type"], len(body)) == (200, good["Content-Type"], len(plain))
         assert body != plain and b"sy-" not in body
         assert (await complete(it, stream=stream))[1] == body
-        row = await last_row(it, Outcome.ANSWERED)
+        row = await last_row(it, RowOutcome.ANSWERED)
         assert (row.tokens_out, row.bytes_out) == (0, len(plain))
 
     serve(test, SETUP)
@@ -170,7 +170,7 @@ def test_a_length_too_long_breaks_the_connection(serve: Any, stream: bool) -> No
             head, body = split(got)
             assert f"Content-Length: {len(body) + 10}".encode() in head
             json.loads(body)
-        await last_row(it, Outcome.CUT)
+        await last_row(it, RowOutcome.CUT)
 
     serve(test, SETUP)
 
@@ -185,7 +185,7 @@ def test_a_length_too_short_hides_the_rest(serve: Any) -> None:
         head, body = split(got)
         assert f"Content-Length: {len(whole) - 10}".encode() in head
         assert body == whole, "all of it is sent"
-        await last_row(it, Outcome.CUT)
+        await last_row(it, RowOutcome.CUT)
         got, reset = await raw(it, ask(stream=True))
         assert got.startswith(b"HTTP/1.1 200 ") and got.endswith(b"[DONE]\n\n\r\n0\r\n\r\n") and not reset
         size = got.rpartition(b"\r\ndata: [DONE]")[0].rpartition(b"\r\n")[2]
@@ -217,7 +217,7 @@ def test_a_full_queue_says_so(serve: Any) -> None:
         assert (first[0], second[0]) == (200, 503)
         assert json.loads(second[1])["error"]["code"] == "queue_full"
         assert "Retry-After" not in second[2]
-        await last_row(it, Outcome.REFUSED)
+        await last_row(it, RowOutcome.REFUSED)
         await change(it, {"kind": "queue-full", "retry_after_s": 1.5})
         assert (await complete(it))[2]["Retry-After"] == "2"
 
@@ -230,7 +230,7 @@ def test_out_of_memory_is_told_as_vllm_and_triton_do(serve: Any) -> None:
         status, body, _ = await complete(it)
         error = json.loads(body)["error"]
         assert (status, error["message"], error["type"]) == (500, "CUDA out of memory", "InternalServerError")
-        assert (await last_row(it, Outcome.REFUSED)).status == 500
+        assert (await last_row(it, RowOutcome.REFUSED)).status == 500
         fields = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b"]}]}
         status, said = await it.post("/v2/models/m/infer", **fields)
         assert status == 400
@@ -317,7 +317,7 @@ def test_frozen_metrics(serve: Any) -> None:
         assert await page() == before
         assert (await complete(it))[0] == 200
         held = asyncio.create_task(raw(it, ask()))
-        await it.until(lambda: [row.kind for row in it.rows()].count(Kind.INFERENCE) == 3)
+        await it.until(lambda: [row.kind for row in it.rows()].count(RowKind.INFERENCE) == 3)
         assert await page() == before
         assert (await it.health())["queue_depth"] == 0
         await change(it, clear=["metrics"])
@@ -337,7 +337,7 @@ def test_an_eviction_is_done_once(serve: Any) -> None:
         assert (await it.health())["models"] == ["m"]
         assert await change(it, {"kind": "evict"}) == [{"kind": "evict", "hits": 1}]
         assert (await it.health())["models"] == []
-        assert it.rows()[-2].kind is Kind.RESIDENCY_EVICTED
+        assert it.rows()[-2].kind is RowKind.RESIDENCY_EVICTED
         await complete(it)
         assert (await it.health())["models"] == ["m"], "it stays after that"
         await change(it, {"kind": "evict"})

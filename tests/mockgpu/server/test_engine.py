@@ -12,7 +12,7 @@ import pytest
 from mockgpu.gpu.catalogue import Setup, setup_of
 from mockgpu.gpu.events import Evicted, Loaded, Loading
 from mockgpu.server.clock import Clock
-from mockgpu.server.engine import Engine, Stage
+from mockgpu.server.engine import Engine, Progress
 
 FULL = setup_of("tiny-full", "tiny-full").scaled(0.1)
 Told = list[Loading | Loaded | Evicted]
@@ -35,10 +35,10 @@ def test_a_stay_knows_when_each_token_is_due() -> None:
     async def test(engine: Engine, _: Told) -> None:
         cold = engine.submit("inference", "m", 100, 5)
         assert cold.token_due_s(0) is None  # its model is not there
-        await cold.until(Stage.ENDED)
+        await cold.until(Progress.ENDED)
         stay = engine.submit("inference", "m", 100, 5)
         due_s = [stay.token_due_s(number) for number in range(5)]
-        await stay.until(Stage.ENDED)
+        await stay.until(Progress.ENDED)
         assert [due_s[0], due_s[4]] == pytest.approx([stay.first_token_s, stay.ended_s], abs=1e-9)
         assert stay.token_due_s(4) == stay.ended_s <= time.monotonic()
         assert [(one.cold, one.batch) for one in (cold, stay)] == [(True, 1), (False, 1)]
@@ -50,7 +50,7 @@ def test_a_first_token_that_was_due_counts_though_its_client_leaves() -> None:
     async def test(engine: Engine, _: Told) -> None:
         firsts: list[float] = []
         engine._on_first_token = lambda model, after_s: firsts.append(after_s)
-        await engine.submit("inference", "m", 100, 1).until(Stage.ENDED)
+        await engine.submit("inference", "m", 100, 1).until(Progress.ENDED)
         stay = engine.submit("inference", "m", 100, 5)
         due_s = stay.token_due_s(0)
         assert due_s is not None
@@ -66,7 +66,7 @@ def test_a_stay_knows_its_batch_and_what_was_cached() -> None:
     async def test(engine: Engine, _: Told) -> None:
         blocks = (1, 2, 3, 4)
         first = engine.submit("inference", "m", 65, 1, prompt_blocks=blocks)
-        await first.until(Stage.ENDED)
+        await first.until(Progress.ENDED)
         stays = [engine.submit("inference", "m", 65, 3_000, prompt_blocks=blocks) for _ in range(2)]
         assert [(stay.batch, stay.cached_tokens) for stay in stays] == [(1, 64), (2, 64)]
         engine.invalidate("m")
@@ -86,7 +86,7 @@ def test_preemptions_are_counted_and_the_tokens_still_come() -> None:
     async def test(engine: Engine, _: Told) -> None:
         stays = [engine.submit("inference", "m", 16, 40) for _ in range(2)]
         for stay in stays:
-            await stay.until(Stage.ENDED)
+            await stay.until(Progress.ENDED)
         assert [stay.refused for stay in stays] == ["", ""]
         assert engine.state().preemptions == 1
 
@@ -114,13 +114,13 @@ def test_waiters_are_asked_again_after_everything_that_happens() -> None:
         engine.sleep(1)
         await asyncio.gather(*(engine.until(lambda: engine.state().asleep_level == 1) for _ in range(2)))
         stay = engine.submit("inference", "m", 1, 1)
-        assert stay.stage is Stage.WAITING
+        assert stay.stage is Progress.WAITING
         impatient = asyncio.ensure_future(engine.until(lambda: False))
         await asyncio.sleep(0)
         impatient.cancel()
         engine.wake()
         await engine.until(lambda: engine.state().asleep_level == 0)
-        await stay.until(Stage.ENDED)
+        await stay.until(Progress.ENDED)
         assert stay.refused == ""
 
     run(test)
@@ -130,7 +130,7 @@ def test_adapters_are_managed() -> None:
     async def test(engine: Engine, _: Told) -> None:
         engine.load_adapter("x", "m")
         stay = engine.submit("inference", "m", 1, 1, adapter="x")
-        await stay.until(Stage.ENDED)
+        await stay.until(Progress.ENDED)
         assert engine.state().adapters == (("x", "m"),)
         engine.unload_adapter("x")
         assert engine.submit("inference", "m", 1, 1, adapter="x").refused == "not_found"
@@ -143,7 +143,7 @@ def test_updates_take_the_time_of_their_kind() -> None:
         embedding = engine.submit("update", "m", 0, 0)
         weights = engine.submit("update", "m", 0, 0, update="weights")
         for stay in (embedding, weights):
-            await stay.until(Stage.ENDED)
+            await stay.until(Progress.ENDED)
             assert stay.ended_s - stay.started_s == pytest.approx(stay.service_asked_s, abs=1e-9)
         assert (embedding.service_asked_s, weights.service_asked_s) == pytest.approx((0.0002, 0.002))
 

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mockgpu.api.tensors import HEADER_LENGTH, packed_text
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import Kind, Outcome
+from mockgpu.server.attempt_log import RowKind, RowOutcome
 from mockgpu.server.run_state import Options
 
 STEP_S = 0.002
@@ -52,7 +52,7 @@ def test_chats_embeddings_and_responses_are_inference(serve: Any) -> None:
         status, response = await it.post("/v1/responses", model="r", input="a b", max_output_tokens=2)
         assert (status, response["usage"]["output_tokens"]) == (200, 2)
         rows = it.rows()
-        assert {row.kind for row in rows} == {Kind.INFERENCE}
+        assert {row.kind for row in rows} == {RowKind.INFERENCE}
         assert [(row.model, row.prompt_tokens, row.tokens_out) for row in rows] == [
             ("m", 3, 3),
             ("e", 3, 0),
@@ -75,7 +75,7 @@ def test_a_streamed_chat_and_response(serve: Any) -> None:
                 assert answer.content_type == "text/event-stream"
                 text = await answer.text()
             assert text.count(" the") >= 3
-        await it.until(lambda: all(row.outcome is Outcome.ANSWERED for row in it.rows()))
+        await it.until(lambda: all(row.outcome is RowOutcome.ANSWERED for row in it.rows()))
         assert [row.tokens_out for row in it.rows()] == [3, 3]
 
     serve(test, SETUP)
@@ -147,9 +147,9 @@ def test_kserve_inference_in_json_and_binary(serve: Any) -> None:
         assert (status, body["error"][:32]) == (400, "load failed for model 'whale': v")
         _, stats = await it.get("/v2/models/any/stats")
         assert stats["model_stats"][0]["inference_stats"]["success"]["count"] == 2
-        rows = [row for row in it.rows() if row.kind is Kind.INFERENCE]
+        rows = [row for row in it.rows() if row.kind is RowKind.INFERENCE]
         assert [row.model for row in rows] == ["any", "any", "", "whale"]
-        assert rows[3].outcome is Outcome.REFUSED
+        assert rows[3].outcome is RowOutcome.REFUSED
 
     serve(test, SETUP)
 
@@ -188,8 +188,8 @@ def test_the_repository_loads_and_unloads(serve: Any) -> None:
         assert (await states())["large"] == "UNAVAILABLE"
         status, body = await it.post("/v2/models/large/infer", **infer())
         assert (status, list(body)) == (404, ["error"])
-        kinds = [row.kind for row in it.rows() if row.kind not in (Kind.CHECK_UP, Kind.INFERENCE)]
-        assert kinds == [Kind.RESIDENCY_LOADING, Kind.RESIDENCY_LOADED, Kind.RESIDENCY_EVICTED]
+        kinds = [row.kind for row in it.rows() if row.kind not in (RowKind.CHECK_UP, RowKind.INFERENCE)]
+        assert kinds == [RowKind.RESIDENCY_LOADING, RowKind.RESIDENCY_LOADED, RowKind.RESIDENCY_EVICTED]
 
     serve(test, SETUP)
 
@@ -223,7 +223,7 @@ def test_adapters_come_and_go(serve: Any) -> None:
         ]
         status, body = await it.post("/v1/completions", model="sql", max_tokens=1)
         assert (status, body["model"]) == (200, "sql")
-        assert [row.model for row in it.rows() if row.kind is Kind.INFERENCE] == ["sql"]
+        assert [row.model for row in it.rows() if row.kind is RowKind.INFERENCE] == ["sql"]
         for fields in ({"lora_name": "sql"}, {"lora_name": "base"}, {"lora_name": ""}, {}):
             assert (await it.post("/v1/load_lora_adapter", **fields))[0] == 400
         assert (await it.post("/v1/unload_lora_adapter", lora_name="sql"))[0] == 200
@@ -298,7 +298,7 @@ def test_what_routers_look_for_names_no_path(serve: Any) -> None:
             assert not [key for key in body if "path" in key]
         assert await it.get("/ping") == (200, None)
         assert (await it.post("/ping"))[0] == 200
-        assert {row.kind for row in it.rows()} == {Kind.CHECK_UP}
+        assert {row.kind for row in it.rows()} == {RowKind.CHECK_UP}
 
     serve(test, SETUP)
 

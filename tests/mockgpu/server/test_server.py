@@ -8,7 +8,7 @@ import pytest
 
 from mockgpu.api.tags import Carrier, hex_of, tag_of
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import Kind, Outcome, body_hash_of
+from mockgpu.server.attempt_log import RowKind, RowOutcome, body_hash_of
 
 NONCE = 77
 TAG = tag_of(NONCE, 5)
@@ -54,10 +54,10 @@ def test_a_completion_is_answered_and_logged_in_full(serve: Any) -> None:
         assert len(data["choices"][0]["text"].split()) == 5
         (row,) = it.rows()
         assert (row.kind, row.method, row.status, row.outcome) == (
-            Kind.INFERENCE,
+            RowKind.INFERENCE,
             "POST",
             200,
-            Outcome.ANSWERED,
+            RowOutcome.ANSWERED,
         )
         assert (row.tag, row.carriers, row.model) == (TAG, 15, "m")
         assert row.service_asked_s == pytest.approx(4 / 10_000 + 5 * STEP_S)
@@ -94,7 +94,7 @@ def test_a_stream_has_an_event_per_token_each_no_earlier_than_its_time(serve: An
             assert json.loads(text)["id"] == f"sy-{hex_of(TAG)}"
         reasons = [json.loads(text)["choices"][0]["finish_reason"] for _, text in tokens]
         assert reasons == [None] * 4 + ["length"]
-        await it.until(lambda: it.rows()[0].outcome is Outcome.ANSWERED)
+        await it.until(lambda: it.rows()[0].outcome is RowOutcome.ANSWERED)
         row = it.rows()[0]
         assert row.first_byte_s < row.end_s - 2 * STEP_S
         assert row.bytes_out == sum(len(f"data: {text}\n\n") for _, text in events)
@@ -119,7 +119,7 @@ def test_the_same_service_by_get(serve: Any) -> None:
             data = await answer.json()
         assert (data["model"], data["usage"]["total_tokens"]) == ("org/name", 102)
         (row,) = it.rows()
-        assert (row.kind, row.method, row.model) == (Kind.INFERENCE, "GET", "org/name")
+        assert (row.kind, row.method, row.model) == (RowKind.INFERENCE, "GET", "org/name")
         assert row.carriers == Carrier.HEADER | Carrier.REQUEST_ID
         assert row.service_asked_s == pytest.approx(100 / 10_000 + 2 * STEP_S)
 
@@ -146,7 +146,7 @@ def test_an_update_takes_its_time(serve: Any) -> None:
         async with it.session.post(it.url("/v1/updates"), json={"seed": TAG}) as answer:
             assert (await answer.json())["id"] == f"sy-{hex_of(TAG)}"
         (row,) = it.rows()
-        assert (row.kind, row.tag, row.service_asked_s) == (Kind.UPDATE, TAG, 0.005)
+        assert (row.kind, row.tag, row.service_asked_s) == (RowKind.UPDATE, TAG, 0.005)
         assert row.service_actual_s >= 0.005 - 1e-9
 
     serve(test, SETUP, nonce=NONCE)
@@ -164,8 +164,8 @@ def test_the_echo_is_that_of_the_body(serve: Any) -> None:
     serve(test, SETUP, nonce=NONCE)
 
 
-@pytest.mark.parametrize(("nonce", "kind"), [(0, Kind.INFERENCE), (NONCE, Kind.INFERENCE), (78, Kind.FOREIGN)])
-def test_tags_of_another_run_are_foreign(serve: Any, nonce: int, kind: Kind) -> None:
+@pytest.mark.parametrize(("nonce", "kind"), [(0, RowKind.INFERENCE), (NONCE, RowKind.INFERENCE), (78, RowKind.FOREIGN)])
+def test_tags_of_another_run_are_foreign(serve: Any, nonce: int, kind: RowKind) -> None:
     async def test(it: Any) -> None:
         async with it.session.post(it.url("/v1/completions"), json=ask()) as answer:
             assert answer.status == 200
@@ -173,7 +173,7 @@ def test_tags_of_another_run_are_foreign(serve: Any, nonce: int, kind: Kind) -> 
             assert answer.status == 200
         tagged, bare = it.rows()
         assert (tagged.kind, tagged.tag) == (kind, TAG)
-        assert (bare.kind, bare.tag) == (Kind.FOREIGN if nonce else Kind.INFERENCE, 0)
+        assert (bare.kind, bare.tag) == (RowKind.FOREIGN if nonce else RowKind.INFERENCE, 0)
 
     serve(test, SETUP, nonce=nonce)
 
@@ -203,7 +203,7 @@ def test_bad_requests_get_400_and_json(serve: Any, body: bytes, headers: dict[st
             assert set((await answer.json())["error"]) == {"message", "type", "param", "code"}
             assert answer.headers["x-mock-tag"] == hex_of(TAG)
         (row,) = it.rows()
-        assert (row.status, row.outcome, row.tag) == (400, Outcome.ANSWERED, TAG)
+        assert (row.status, row.outcome, row.tag) == (400, RowOutcome.ANSWERED, TAG)
 
     serve(test, SETUP, nonce=NONCE)
 
@@ -225,7 +225,7 @@ def test_a_full_queue_and_a_model_too_large_are_refused_with_503(serve: Any) -> 
             async with it.session.post(it.url("/v1/completions"), json=ask(model=model)) as answer:
                 assert answer.status == 503
                 assert (await answer.json())["error"]["code"] == reason
-            refused = [row for row in it.rows() if row.outcome is Outcome.REFUSED]
+            refused = [row for row in it.rows() if row.outcome is RowOutcome.REFUSED]
             assert refused[-1].status == 503
             assert math.isnan(refused[-1].service_actual_s)
         first.cancel()
@@ -240,8 +240,8 @@ def test_a_client_that_leaves_frees_its_place(serve: Any, stream: bool) -> None:
         await it.until_running(1)
         request.cancel()
         await it.until_running(0)
-        row = next(row for row in it.rows() if row.kind is Kind.INFERENCE)
-        assert row.outcome is Outcome.CLIENT_GONE
+        row = next(row for row in it.rows() if row.kind is RowKind.INFERENCE)
+        assert row.outcome is RowOutcome.CLIENT_GONE
         assert row.end_s >= row.arrival_s
         assert (row.status, row.queue_wait_s) == (0, 0.0)
 
@@ -254,8 +254,8 @@ def test_a_client_that_leaves_a_running_stream_is_noted(serve: Any) -> None:
         await answer.content.readline()
         answer.close()
         await it.until_running(0)
-        row = next(row for row in it.rows() if row.kind is Kind.INFERENCE)
-        assert (row.outcome, row.status) == (Outcome.CLIENT_GONE, 200)
+        row = next(row for row in it.rows() if row.kind is RowKind.INFERENCE)
+        assert (row.outcome, row.status) == (RowOutcome.CLIENT_GONE, 200)
         assert row.bytes_out > 0
 
     serve(test, SETUP, nonce=NONCE)
@@ -268,9 +268,9 @@ def test_a_client_that_breaks_off_its_body_is_noted(serve: Any) -> None:
         writer.write(head.encode() + b"\r\n{")
         await it.until(lambda: len(it.rows()) == 1)
         (row,) = it.rows()
-        assert (row.outcome, row.kind, row.tag) == (Outcome.OPEN, Kind.INFERENCE, TAG)
+        assert (row.outcome, row.kind, row.tag) == (RowOutcome.OPEN, RowKind.INFERENCE, TAG)
         writer.close()
-        await it.until(lambda: it.rows()[0].outcome is Outcome.CLIENT_GONE)
+        await it.until(lambda: it.rows()[0].outcome is RowOutcome.CLIENT_GONE)
 
     serve(test, SETUP, nonce=NONCE)
 
@@ -293,15 +293,15 @@ def test_a_cold_model_is_loaded_and_said_to_be_cold(serve: Any) -> None:
         assert colds == ["1", "0", "1"]
         assert (await it.health())["models"] == ["other-large"]
         rows = it.rows()
-        kinds = [(row.kind, row.model) for row in rows if row.kind not in (Kind.INFERENCE, Kind.CHECK_UP)]
+        kinds = [(row.kind, row.model) for row in rows if row.kind not in (RowKind.INFERENCE, RowKind.CHECK_UP)]
         assert kinds == [
-            (Kind.RESIDENCY_LOADING, "large"),
-            (Kind.RESIDENCY_LOADED, "large"),
-            (Kind.RESIDENCY_EVICTED, "large"),
-            (Kind.RESIDENCY_LOADING, "other-large"),
-            (Kind.RESIDENCY_LOADED, "other-large"),
+            (RowKind.RESIDENCY_LOADING, "large"),
+            (RowKind.RESIDENCY_LOADED, "large"),
+            (RowKind.RESIDENCY_EVICTED, "large"),
+            (RowKind.RESIDENCY_LOADING, "other-large"),
+            (RowKind.RESIDENCY_LOADED, "other-large"),
         ]
-        first = next(row for row in rows if row.kind is Kind.INFERENCE)
+        first = next(row for row in rows if row.kind is RowKind.INFERENCE)
         assert (first.cold, first.queue_wait_s) == (1, pytest.approx(LARGE.load_s))
 
     other = Model("other-large", 600, 0.03, 10_000.0, STEP_S)
@@ -319,7 +319,7 @@ def test_a_thousand_requests_at_once_each_get_their_own_answer(serve: Any) -> No
             return number
 
         await asyncio.gather(*(one(number) for number in range(1, 1_000)))
-        await it.until(lambda: all(row.outcome is Outcome.ANSWERED for row in it.rows()))
+        await it.until(lambda: all(row.outcome is RowOutcome.ANSWERED for row in it.rows()))
         rows = it.rows()
         assert sorted(row.tag for row in rows) == [tag_of(NONCE, number) for number in range(1, 1_000)]
         assert all(row.service_actual_s >= row.service_asked_s - 1e-9 for row in rows)

@@ -7,7 +7,7 @@ from aiohttp import ClientConnectionError, ClientPayloadError
 
 from mockgpu.api.tags import hex_of, tag_of
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import Kind, Outcome, read_rows
+from mockgpu.server.attempt_log import RowKind, RowOutcome, read_rows
 from mockgpu.server.listening import PortError, http_server, listen
 
 NONCE = 77
@@ -53,9 +53,9 @@ def test_health_and_its_kin(serve: Any) -> None:
         async with it.session.post(it.url("/health"), data=b"x") as answer:
             assert answer.status == 405
         rows = it.rows()
-        assert {row.kind for row in rows} == {Kind.CHECK_UP}
+        assert {row.kind for row in rows} == {RowKind.CHECK_UP}
         assert [row.status for row in rows] == [200] * 7 + [404, 405]
-        assert all(row.outcome is Outcome.ANSWERED for row in rows)
+        assert all(row.outcome is RowOutcome.ANSWERED for row in rows)
 
     serve(test, SETUP, nonce=NONCE)
 
@@ -76,8 +76,8 @@ def test_reset_begins_a_run_and_lets_those_inside_finish(serve: Any) -> None:
         async with it.session.get(it.url("/mock/log")) as answer:
             rows = read_rows(await answer.read())
         assert [(row.kind, row.tag) for row in rows] == [
-            (Kind.CHECK_UP, 0),
-            (Kind.INFERENCE, tag_of(78, 1)),
+            (RowKind.CHECK_UP, 0),
+            (RowKind.INFERENCE, tag_of(78, 1)),
         ]
 
     serve(test, SETUP, nonce=NONCE)

@@ -10,7 +10,7 @@ from aiohttp import ClientError
 
 from mockgpu.api.tags import hex_of
 from mockgpu.faults.decisions import KINDS
-from mockgpu.server.attempt_log import Outcome
+from mockgpu.server.attempt_log import RowOutcome
 from tests.mockgpu.fault_calls import SETUP, STEP_S, TAG, ask, change, complete, raw
 
 
@@ -71,7 +71,7 @@ def test_a_status_is_answered_at_once_and_logged(serve: Any) -> None:
             assert answer.status == 429
         async with it.session.post(it.url("/v1/updates"), json={"seed": TAG}) as answer:
             assert answer.status == 429
-        await it.until(lambda: all(row.outcome is Outcome.ANSWERED for row in it.rows()))
+        await it.until(lambda: all(row.outcome is RowOutcome.ANSWERED for row in it.rows()))
         assert [row.status for row in it.rows()] == [429] * 3
         assert it.rows()[0].tag == TAG
 
@@ -82,8 +82,8 @@ def test_what_exceeds_the_capacity_is_refused(serve: Any) -> None:
     async def test(it: Any) -> None:
         await change(it, {"kind": "capacity", "rate_per_s": 0, "burst": 2})
         assert [(await complete(it))[0] for _ in range(4)] == [200, 200, 503, 503]
-        await it.until(lambda: it.rows()[-1].outcome is not Outcome.OPEN)
-        assert [row.outcome for row in it.rows()] == [Outcome.ANSWERED] * 2 + [Outcome.REFUSED] * 2
+        await it.until(lambda: it.rows()[-1].outcome is not RowOutcome.OPEN)
+        assert [row.outcome for row in it.rows()] == [RowOutcome.ANSWERED] * 2 + [RowOutcome.REFUSED] * 2
 
     serve(test, SETUP)
 
@@ -101,7 +101,7 @@ def test_slow_service_is_asked_for_and_takes_its_time(serve: Any) -> None:
             assert time.monotonic() - first_s >= 10 * 4 * STEP_S * 0.9
         async with it.session.post(it.url("/v1/updates"), json={}):
             pass
-        await it.until(lambda: it.rows()[-1].outcome is not Outcome.OPEN)
+        await it.until(lambda: it.rows()[-1].outcome is not RowOutcome.OPEN)
         plain, slow, stream, update = it.rows()
         assert slow.service_asked_s == pytest.approx(10 * plain.service_asked_s)
         assert stream.service_asked_s == slow.service_asked_s
@@ -123,16 +123,16 @@ def test_a_zombie_holds_requests_while_health_stays_fine(serve: Any) -> None:
         assert (state["queue_depth"], state["running"], state["pending_tokens"]) == (2, 0, 16)
         async with it.session.get(it.url("/metrics")) as answer:
             assert 'vllm:num_requests_waiting{model_name="any",engine="0"} 2\n' in await answer.text()
-        assert [row.outcome for row in it.rows()[:2]] == [Outcome.OPEN] * 2
+        assert [row.outcome for row in it.rows()[:2]] == [RowOutcome.OPEN] * 2
         assert it.rows()[0].tag == TAG, "whose it is shows already"
         leaver.cancel()
-        await it.until(lambda: Outcome.CLIENT_GONE in {row.outcome for row in it.rows()})
+        await it.until(lambda: RowOutcome.CLIENT_GONE in {row.outcome for row in it.rows()})
         assert (await it.health())["queue_depth"] == 1
         assert not stayer.done()
         await change(it, clear=["hang"])
         with pytest.raises((ClientError, ConnectionError)):
             await stayer
-        await it.until(lambda: Outcome.CUT in {row.outcome for row in it.rows()})
+        await it.until(lambda: RowOutcome.CUT in {row.outcome for row in it.rows()})
         assert (await it.health())["queue_depth"] == 0
         assert (await complete(it))[0] == 200
 
@@ -162,7 +162,7 @@ def test_a_whole_answer_is_cut_in_its_body(serve: Any, after: int) -> None:
         assert f"Content-Length: {len(whole)}".encode() in head
         assert body == whole[: min(len(whole) * after // 5, len(whole) - 1)]
         assert reset
-        await it.until(lambda: it.rows()[-1].outcome is Outcome.CUT)
+        await it.until(lambda: it.rows()[-1].outcome is RowOutcome.CUT)
         row = it.rows()[-1]
         assert (row.status, row.bytes_out) == (200, len(body))
         assert row.service_actual_s >= row.service_asked_s - 1e-9, "the work was done"
@@ -179,7 +179,7 @@ def test_a_stream_is_cut_after_so_many_tokens(serve: Any, after: int) -> None:
         assert got.count(b'data: {"id"') == min(after, 5)
         assert b"[DONE]" not in got and not got.endswith(b"\r\n0\r\n\r\n")
         assert reset
-        await it.until(lambda: it.rows()[-1].outcome is Outcome.CUT)
+        await it.until(lambda: it.rows()[-1].outcome is RowOutcome.CUT)
         assert (await it.health())["running"] == 0
 
     serve(test, SETUP)
@@ -190,7 +190,7 @@ def test_an_update_is_cut_after_it_was_done(serve: Any) -> None:
         await change(it, {"kind": "cut", "after_tokens": 1})
         got, reset = await raw(it, {"seed": TAG}, "/v1/updates")
         assert got.startswith(b"HTTP/1.1 200 ") and not got.endswith(b"}") and reset
-        await it.until(lambda: it.rows()[-1].outcome is Outcome.CUT)
+        await it.until(lambda: it.rows()[-1].outcome is RowOutcome.CUT)
         assert it.rows()[-1].service_actual_s >= 0.005
 
     serve(test, SETUP)

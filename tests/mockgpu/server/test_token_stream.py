@@ -12,11 +12,11 @@ from aiohttp import ClientConnectionResetError
 
 from mockgpu.api.wire import Events
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.attempt_log import Kind, Outcome, Row
+from mockgpu.server.attempt_log import LogRow, RowKind, RowOutcome
 from mockgpu.server.clock import Clock
-from mockgpu.server.engine import Engine, Stage, Stay
+from mockgpu.server.engine import Engine, JobHandle, Progress
 from mockgpu.server.raw_http import EventStream
-from mockgpu.server.token_stream import Feeder
+from mockgpu.server.token_stream import TokenStream
 from tests.mockgpu.fault_calls import ask, part_of
 
 STEP_S = 0.005
@@ -38,25 +38,25 @@ class Sink:
         return len(self.seen) == self._full
 
 
-def feed(test: Callable[[Engine, Stay, Clock], Awaitable[None]], tokens: int = 10) -> None:
+def feed(test: Callable[[Engine, JobHandle, Clock], Awaitable[None]], tokens: int = 10) -> None:
     async def main() -> None:
         clock = Clock(asyncio.get_running_loop())
         engine = Engine(SETUP, clock, lambda _: None)
         stay = engine.submit("inference", "m", 0, tokens)
-        await stay.until(Stage.FIRST_TOKEN)
+        await stay.until(Progress.FIRST_TOKEN)
         await test(engine, stay, clock)
         clock.close()
 
     asyncio.run(main())
 
 
-def feeder_of(stay: Stay, clock: Clock, sink: Sink, choices: int = 1) -> tuple[Feeder, Row]:
-    row = Row(Kind.INFERENCE, 0.0, "POST")
-    return Feeder(stay, clock, cast(EventStream, sink), EVENTS, row, choices), row
+def feeder_of(stay: JobHandle, clock: Clock, sink: Sink, choices: int = 1) -> tuple[TokenStream, LogRow]:
+    row = LogRow(RowKind.INFERENCE, 0.0, "POST")
+    return TokenStream(stay, clock, cast(EventStream, sink), EVENTS, row, choices), row
 
 
 def test_each_token_goes_out_when_it_is_due_and_not_before() -> None:
-    async def test(engine: Engine, stay: Stay, clock: Clock) -> None:
+    async def test(engine: Engine, stay: JobHandle, clock: Clock) -> None:
         sink = Sink()
         feeder, row = feeder_of(stay, clock, sink, choices=3)
         assert await feeder.feed(0, 6) == 6
@@ -65,14 +65,14 @@ def test_each_token_goes_out_when_it_is_due_and_not_before() -> None:
         for number, (_, at_s) in enumerate(sink.seen):
             assert at_s >= stay.started_s + (number + 1) * STEP_S - 1e-9
         assert (row.bytes_out, row.tokens_out) == (9 * 3, 9 * 3)
-        await stay.until(Stage.ENDED)
+        await stay.until(Progress.ENDED)
         assert await feeder.feed(9, 10) == 10, "what is due already goes out at once"
 
     feed(test)
 
 
 def test_it_stops_where_the_client_is_far_behind_or_has_gone() -> None:
-    async def test(engine: Engine, stay: Stay, clock: Clock) -> None:
+    async def test(engine: Engine, stay: JobHandle, clock: Clock) -> None:
         feeder, row = feeder_of(stay, clock, Sink(full=3, gone=5))
         assert await feeder.feed(0, 9) == 3
         with pytest.raises(ClientConnectionResetError):
@@ -83,7 +83,7 @@ def test_it_stops_where_the_client_is_far_behind_or_has_gone() -> None:
 
 
 def test_it_stops_when_the_job_fails_and_sends_nothing_after_it_was_cancelled() -> None:
-    async def test(engine: Engine, stay: Stay, clock: Clock) -> None:
+    async def test(engine: Engine, stay: JobHandle, clock: Clock) -> None:
         sink = Sink()
         feeder, _ = feeder_of(stay, clock, sink)
         left = asyncio.create_task(feeder.feed(0, 900))
@@ -140,6 +140,6 @@ def test_a_client_that_reads_late_gets_every_token_in_order(serve: Any) -> None:
         writer.close()
         numbers = [int(part.partition(b",")[0]) for part in b"".join(parts).split(b'"token": ')[1:]]
         assert numbers == list(range(tokens))
-        await it.until(lambda: it.rows()[-1].outcome is Outcome.ANSWERED)
+        await it.until(lambda: it.rows()[-1].outcome is RowOutcome.ANSWERED)
 
     serve(test, Setup(Gpu("box", 1_000, 4, None), Model("any", 0, 0.0, 1e9, 1e-6)))

@@ -10,7 +10,7 @@ import pytest
 from harness.claims.features import Affinity, Backoff, Breaker, Claims
 from harness.scenario.model import Ending
 from suites.breaker.evidence import (
-    Call,
+    ObservedCall,
     Trip,
     after,
     by_count,
@@ -38,18 +38,18 @@ from tests.suites.breaker_histories import BREAKER, CLAIMS, Fate, Sick, behind, 
 RATE_ONLY = replace(BREAKER, failures=None)
 
 
-def call(at_s: float, end: str = "good", took_s: float = 0.002, hop_s: float = 0.001) -> Call:
+def call(at_s: float, end: str = "good", took_s: float = 0.002, hop_s: float = 0.001) -> ObservedCall:
     """A call sent at `at_s` that ended "good", "failed", "aborted" or "neutral"."""
     start_s = at_s + hop_s
     end_s = start_s + took_s
-    return Call(0, at_s, start_s, end_s, end_s + hop_s, end == "good", end == "failed", end == "aborted")
+    return ObservedCall(0, at_s, start_s, end_s, end_s + hop_s, end == "good", end == "failed", end == "aborted")
 
 
-def failing(count: int, start_s: float = 0.0, every_s: float = 0.01) -> list[Call]:
+def failing(count: int, start_s: float = 0.0, every_s: float = 0.01) -> list[ObservedCall]:
     return [call(start_s + number * every_s, "failed") for number in range(count)]
 
 
-def mixed(good: int, failed: int, start_s: float) -> list[Call]:
+def mixed(good: int, failed: int, start_s: float) -> list[ObservedCall]:
     """Good calls, then failed ones, 10 ms apart."""
     ends = ["good"] * good + ["failed"] * failed
     return [call(start_s + number * 0.01, end) for number, end in enumerate(ends)]

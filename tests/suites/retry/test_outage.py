@@ -16,7 +16,7 @@ from harness.scenario.model import Scenario, UnsupportedError, World
 from suites.retry.outage import (
     FULL,
     QUARTER,
-    Size,
+    OutageSize,
     _allowed,
     budget_every_window,
     full_outage,
@@ -59,7 +59,7 @@ def capacities(scenario: Scenario) -> list[OverCapacity]:
 
 
 @pytest.mark.parametrize(("make", "size"), [(quarter_outage, QUARTER), (full_outage, FULL)])
-def test_the_outage_is_one_of_capacity(make: MakeScenario, size: Size) -> None:
+def test_the_outage_is_one_of_capacity(make: MakeScenario, size: OutageSize) -> None:
     scenario = make(CLAIMS)
     rates = [(step.at_s, step.rate_per_s) for step in capacities(scenario)]
     assert rates == [

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from itertools import count
 
-from harness.balancer.core.admission import Doorway
+from harness.balancer.core.admission import AdmissionGate
 from harness.balancer.core.exchange import Exchange
 from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
 from harness.gateway.protocol import Reply, Request, SetTimer
 from harness.scenario.model import Kind
 
 
-def doorway(**limits: object) -> Doorway:
+def doorway(**limits: object) -> AdmissionGate:
     """With timers numbered from -1 down."""
     numbers = count(1)
-    return Doorway(AdmissionSettings(**limits), lambda at_s: SetTimer(-next(numbers), at_s))  # type: ignore[arg-type]
+    return AdmissionGate(AdmissionSettings(**limits), lambda at_s: SetTimer(-next(numbers), at_s))  # type: ignore[arg-type]
 
 
 def request(number: int, urgency: str = "normal") -> Request:
@@ -31,10 +31,10 @@ def test_admitted_refused_queued_and_displaced() -> None:
     door = doorway(concurrency=1, queue=1)
     asked = [door.ask(request(number), 0.0) for number in (1, 2, 3)]
     assert [item.admitted for item in asked] == [True, False, False]
-    assert [item.turned_away for item in asked] == [None, None, 3]
+    assert [item.rejected for item in asked] == [None, None, 3]
     assert [item.actions for item in asked] == [[], [], [Reply(3, 503, "over the limit", 1.0)]]
     urgent = door.ask(request(4, "critical"), 0.0)
-    assert (urgent.admitted, urgent.turned_away) == (False, 2)
+    assert (urgent.admitted, urgent.rejected) == (False, 2)
     assert urgent.actions == [Reply(2, 503, "displaced by urgency", 1.0)]
     assert door.gone(begun(1, 0), 1.0) == [] and list(door.ready) == [4]
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from harness.balancer.core.as_policy import ThreeMethods
+from harness.balancer.core.as_policy import ReferencePolicy
 from harness.gateway.protocol import Backend, NowFunction, Request
 from harness.judge import Judge
 from harness.property.declare import catalogue
@@ -26,7 +26,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.now = NowFunction()
-        self.policy = ThreeMethods(self.now, Random(1))
+        self.policy = ReferencePolicy(self.now, Random(1))
         self.policy.update_backends(BACKENDS)
         self._requests = 0
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.balancer.health.ejection import Ejection
+from harness.balancer.health.ejection import PassiveEjection
 
 
-def ejected_at(failures: int, at_s: float, open_s: float = 1.0) -> Ejection:
-    ejection = Ejection(failures, open_s)
+def ejected_at(failures: int, at_s: float, open_s: float = 1.0) -> PassiveEjection:
+    ejection = PassiveEjection(failures, open_s)
     for _ in range(failures):
         ejection.settle("a", ok=False, now_s=at_s)
     return ejection
@@ -16,7 +16,7 @@ def ejected_at(failures: int, at_s: float, open_s: float = 1.0) -> Ejection:
 
 @pytest.mark.parametrize("failures", [1, 2, 5])
 def test_exactly_at_the_nth_failure_in_a_row(failures: int) -> None:
-    ejection = Ejection(failures, 1.0)
+    ejection = PassiveEjection(failures, 1.0)
     seen = []
     for number in range(failures):
         seen.append(ejection.ejected("a", float(number)))
@@ -31,7 +31,7 @@ def test_for_exactly_the_time() -> None:
 
 
 def test_a_success_clears_the_run() -> None:
-    ejection = Ejection(2, 1.0)
+    ejection = PassiveEjection(2, 1.0)
     for ok in (False, True, False, True, False):
         ejection.settle("a", ok=ok, now_s=0.0)
     assert not ejection.ejected("a", 0.0)
@@ -60,7 +60,7 @@ def test_a_late_success_does_not_shorten() -> None:
 
 
 def test_backends_are_independent() -> None:
-    ejection = Ejection(2, 1.0)
+    ejection = PassiveEjection(2, 1.0)
     for name, ok in (("a", False), ("b", False), ("b", True), ("a", False)):
         ejection.settle(name, ok=ok, now_s=0.0)
     assert (ejection.ejected("a", 0.5), ejection.ejected("b", 0.5)) == (True, False)
@@ -85,7 +85,7 @@ def test_an_ejection_survives_changes_of_others() -> None:
 
 
 def test_a_run_is_forgotten_with_its_member() -> None:
-    ejection = Ejection(2, 1.0)
+    ejection = PassiveEjection(2, 1.0)
     ejection.settle("a", ok=False, now_s=0.0)
     ejection.keep_only(frozenset())
     ejection.settle("a", ok=False, now_s=0.0)
@@ -95,4 +95,4 @@ def test_a_run_is_forgotten_with_its_member() -> None:
 @pytest.mark.parametrize(("failures", "open_s"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, -1.0)])
 def test_numbers_that_make_no_sense(failures: int, open_s: float) -> None:
     with pytest.raises(ValueError, match="expected 1 or more and above 0"):
-        Ejection(failures, open_s)
+        PassiveEjection(failures, open_s)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.balancer.health.ejection import Ejection
+from harness.balancer.health.ejection import PassiveEjection
 from harness.balancer.health.readiness import Readiness
 from harness.gateway.protocol import CheckUp, SetTimer
 
@@ -17,18 +17,18 @@ def names(count: int) -> list[str]:
     return [f"gpu-{number:03}" for number in range(count)]
 
 
-def capped(members: list[str], cap_share: float, failures: int = 3, open_s: float = 10.0) -> Ejection:
-    ejection = Ejection(failures, open_s, cap_share)
+def capped(members: list[str], cap_share: float, failures: int = 3, open_s: float = 10.0) -> PassiveEjection:
+    ejection = PassiveEjection(failures, open_s, cap_share)
     ejection.keep_only(frozenset(members))
     return ejection
 
 
-def fail(ejection: Ejection, name: str, times: int, now_s: float) -> None:
+def fail(ejection: PassiveEjection, name: str, times: int, now_s: float) -> None:
     for _ in range(times):
         ejection.settle(name, ok=False, now_s=now_s)
 
 
-def out(ejection: Ejection, members: list[str], now_s: float) -> list[str]:
+def out(ejection: PassiveEjection, members: list[str], now_s: float) -> list[str]:
     return [name for name in members if ejection.ejected(name, now_s)]
 
 
@@ -47,7 +47,7 @@ def test_when_all_fail_the_cap_is_out_and_the_others_are_tried_on(count: int, ca
 
 def test_without_a_cap_all_may_be_out() -> None:
     members = names(4)
-    ejection = Ejection(1, 10.0)
+    ejection = PassiveEjection(1, 10.0)
     ejection.keep_only(frozenset(members))
     for name in members:
         fail(ejection, name, 1, 0.0)
@@ -55,7 +55,7 @@ def test_without_a_cap_all_may_be_out() -> None:
 
 
 def test_without_a_cap_nobody_needs_to_be_named() -> None:
-    ejection = Ejection(1, 10.0)
+    ejection = PassiveEjection(1, 10.0)
     for name in names(3):
         fail(ejection, name, 1, 0.0)
     assert out(ejection, names(3), 5.0) == names(3)
@@ -181,4 +181,4 @@ def test_the_cap_holds_at_every_instant(
 @pytest.mark.parametrize("cap_share", [0.0, -0.1, 1.1])
 def test_a_cap_that_makes_no_sense(cap_share: float) -> None:
     with pytest.raises(ValueError, match="expected above 0 and at most 1"):
-        Ejection(3, 1.0, cap_share)
+        PassiveEjection(3, 1.0, cap_share)

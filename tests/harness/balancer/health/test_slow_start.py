@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.balancer.health.ejection import Ejection
+from harness.balancer.health.ejection import PassiveEjection
 from harness.balancer.health.health_score import shares
 from harness.balancer.health.readiness import Readiness
 from harness.balancer.health.slow_start import SlowStart
@@ -55,7 +55,7 @@ def test_the_share_rises_from_above_0_to_full_by_the_end_of_the_window() -> None
 def test_new_returned_and_ejected_ones_all_ramp() -> None:
     """D2: every way into rotation."""
     slow_start = warm_fleet()
-    ejection = Ejection(failures=1, open_s=2.0)
+    ejection = PassiveEjection(failures=1, open_s=2.0)
     ejection.settle("a", ok=False, now_s=0.0)
     until_s = ejection.until_s("a", 0.0)
     assert until_s == 2.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.balancer.picking.in_flight_total import Tally
+from harness.balancer.picking.in_flight_total import InFlightTotal
 
 
 def test_it_counts_who_is_in() -> None:
-    tally = Tally()
+    tally = InFlightTotal()
     assert (tally.put("a", 3), tally.put("b", 0), tally.put("a", 3)) == (True, True, False)
     assert (len(tally), tally.total, tally.backends) == (2, 3, {"a", "b"})
     assert (tally.drop("a", 3), tally.drop("a", 3), tally.drop("c", 9)) == (True, False, False)
@@ -14,7 +14,7 @@ def test_it_counts_who_is_in() -> None:
 
 
 def test_it_follows_requests_of_the_group_alone() -> None:
-    tally = Tally()
+    tally = InFlightTotal()
     tally.put("a", 1)
     for backend, change in (("a", 1), ("b", 1), ("a", -1), ("b", -1), ("a", -1)):
         tally.count(backend, change)

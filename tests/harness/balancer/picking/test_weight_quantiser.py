@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.balancer.picking.ring import HashRing
-from harness.balancer.picking.weight_quantiser import Levels
+from harness.balancer.picking.weight_quantiser import WeightQuantiser
 
 DETERMINISTIC = settings(derandomize=True, deadline=None, database=None, max_examples=200)
 ROUNDING = 1e-9
@@ -19,7 +19,7 @@ ROUNDING = 1e-9
 
 def followed(weights: Sequence[float], hysteresis: float = 0.02) -> list[float]:
     """The level of `a` after each of these weights; checks that a change is told exactly when there is one."""
-    levels = Levels(hysteresis)
+    levels = WeightQuantiser(hysteresis)
     seen: list[float] = []
     for weight in weights:
         changed = levels.update("a", weight)
@@ -51,14 +51,14 @@ def test_weight_0_is_level_0_at_once_and_no_other_weight_is() -> None:
 
 
 def test_backends_have_levels_of_their_own() -> None:
-    levels = Levels()
+    levels = WeightQuantiser()
     assert [levels.update("a", 1.0), levels.update("b", 0.3), levels.update("a", 1.0)] == [True, True, False]
     assert (levels.level("a"), levels.level("b")) == (1.0, 0.3)
 
 
 def test_who_returns_starts_anew_and_who_stays_does_not() -> None:
     """S8: after a return the nearest tenth counts again, and not the one that was held."""
-    levels = Levels()
+    levels = WeightQuantiser()
     for name in "ab":
         levels.update(name, 0.6)
     levels.keep_only(frozenset("b"))
@@ -94,7 +94,7 @@ def test_a_level_is_never_further_off_than_half_a_tenth_and_the_margin(hysteresi
 def test_on_the_ring_only_its_own_keys_move_and_the_kept_part_follows_the_points_kept() -> None:
     names = [f"gpu-{number}" for number in range(4)]
     keys = [f"model-{number}" for number in range(20_000)]
-    levels, ring = Levels(), HashRing(150)
+    levels, ring = WeightQuantiser(), HashRing(150)
 
     def owners(weight: float) -> list[str]:
         for name in names:
@@ -113,10 +113,10 @@ def test_on_the_ring_only_its_own_keys_move_and_the_kept_part_follows_the_points
 @pytest.mark.parametrize("weight", [-0.1, math.nan, math.inf])
 def test_weights_that_make_no_sense(weight: float) -> None:
     with pytest.raises(ValueError, match="of a: expected 0 or more"):
-        Levels().update("a", weight)
+        WeightQuantiser().update("a", weight)
 
 
 @pytest.mark.parametrize("hysteresis", [-0.01, 0.05, math.nan])
 def test_a_hysteresis_that_makes_no_sense(hysteresis: float) -> None:
     with pytest.raises(ValueError, match="expected from 0 to below"):
-        Levels(hysteresis)
+        WeightQuantiser(hysteresis)

@@ -16,7 +16,7 @@ from harness.balancer.requests.limits import (
     Bucket,
     BucketSettings,
     Queued,
-    Refused,
+    Rejected,
 )
 
 DETERMINISTIC = settings(derandomize=True, deadline=None, database=None, max_examples=100)
@@ -104,7 +104,7 @@ class TestRates:
         """J8: a retry after that time succeeds."""
         limits = admission(requests=BucketSettings(2.0, burst=3.0))
         answers = [limits.ask(number, "normal", 0, 10.0) for number in range(5)]
-        assert answers == [Admitted()] * 3 + [Refused(429, 0.5)] * 2
+        assert answers == [Admitted()] * 3 + [Rejected(429, 0.5)] * 2
         assert limits.ask(9, "normal", 0, 10.5) == Admitted()
 
     def test_simultaneous_requests_do_not_all_pass(self) -> None:
@@ -115,13 +115,13 @@ class TestRates:
 
     def test_all_limits_are_tested_before_any_is_debited(self) -> None:
         limits = admission(requests=BucketSettings(0.001, burst=1.0), tokens=BucketSettings(10.0, burst=50.0))
-        assert limits.ask(1, "normal", 60, 0.0) == Refused(413, None)
+        assert limits.ask(1, "normal", 60, 0.0) == Rejected(413, None)
         assert limits.ask(2, "normal", 50, 0.0) == Admitted(), "the refused one took no request from the bucket"
-        assert limits.ask(3, "normal", 0, 0.0) == Refused(429, 1000.0)
+        assert limits.ask(3, "normal", 0, 0.0) == Rejected(429, 1000.0)
         limits = admission(requests=BucketSettings(1.0, burst=2.0), tokens=BucketSettings(10.0, burst=50.0))
         limits.ask(1, "normal", 50, 0.0)
         for number in range(20):
-            assert limits.ask(10 + number, "normal", 10, 0.0) == Refused(429, 1.0)
+            assert limits.ask(10 + number, "normal", 10, 0.0) == Rejected(429, 1.0)
         assert limits.ask(2, "normal", 0, 0.0) == Admitted(), "those refused for tokens took no request either"
 
     def test_each_limit_has_its_own_window(self) -> None:
@@ -135,7 +135,7 @@ class TestRates:
         assert limits.ask(1, "normal", 0, 0.0) == Admitted()
         assert limits.ask(2, "normal", 0, 0.0) == Queued()
         assert limits.ask(3, "normal", 0, 0.0) == Queued()
-        assert limits.ask(4, "normal", 0, 0.0) == Refused(429, 0.75), "when those before it have gone"
+        assert limits.ask(4, "normal", 0, 0.0) == Rejected(429, 0.75), "when those before it have gone"
         assert limits.next_s(0.0) == 0.25
         assert limits.due(0.2) == []
         assert limits.due(0.25) == [2]
@@ -154,7 +154,7 @@ class TestConcurrency:
     def test_the_cap_holds_and_overflow_is_503(self) -> None:
         limits = admission(concurrency=2)
         answers = [limits.ask(number, "normal", 0, 0.0) for number in range(3)]
-        assert answers == [Admitted(), Admitted(), Refused(503, 2.0)]
+        assert answers == [Admitted(), Admitted(), Rejected(503, 2.0)]
         assert limits.ended(0, 1.0) == []
         assert limits.ask(3, "normal", 0, 1.0) == Admitted()
 
@@ -217,13 +217,13 @@ class TestQueue:
         limits = self.full()
         for number, urgency in ((1, "normal"), (2, "normal"), (3, "high")):
             limits.ask(number, urgency, 0, 0.0)
-        assert limits.ask(4, "normal", 0, 0.0) == Refused(503, 2.0), "normal is shed first"
-        assert limits.ask(5, "high", 0, 0.0) == Queued(shed=2, refused=Refused(503, 2.0))
-        assert limits.ask(6, "critical", 0, 0.0) == Queued(shed=1, refused=Refused(503, 2.0))
-        assert limits.ask(7, "high", 0, 0.0) == Refused(503, 2.0)
-        assert limits.ask(8, "critical", 0, 0.0) == Queued(shed=5, refused=Refused(503, 2.0))
-        assert limits.ask(9, "critical", 0, 0.0) == Queued(shed=3, refused=Refused(503, 2.0))
-        assert limits.ask(10, "critical", 0, 0.0) == Refused(503, 2.0), "critical is shed last"
+        assert limits.ask(4, "normal", 0, 0.0) == Rejected(503, 2.0), "normal is shed first"
+        assert limits.ask(5, "high", 0, 0.0) == Queued(shed=2, refused=Rejected(503, 2.0))
+        assert limits.ask(6, "critical", 0, 0.0) == Queued(shed=1, refused=Rejected(503, 2.0))
+        assert limits.ask(7, "high", 0, 0.0) == Rejected(503, 2.0)
+        assert limits.ask(8, "critical", 0, 0.0) == Queued(shed=5, refused=Rejected(503, 2.0))
+        assert limits.ask(9, "critical", 0, 0.0) == Queued(shed=3, refused=Rejected(503, 2.0))
+        assert limits.ask(10, "critical", 0, 0.0) == Rejected(503, 2.0), "critical is shed last"
         assert limits.waiting == (6, 8, 9)
 
     def test_who_is_gone_is_never_executed(self) -> None:
@@ -252,7 +252,7 @@ class TestQueue:
             limits.ask(number, "normal", 0, 0.0)
         limits.ended(0, 0.0)
         assert limits.ended(1, 0.0) == [] and limits.waiting == (2,)
-        assert limits.ask(3, "normal", 0, 0.0) == Refused(429, 1.0)
+        assert limits.ask(3, "normal", 0, 0.0) == Rejected(429, 1.0)
         assert limits.ask(4, "critical", 0, 0.0) == Queued()
         assert limits.due(1.0) == [4]
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from harness.balancer.requests.limits import Admission, AdmissionSettings, Admitted, BucketSettings, Queued, Refused
+from harness.balancer.requests.limits import Admission, AdmissionSettings, Admitted, BucketSettings, Queued, Rejected
 
 URGENCY = st.sampled_from(["normal", "high", "critical"])
 RATE_PER_S, BURST, TOKEN_RATE_PER_S, TOKEN_BURST, CAP, QUEUE = 2.0, 3.0, 100.0, 200.0, 3, 4
@@ -81,7 +81,7 @@ class Machine(RuleBasedStateMachine):
                     self.fates[shed] += 1
                 self.waiting.append(request_id)
                 self.waiting.sort(key=lambda number: (self.rank[number], number))
-            case Refused(status, retry_after_s):
+            case Rejected(status, retry_after_s):
                 self.fates[request_id] += 1
                 assert (status == 413) == (tokens > TOKEN_BURST) == (retry_after_s is None)
                 assert status in (413, 429) or len(self.running) == CAP

@@ -14,9 +14,9 @@ import pytest
 
 from harness.live.faults import injector as module
 from harness.live.faults import probes
-from harness.live.faults.injector import REAL, FaultWay
-from harness.live.faults.probes import answers, bites
-from harness.live.fleet import Fleet
+from harness.live.faults.injector import REAL, FaultInjector
+from harness.live.faults.probes import answers, is_effective
+from harness.live.fleet import FleetProcess
 from harness.live.process.ports import HOST, PortBlock
 from harness.scenario.faults import (
     Bandwidth,
@@ -78,8 +78,8 @@ def block() -> PortBlock:
 
 
 @pytest.fixture(scope="module")
-def fleet(block: PortBlock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    started = Fleet(block, 2, ModelServer(), tmp_path_factory.mktemp("fleet"), processes=True)
+def fleet(block: PortBlock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    started = FleetProcess(block, 2, ModelServer(), tmp_path_factory.mktemp("fleet"), processes=True)
     try:
         started.await_ready()
         yield started
@@ -87,8 +87,8 @@ def fleet(block: PortBlock, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         started.stop()
 
 
-def opened(kind: str, block: PortBlock, folder: Path) -> FaultWay:
-    way = FaultWay(kind, block, folder)
+def opened(kind: str, block: PortBlock, folder: Path) -> FaultInjector:
+    way = FaultInjector(kind, block, folder)
     way.await_ready()
     for number in range(2):
         way.open(f"gpu-{number}", (HOST, block.proxy(number)), (HOST, block.backend(number)))
@@ -96,19 +96,21 @@ def opened(kind: str, block: PortBlock, folder: Path) -> FaultWay:
 
 
 @pytest.fixture(scope="module")
-def way(block: PortBlock, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultWay]:
+def way(block: PortBlock, fleet: FleetProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultInjector]:
     started = opened("embedded", block, tmp_path_factory.mktemp("way"))
     yield started
     started.stop()
 
 
 @pytest.fixture(scope="module")
-def real_way(fleet: Fleet, block: PortBlock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultWay]:
+def real_way(
+    fleet: FleetProcess, block: PortBlock, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FaultInjector]:
     """The same with a real Toxiproxy, before the same fleet."""
     if shutil.which(REAL) is None:
         pytest.skip(f"no {REAL} on PATH")
     ports = free_block(SEED + 4, 2)
-    started = FaultWay("real", ports, tmp_path_factory.mktemp("real"))
+    started = FaultInjector("real", ports, tmp_path_factory.mktemp("real"))
     started.await_ready()
     for number in range(2):
         started.open(f"gpu-{number}", (HOST, ports.proxy(number)), (HOST, block.backend(number)))
@@ -116,12 +118,12 @@ def real_way(fleet: Fleet, block: PortBlock, tmp_path_factory: pytest.TempPathFa
     started.stop()
 
 
-def assert_bites_and_heals(way: FaultWay, fleet: Fleet, fault: ProcessFault | TransportFault) -> None:
+def assert_bites_and_heals(way: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault) -> None:
     """Twice, and only at its own backend."""
     sick, sound = way._addresses[SICK], way._addresses["gpu-0"]
     for _ in range(2):
         assert answers(sick, PATIENCE_S)
-        assert not all(bites(fault, sick) for _ in range(TRIES)), "a probe must not see what is not there"
+        assert not all(is_effective(fault, sick) for _ in range(TRIES)), "a probe must not see what is not there"
         assert way.begin(fault, fleet) is not None
         assert answers(sound, PATIENCE_S)
         way.heal(fault, fleet)
@@ -129,20 +131,22 @@ def assert_bites_and_heals(way: FaultWay, fleet: Fleet, fault: ProcessFault | Tr
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=IDS)
-def test_a_fault_bites_heals_and_bites_again(way: FaultWay, fleet: Fleet, fault: ProcessFault | TransportFault) -> None:
+def test_a_fault_bites_heals_and_bites_again(
+    way: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault
+) -> None:
     assert_bites_and_heals(way, fleet, fault)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=IDS)
 def test_and_so_it_does_with_a_real_toxiproxy(
-    real_way: FaultWay, fleet: Fleet, fault: ProcessFault | TransportFault
+    real_way: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault
 ) -> None:
     assert_bites_and_heals(real_way, fleet, fault)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=IDS)
 def test_a_fault_that_does_not_bite_is_told(
-    way: FaultWay, fleet: Fleet, fault: ProcessFault | TransportFault, monkeypatch: pytest.MonkeyPatch
+    way: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The probes must look: with the proxy's and the fleet's hands tied nothing bites."""
     monkeypatch.setattr(probes, "PROBE_S", 0.0)
@@ -155,7 +159,7 @@ def test_a_fault_that_does_not_bite_is_told(
     way._in_force[SICK].clear()  # it never was, and there is nothing to heal
 
 
-def test_a_toxic_that_is_there_already_is_our_error(way: FaultWay, fleet: Fleet) -> None:
+def test_a_toxic_that_is_there_already_is_our_error(way: FaultInjector, fleet: FleetProcess) -> None:
     fault = Latency(SICK, 0.0, 0.1)
     assert way.begin(fault, fleet) is not None
     with pytest.raises(HarnessError, match=r"^the fault proxy could not add latency to gpu-1: ") as told:
@@ -164,7 +168,7 @@ def test_a_toxic_that_is_there_already_is_our_error(way: FaultWay, fleet: Fleet)
     way.heal(fault, fleet)
 
 
-def test_connections_are_told(way: FaultWay) -> None:
+def test_connections_are_told(way: FaultInjector) -> None:
     assert {item.proxy for item in way.connections()} == {"gpu-0", "gpu-1"}
 
 
@@ -178,9 +182,9 @@ def test_a_dead_fault_proxy_is_our_error(block: PortBlock, tmp_path: Path) -> No
         started.connections()
 
 
-def test_one_that_runs_already_is_used_and_left_as_it_was(way: FaultWay, block: PortBlock, tmp_path: Path) -> None:
+def test_one_that_runs_already_is_used_and_left_as_it_was(way: FaultInjector, block: PortBlock, tmp_path: Path) -> None:
     ports = free_block(SEED + 3, 1)
-    guest = FaultWay(f"http://{HOST}:{block.fault_control}", ports, tmp_path)
+    guest = FaultInjector(f"http://{HOST}:{block.fault_control}", ports, tmp_path)
     guest.await_ready()
     guest.open("guest", (HOST, ports.proxy(0)), (HOST, block.backend(0)))
     assert answers((HOST, ports.proxy(0)), PATIENCE_S)
@@ -193,10 +197,10 @@ def test_one_that_runs_already_is_used_and_left_as_it_was(way: FaultWay, block: 
 def test_kinds_of_fault_proxy(block: PortBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TargetError, match=r"^--toxiproxy real: no toxiproxy-server on PATH; install it, or"):
-        FaultWay("real", block, tmp_path)
+        FaultInjector("real", block, tmp_path)
     for kind in ("http://192.0.2.1:8474", "http://127.0.0.1", "nonsense"):
         with pytest.raises(TargetError, match=r"expected embedded, real, or http://127\.0\.0\.1:PORT"):
-            FaultWay(kind, block, tmp_path)
+            FaultInjector(kind, block, tmp_path)
 
 
 def test_one_that_does_not_run_is_told_at_once(
@@ -207,16 +211,16 @@ def test_one_that_does_not_run_is_told_at_once(
     port = free_ports(1)[0]
     advice = "start toxiproxy-server there, or leave --toxiproxy out"
     with pytest.raises(TargetError, match=rf"^no fault proxy answers at 127\.0\.0\.1:{port}; {advice}$"):
-        FaultWay(f"{HOST}:{port}", block, tmp_path).await_ready()
+        FaultInjector(f"{HOST}:{port}", block, tmp_path).await_ready()
 
 
 @pytest.mark.parametrize(
     ("version", "fine"), [("2.6.9", False), ("1.10.0", False), ("2.7.0", True), ("2.12.0", True), ("git", True)]
 )
 def test_what_is_older_than_the_client_is_refused(
-    way: FaultWay, block: PortBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, fine: bool
+    way: FaultInjector, block: PortBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, fine: bool
 ) -> None:
-    guest = FaultWay(f"http://{HOST}:{block.fault_control}", block, tmp_path)
+    guest = FaultInjector(f"http://{HOST}:{block.fault_control}", block, tmp_path)
     monkeypatch.setattr(guest._proxy, "version", lambda: version)
     if fine:
         guest.await_ready()
@@ -227,9 +231,9 @@ def test_what_is_older_than_the_client_is_refused(
     assert "\n" not in str(told.value)
 
 
-def test_something_else_at_that_address_is_told(fleet: Fleet, block: PortBlock, tmp_path: Path) -> None:
+def test_something_else_at_that_address_is_told(fleet: FleetProcess, block: PortBlock, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"^--toxiproxy .*the fault proxy could not tell its version: "):
-        FaultWay(f"{HOST}:{block.fleet_control}", block, tmp_path).await_ready()
+        FaultInjector(f"{HOST}:{block.fleet_control}", block, tmp_path).await_ready()
 
 
 def test_the_embedded_one_has_the_seed_of_the_run(
@@ -237,7 +241,7 @@ def test_the_embedded_one_has_the_seed_of_the_run(
 ) -> None:
     child = Mock()
     monkeypatch.setattr(module, "Child", child)
-    FaultWay("embedded", block, tmp_path, 77)
+    FaultInjector("embedded", block, tmp_path, 77)
     words = child.call_args.args[0]
     assert words[words.index("--seed") + 1] == "77"
 
@@ -246,30 +250,34 @@ def test_the_embedded_one_has_the_seed_of_the_run(
 
 
 @pytest.mark.parametrize("inner", [Kill(SICK, 0.0), Restart(SICK, 0.0)], ids=str)
-def test_a_way_stays_closed_until_everybody_let_go(way: FaultWay, fleet: Fleet, inner: ProcessFault) -> None:
+def test_a_way_stays_closed_until_everybody_let_go(
+    way: FaultInjector, fleet: FleetProcess, inner: ProcessFault
+) -> None:
     sick, outer = way._addresses[SICK], Down(SICK, 0.0)
     for first, second in ((outer, inner), (inner, outer)):
         assert way.begin(outer, fleet) is not None
         assert way.begin(inner, fleet) is not None
         way.heal(first, fleet)
-        assert bites(outer, sick)
+        assert is_effective(outer, sick)
         way.heal(second, fleet)
         assert answers(sick, PATIENCE_S)
 
 
-def test_a_reset_does_not_open_a_closed_way(way: FaultWay, fleet: Fleet) -> None:
+def test_a_reset_does_not_open_a_closed_way(way: FaultInjector, fleet: FleetProcess) -> None:
     sick, outer = way._addresses[SICK], Down(SICK, 0.0)
     way.begin(outer, fleet)
     over = threading.Event()
     over.set()
     way.begin(Reset(SICK, 0.0), fleet, over=over)
-    assert bites(outer, sick)
+    assert is_effective(outer, sick)
     way.heal(Reset(SICK, 0.0), fleet)
     way.heal(outer, fleet)
     assert answers(sick, PATIENCE_S)
 
 
-def test_a_process_is_probed_by_itself(way: FaultWay, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_is_probed_by_itself(
+    way: FaultInjector, fleet: FleetProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Behind a closed way, as behind a silent one, each looks alike from outside."""
     monkeypatch.setattr(probes, "PROBE_S", 0.0)
     for outer, inner in ((Down(SICK, 0.0), Kill(SICK, 0.0)), (Blackhole(SICK, 0.0), Pause(SICK, 0.0))):
@@ -297,12 +305,12 @@ def test_a_process_is_probed_by_itself(way: FaultWay, fleet: Fleet, monkeypatch:
     ids=lambda fault: type(fault).__name__,
 )
 def test_what_is_late_already_is_no_sign_of_another_fault(
-    way: FaultWay, fleet: Fleet, fault: TransportFault, monkeypatch: pytest.MonkeyPatch
+    way: FaultInjector, fleet: FleetProcess, fault: TransportFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A probe waits for what is late, sees the fault, and does not see it where it is not."""
     sick, outer = way._addresses[SICK], Latency(SICK, 0.0, 0.6)
     assert way.begin(outer, fleet) is not None
-    assert not all(bites(fault, sick, (outer,)) for _ in range(TRIES))
+    assert not all(is_effective(fault, sick, (outer,)) for _ in range(TRIES))
     assert way.begin(fault, fleet) is not None
     way.heal(fault, fleet)
     way.heal(outer, fleet)

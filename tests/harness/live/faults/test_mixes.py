@@ -54,7 +54,7 @@ def test_what_does_not_go_together_is_refused_before_anything_starts(
     session: LiveSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = Mock()
-    monkeypatch.setattr("harness.live.session.Fleet", fleet)
+    monkeypatch.setattr("harness.live.session.FleetProcess", fleet)
     with pytest.raises(ClaimsError, match=r"^scenario short: Latency of gpu-0 at 0\.3 s cannot begin during Down"):
         session.play(ReferenceTarget(), traffic(1.0, Down("gpu-0", 0.1), Latency("gpu-0", 0.3, 0.1)), SEED)
     assert not fleet.called

@@ -7,30 +7,30 @@ from typing import cast
 
 import pytest
 
-from harness.live.faults.injector import FaultWay
-from harness.live.faults.on_demand import FaultBook
-from harness.live.fleet import Fleet
+from harness.live.faults.injector import FaultInjector
+from harness.live.faults.on_demand import ActiveFaults
+from harness.live.fleet import FleetProcess
 from harness.scenario.faults import Fault, Latency
 from harness.scenario.model import ClaimsError
 
-FLEET = cast(Fleet, None)
+FLEET = cast(FleetProcess, None)
 
 
 class Way:
     """Every fault bites at once."""
 
-    def begin(self, fault: Fault, fleet: Fleet, seed: int) -> float | None:
+    def begin(self, fault: Fault, fleet: FleetProcess, seed: int) -> float | None:
         """As the fault way's."""
         return 1.0
 
-    def heal(self, fault: Fault, fleet: Fleet) -> None:
+    def heal(self, fault: Fault, fleet: FleetProcess) -> None:
         """As the fault way's."""
 
 
 class Meddling(str):
     """A backend's name; while it is compared with another, a fault on a third is set, as from another thread."""
 
-    book: FaultBook
+    book: ActiveFaults
     asked = 0
 
     def __eq__(self, other: object) -> bool:
@@ -43,7 +43,7 @@ class Meddling(str):
 
 
 def test_faults_of_other_backends_may_come_while_one_is_checked() -> None:
-    book = FaultBook(cast(FaultWay, Way()), FLEET, 1)
+    book = ActiveFaults(cast(FaultInjector, Way()), FLEET, 1)
     book.add(Latency("gpu-0", 0.0, 1.0))
     book.add(Latency("gpu-1", 0.0, 1.0))
     Meddling.book = book
@@ -54,7 +54,7 @@ def test_faults_of_other_backends_may_come_while_one_is_checked() -> None:
 
 def test_the_first_two_on_a_backend_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """One asks for the backend's lock while another is making it."""
-    book = FaultBook(cast(FaultWay, Way()), FLEET, 1)
+    book = ActiveFaults(cast(FaultInjector, Way()), FLEET, 1)
     make, inner = threading.RLock, list[object]()
 
     def slow() -> object:

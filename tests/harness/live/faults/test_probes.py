@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.live.faults import probes
-from harness.live.faults.probes import Seen, bites
+from harness.live.faults.probes import ProbeResult, is_effective
 from harness.scenario.faults import Latency
 
 
@@ -24,8 +24,8 @@ from harness.scenario.faults import Latency
 def test_latency_shows_by_the_wait_that_is_left_at_least(
     latency_s: float, jitter_s: float, took_s: float, due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exchange(listener: object, body_bytes: int = 0, look_s: float = 1.0) -> Seen:
-        return Seen(accepted=True, length=1, first_s=min(took_s, look_s))
+    def exchange(listener: object, body_bytes: int = 0, look_s: float = 1.0) -> ProbeResult:
+        return ProbeResult(accepted=True, length=1, first_s=min(took_s, look_s))
 
     monkeypatch.setattr(probes, "exchange", exchange)
-    assert bites(Latency("gpu-0", 0.0, latency_s, None, jitter_s), ("127.0.0.1", 1)) is due
+    assert is_effective(Latency("gpu-0", 0.0, latency_s, None, jitter_s), ("127.0.0.1", 1)) is due

@@ -10,14 +10,14 @@ from typing import cast
 
 import pytest
 
-from harness.live.faults.injector import FaultWay
-from harness.live.faults.timeline_runner import Steps
-from harness.live.fleet import Fleet
+from harness.live.faults.injector import FaultInjector
+from harness.live.faults.timeline_runner import LiveTimelineRunner
+from harness.live.fleet import FleetProcess
 from harness.scenario.faults import Down, Evict, FailingStatus, Fault, Join, Kill, Latency, Pause, Slow
 from harness.scenario.model import HarnessError
 from tests.harness.live.helpers import PATIENCE_S, until
 
-FLEET = cast(Fleet, None)
+FLEET = cast(FleetProcess, None)
 ONE, OTHER = Down("gpu-0", 1.0, 0.5), Down("gpu-1", 1.0)
 
 
@@ -29,7 +29,7 @@ class Way:
         self.log: list[str] = []
         self.failing = False
 
-    def begin(self, fault: Fault, fleet: Fleet, seed: int, over: threading.Event) -> float | None:
+    def begin(self, fault: Fault, fleet: FleetProcess, seed: int, over: threading.Event) -> float | None:
         """As the fault way's."""
         self.log.append(f"begin {fault.backend}")
         if self.failing:
@@ -37,7 +37,7 @@ class Way:
         until(lambda: self.go.is_set() or over.is_set())
         return time.monotonic() if self.go.is_set() else None
 
-    def heal(self, fault: Fault, fleet: Fleet) -> None:
+    def heal(self, fault: Fault, fleet: FleetProcess) -> None:
         """As the fault way's."""
         self.log.append(f"heal {fault.backend}")
 
@@ -48,16 +48,16 @@ def way() -> Way:
 
 
 @pytest.fixture
-def steps(way: Way) -> Iterator[Steps]:
+def steps(way: Way) -> Iterator[LiveTimelineRunner]:
     threads = threading.active_count()
-    made = Steps(cast(FaultWay, way), FLEET, {"gpu-0": 0, "gpu-1": 1}, 7)
+    made = LiveTimelineRunner(cast(FaultInjector, way), FLEET, {"gpu-0": 0, "gpu-1": 1}, 7)
     made.start_s = time.monotonic()
     yield made
     made.close()
     until(lambda: threading.active_count() == threads)
 
 
-def test_backends_do_not_wait_for_each_other_and_steps_of_one_do(steps: Steps, way: Way) -> None:
+def test_backends_do_not_wait_for_each_other_and_steps_of_one_do(steps: LiveTimelineRunner, way: Way) -> None:
     steps.begin(0, ONE)
     steps.begin(1, Latency("gpu-0", 1.0, 0.1))
     steps.begin(2, OTHER)
@@ -70,7 +70,7 @@ def test_backends_do_not_wait_for_each_other_and_steps_of_one_do(steps: Steps, w
     assert steps.seen[1].asked_s >= steps.seen[0].effective_s
 
 
-def test_what_is_healed_is_probed_no_more(steps: Steps, way: Way) -> None:
+def test_what_is_healed_is_probed_no_more(steps: LiveTimelineRunner, way: Way) -> None:
     steps.begin(0, ONE)
     until(lambda: way.log)
     steps.heal(0, ONE)
@@ -80,7 +80,7 @@ def test_what_is_healed_is_probed_no_more(steps: Steps, way: Way) -> None:
     assert 0.0 <= steps.seen[0].asked_s <= steps.seen[0].healed_s < PATIENCE_S
 
 
-def test_seen_steps_are_in_the_order_in_which_they_were_due(steps: Steps, way: Way) -> None:
+def test_seen_steps_are_in_the_order_in_which_they_were_due(steps: LiveTimelineRunner, way: Way) -> None:
     way.go.set()
     join = Join("gpu-1", 0.5)
     steps.begin(1, OTHER)
@@ -93,7 +93,7 @@ def test_seen_steps_are_in_the_order_in_which_they_were_due(steps: Steps, way: W
     assert isnan(seen[0].healed_s)
 
 
-def test_a_failure_is_told_by_the_next_look_and_in_the_end(steps: Steps, way: Way) -> None:
+def test_a_failure_is_told_by_the_next_look_and_in_the_end(steps: LiveTimelineRunner, way: Way) -> None:
     way.failing = True
     steps.check()
     steps.begin(0, ONE)
@@ -110,7 +110,7 @@ def test_a_failure_is_told_by_the_next_look_and_in_the_end(steps: Steps, way: Wa
         steps.finish()
 
 
-def test_closing_gives_up_what_waits(steps: Steps, way: Way) -> None:
+def test_closing_gives_up_what_waits(steps: LiveTimelineRunner, way: Way) -> None:
     steps.begin(0, ONE)
     until(lambda: way.log)
     steps.begin(1, Latency("gpu-0", 1.0, 0.1))
@@ -135,9 +135,9 @@ class Told:
 
 
 @pytest.fixture
-def counted(way: Way) -> Iterator[Steps]:
+def counted(way: Way) -> Iterator[LiveTimelineRunner]:
     way.go.set()
-    made = Steps(cast(FaultWay, way), cast(Fleet, Told()), {"gpu-0": 0}, 7)
+    made = LiveTimelineRunner(cast(FaultInjector, way), cast(FleetProcess, Told()), {"gpu-0": 0}, 7)
     made.start_s = time.monotonic()
     yield made
     made.close()
@@ -151,7 +151,7 @@ STATUS, SLOW, KILL, PAUSE = (
 )
 
 
-def test_hits_are_read_at_the_heal_and_at_the_end(counted: Steps, way: Way) -> None:
+def test_hits_are_read_at_the_heal_and_at_the_end(counted: LiveTimelineRunner, way: Way) -> None:
     counted.begin(0, STATUS)
     counted.begin(1, SLOW)
     counted.begin(2, Evict("gpu-0", 0.0))
@@ -162,7 +162,9 @@ def test_hits_are_read_at_the_heal_and_at_the_end(counted: Steps, way: Way) -> N
 
 
 @pytest.mark.parametrize("end", [KILL, FailingStatus("gpu-0", 1.0, 503)], ids=lambda fault: type(fault).__name__)
-def test_what_another_ends_is_counted_before_and_healed_no_more(counted: Steps, way: Way, end: Fault) -> None:
+def test_what_another_ends_is_counted_before_and_healed_no_more(
+    counted: LiveTimelineRunner, way: Way, end: Fault
+) -> None:
     counted.begin(0, STATUS)
     counted.begin(1, end)
     counted.heal(0, STATUS)
@@ -172,7 +174,7 @@ def test_what_another_ends_is_counted_before_and_healed_no_more(counted: Steps, 
     assert way.log == ["begin gpu-0", "begin gpu-0"]
 
 
-def test_a_stopped_process_is_not_asked(counted: Steps) -> None:
+def test_a_stopped_process_is_not_asked(counted: LiveTimelineRunner) -> None:
     counted.begin(0, STATUS)
     counted.begin(1, PAUSE)
     counted.finish()

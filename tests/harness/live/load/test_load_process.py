@@ -12,7 +12,7 @@ import pytest
 
 from harness.evidence.records import read_requests
 from harness.live.load.load_process import LoadProcess
-from harness.load.job import Job
+from harness.load.job import LoadJob
 from harness.scenario.model import Failure, HarnessError, Keys, Load, Method, Stream
 from tests.harness.live.helpers import HOST, PATIENCE_S, RawBackend, fine, until
 
@@ -42,10 +42,10 @@ def backend() -> Iterator[RawBackend]:
     started.close()
 
 
-def job(backend: RawBackend, out: Path, requests: int = 20, rate_per_s: float = 200.0) -> Job:
+def job(backend: RawBackend, out: Path, requests: int = 20, rate_per_s: float = 200.0) -> LoadJob:
     stream = Stream("load", 0.0, rate_per_s, requests, keys=Keys(5, "sweep"), methods=(Method.GET,), timeout_s=5.0)
     url, start_s = f"http://{HOST}:{backend.port}", time.monotonic() + 0.1
-    return Job(Load((stream,)), 1, 0x5EED, url, start_s, ("gpu-0",), str(out))
+    return LoadJob(Load((stream,)), 1, 0x5EED, url, start_s, ("gpu-0",), str(out))
 
 
 def test_one_job_after_another(shared: LoadProcess, backend: RawBackend, tmp_path: Path) -> None:

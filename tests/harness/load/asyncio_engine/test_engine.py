@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from harness.evidence import records
-from harness.load.asyncio_engine.engine import Engine
-from harness.load.job import Job
+from harness.load.asyncio_engine.engine import AsyncioEngine
+from harness.load.job import LoadJob
 from harness.scenario.model import Connections, Failure, Load, Method
 from harness.scenario.request_mix import Content
 from tests.harness.load.conftest import NONCE, PATIENCE_S, LoadProcess, RawServer, Reply, Seen
@@ -99,10 +99,10 @@ def test_a_stop_ends_what_waits_for_its_one_connection_too(server: RawServer, tm
 
     server.reply = reply
     load = Load((stream(10, 1000.0, timeout_s=15.0, connections=Connections.ONE),))
-    job = Job(load, 1, NONCE, server.url, time.monotonic() + 0.1, (), str(tmp_path / "out"))
+    job = LoadJob(load, 1, NONCE, server.url, time.monotonic() + 0.1, (), str(tmp_path / "out"))
 
     async def play() -> dict[str, Any]:
-        engine = Engine(job)
+        engine = AsyncioEngine(job)
         playing = asyncio.create_task(engine.play())
         await asyncio.to_thread(server.wait_for, 1)
         await asyncio.sleep(0.2)  # by now all are due, and wait for the first one's answer

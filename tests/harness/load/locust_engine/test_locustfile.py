@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness.evidence.records import Rows, read_about, read_requests
-from harness.load.job import Job
+from harness.load.job import LoadJob
 from harness.load.wire import tag_of
 from harness.load.workloads.profiles import load_of
 from harness.scenario.arrivals import draw
@@ -87,7 +87,7 @@ for line in sys.stdin:
         print(plan.url, plan.profile, plan.seed, plan.protocol, round(plan.rate_per_s), plan.duration_s)
 """
 
-JOB = Job(
+JOB = LoadJob(
     load=Load((Stream("one", 0.0, 100.0, 60), Stream("two", 0.5, 40.0, 20, connections=Connections.ONE))),
     seed=11,
     nonce=3,

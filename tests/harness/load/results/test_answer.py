@@ -9,7 +9,7 @@ import pytest
 from xxhash import xxh64_intdigest
 
 from harness.evidence.records import REQUEST
-from harness.load.results.answer import Answer, Ledger, attempts_told, spread
+from harness.load.results.answer import ExchangeResult, Ledger, attempts_told, spread
 from harness.scenario.arrivals import draw
 from harness.scenario.model import Echo, Failure, Keys, Kind, Load, Method, Stream
 
@@ -18,12 +18,12 @@ OWN = "00000000000ff"
 BODY = b"so sy-00000000000ff it is"
 
 
-def answered(**changes: object) -> Answer:
+def answered(**changes: object) -> ExchangeResult:
     fields: dict[str, object] = {
         "failure": Failure.NONE, "status": 200, "sent_s": 101.5, "first_byte_s": 102.0, "end_s": 103.0,
         "reused": True, "body": BODY, "backend": "gpu-7", "attempts": 2, **changes,
     }  # fmt: skip
-    return Answer(**fields)  # type: ignore[arg-type]
+    return ExchangeResult(**fields)  # type: ignore[arg-type]
 
 
 def test_every_field_of_a_record() -> None:

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from harness.evidence.records import Rows
-from harness.load.results.search import WARM_UP_S, Search, Step, Verdict, goal_of, judged, least_sample, spread_factor
+from harness.load.results.search import (
+    WARM_UP_S,
+    RateVerdict,
+    Search,
+    SearchStep,
+    goal_of,
+    judged,
+    least_sample,
+    spread_factor,
+)
 from harness.load.results.thresholds import threshold_of
 from harness.scenario.model import ClaimsError, Failure
 from tests.harness.load.rows import rows_of, unsent
@@ -21,17 +30,17 @@ def search(low: float = 50.0, high: float = 2000.0, error_rate: float = 0.01, le
     return Search(goal_of(threshold_of(BOUND)), low, high, error_rate, least_s=least_s)
 
 
-def play(item: Search, make: Callable[[Step], Rows]) -> Search:
+def play(item: Search, make: Callable[[SearchStep], Rows]) -> Search:
     """Run a search to its end."""
     while (step := item.next_step()) is not None:
         item.tell(make(step))
     return item
 
 
-def balancer(limit_per_s: float, generator: np.random.Generator, spread: float = 4.0) -> Callable[[Step], Rows]:
+def balancer(limit_per_s: float, generator: np.random.Generator, spread: float = 4.0) -> Callable[[SearchStep], Rows]:
     """Exponential latencies whose p99 is 200 ms at `limit_per_s`, and greater by a power of the rate elsewhere."""
 
-    def make(step: Step) -> Rows:
+    def make(step: SearchStep) -> Rows:
         p99_s = 0.2 * (step.rate_per_s / limit_per_s) ** spread
         requests = step.requests + math.ceil(WARM_UP_S * step.rate_per_s)
         return rows_of(generator.exponential(p99_s / math.log(100), requests), step.rate_per_s)
@@ -76,17 +85,17 @@ def test_each_series_has_its_times(text: str, value_s: float) -> None:
 def test_exact_limits_decide() -> None:
     values = np.zeros(1000)
     values[::100] = 1.0
-    assert judged(values, 0.5, 0.05, 0.001) is Verdict.HOLDS
-    assert judged(values, 0.5, 0.001, 0.001) is Verdict.BROKEN
-    assert judged(values, 0.5, 0.01, 0.001) is Verdict.OPEN
-    assert judged(values[:0], 0.5, 0.01, 0.001) is Verdict.OPEN
+    assert judged(values, 0.5, 0.05, 0.001) is RateVerdict.HOLDS
+    assert judged(values, 0.5, 0.001, 0.001) is RateVerdict.BROKEN
+    assert judged(values, 0.5, 0.01, 0.001) is RateVerdict.OPEN
+    assert judged(values[:0], 0.5, 0.01, 0.001) is RateVerdict.OPEN
 
 
 @pytest.mark.parametrize("level", [0.01, 1e-4])
 def test_the_least_sample_is_just_enough(level: float) -> None:
     enough = least_sample(0.01, level)
-    assert judged(np.zeros(enough), 0.5, 0.01, level) is Verdict.HOLDS
-    assert judged(np.zeros(enough - 1), 0.5, 0.01, level) is Verdict.OPEN
+    assert judged(np.zeros(enough), 0.5, 0.01, level) is RateVerdict.HOLDS
+    assert judged(np.zeros(enough - 1), 0.5, 0.01, level) is RateVerdict.OPEN
 
 
 def test_bursts_count_for_less_than_the_same_number_spread_out() -> None:
@@ -95,8 +104,8 @@ def test_bursts_count_for_less_than_the_same_number_spread_out() -> None:
     clustered[:100] = 1.0
     assert spread_factor(scattered, 0.5) == 1.0
     assert spread_factor(clustered, 0.5) > 50
-    assert judged(scattered, 0.5, 0.01, 1e-3) is Verdict.BROKEN
-    assert judged(clustered, 0.5, 0.01, 1e-3) is Verdict.OPEN
+    assert judged(scattered, 0.5, 0.01, 1e-3) is RateVerdict.BROKEN
+    assert judged(clustered, 0.5, 0.01, 1e-3) is RateVerdict.OPEN
 
 
 def queue(load: float, requests: int, runs: int, generator: np.random.Generator) -> np.ndarray:
@@ -116,7 +125,7 @@ def test_queues_do_not_fool_it(load: float) -> None:
     values = queue(load, 2000, 400, np.random.default_rng(7))
     bound = -math.log(0.01) / (1 - load)
     verdicts = [judged(run, bound, 0.01, 0.01) for run in values]
-    assert sum(verdict is not Verdict.OPEN for verdict in verdicts) <= 400 * 0.03
+    assert sum(verdict is not RateVerdict.OPEN for verdict in verdicts) <= 400 * 0.03
 
 
 # --- the whole --------------------------------------------------------------------------------------------
@@ -147,7 +156,7 @@ def test_ends_at_once_where_nothing_or_everything_holds() -> None:
 def test_too_small_a_sample_is_doubled_and_then_undecided() -> None:
     item, looks = search(low=100.0, high=101.0), []
 
-    def exactly_at_the_limit(step: Step) -> Rows:
+    def exactly_at_the_limit(step: SearchStep) -> Rows:
         looks.append((step.look, step.requests))
         values = np.zeros(step.requests + 100)
         values[::100] = 1.0
@@ -156,7 +165,7 @@ def test_too_small_a_sample_is_doubled_and_then_undecided() -> None:
     play(item, exactly_at_the_limit)
     first = looks[0][1]
     assert looks == [(1, first), (2, first), (3, 2 * first), (4, 4 * first)]
-    assert [seen.verdict for seen in item.seen] == [Verdict.OPEN]
+    assert [seen.verdict for seen in item.seen] == [RateVerdict.OPEN]
     assert item.seen[0].requests == pytest.approx(8 * first, rel=0.01)
     assert item.holds_per_s is None and item.broken_per_s is None
 
@@ -167,25 +176,27 @@ def test_the_first_second_does_not_count() -> None:
     assert step is not None
     values = np.zeros(step.requests + 1000)
     values[:1000] = 9.0
-    assert item.tell(rows_of(values, 1000.0)).verdict is Verdict.HOLDS
+    assert item.tell(rows_of(values, 1000.0)).verdict is RateVerdict.HOLDS
 
 
 def test_a_late_generator_breaks_nothing() -> None:
     item = search()
 
-    def late(step: Step) -> Rows:
+    def late(step: SearchStep) -> Rows:
         rows = rows_of(np.full(step.requests + 100, 0.5), step.rate_per_s)
         rows["sent_s"] = rows["intended_s"] + 0.45
         return rows
 
     play(item, late)
-    assert [(seen.verdict, seen.why) for seen in item.seen] == [(Verdict.OPEN, "the generator was 450 ms late itself")]
+    assert [(seen.verdict, seen.why) for seen in item.seen] == [
+        (RateVerdict.OPEN, "the generator was 450 ms late itself")
+    ]
 
 
 def test_a_run_that_was_not_sent_whole_breaks_nothing() -> None:
     item = search()
     play(item, lambda step: unsent(rows_of(np.zeros(step.requests + 100), step.rate_per_s)))
-    assert item.seen[0].verdict is Verdict.OPEN and "could not be sent" in item.seen[0].why
+    assert item.seen[0].verdict is RateVerdict.OPEN and "could not be sent" in item.seen[0].why
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 5.0), (5.0, 5.0), (9.0, 5.0), (1.0, math.inf)])

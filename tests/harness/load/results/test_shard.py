@@ -6,16 +6,16 @@ import resource
 
 import pytest
 
-from harness.load.job import Job
+from harness.load.job import LoadJob
 from harness.load.results import shard as share
-from harness.load.results.answer import Answer
-from harness.load.results.shard import MOST_IN_FLIGHT, SPARE_DESCRIPTORS, SPARE_S, Share, most_in_flight
+from harness.load.results.answer import ExchangeResult
+from harness.load.results.shard import MOST_IN_FLIGHT, SPARE_DESCRIPTORS, SPARE_S, Shard, most_in_flight
 from harness.scenario.model import Chats, Failure, Load, Stream
 from harness.scenario.request_mix import Content
 
 
-def shared(*streams: Stream, **others: int) -> Share:
-    return Share(Job(Load(streams), 1, 5, "http://127.0.0.1:9", 100.0, ("gpu-0",), "", **others))  # type: ignore[arg-type]
+def shared(*streams: Stream, **others: int) -> Shard:
+    return Shard(LoadJob(Load(streams), 1, 5, "http://127.0.0.1:9", 100.0, ("gpu-0",), "", **others))  # type: ignore[arg-type]
 
 
 OPEN = Stream("open", 0.0, 10.0, 4, timeout_s=3.0)
@@ -31,7 +31,7 @@ def test_what_was_not_sent_is_recorded_once() -> None:
     mine = shared(OPEN)
     first, second, *_ = mine.arrivals
     mine.begun(first)
-    mine.ended(first, "0" * 13, Answer(Failure.NONE, 200, 100.01, 100.02, 100.03), 100.0)
+    mine.ended(first, "0" * 13, ExchangeResult(Failure.NONE, 200, 100.01, 100.02, 100.03), 100.0)
     mine.begun(second)
     mine.add_unsent()
     mine.add_unsent()
@@ -56,7 +56,7 @@ def test_it_is_full_while_as_many_as_may_be_are_under_way(monkeypatch: pytest.Mo
         assert not mine.full
         mine.begun(arrival)
     assert mine.full
-    mine.ended(mine.arrivals[0], "0" * 13, Answer(), 100.0)
+    mine.ended(mine.arrivals[0], "0" * 13, ExchangeResult(), 100.0)
     assert not mine.full
 
 

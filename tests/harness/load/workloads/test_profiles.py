@@ -23,7 +23,7 @@ from harness.load.workloads.profiles import (
 )
 from harness.scenario.arrival_rates import expected
 from harness.scenario.arrivals import asked_by, draw
-from harness.scenario.closed_loop import Crowd
+from harness.scenario.closed_loop import VirtualUsers
 from harness.scenario.model import Chats, ClaimsError, Connections, Kind, Load, Method, Stream
 
 DRAWN = sorted(set(PROFILES) - {"trace"})
@@ -151,7 +151,7 @@ def test_chats_ask_what_their_load_asks(name: str) -> None:
         assert stream.content == replace(open_loop.content, sessions=seven), "as many conversations as chats"
     else:
         assert stream.content == open_loop.content
-    assert draw(talking(load, 7, 0.5), 1) == () and len(Crowd(talking(load, 7, 0.5), 1, 0).chats) == 7
+    assert draw(talking(load, 7, 0.5), 1) == () and len(VirtualUsers(talking(load, 7, 0.5), 1, 0).chats) == 7
     assert planned(talking(load, 7, 0.5)) == 200
 
 

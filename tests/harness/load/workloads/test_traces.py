@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from harness.load.wire import request_of
-from harness.load.workloads.traces import MOST_TOKENS, Row, load_of_rows, read, scaled
+from harness.load.workloads.traces import MOST_TOKENS, TraceRow, load_of_rows, read, scaled
 from harness.scenario.arrivals import draw
 from harness.scenario.model import ClaimsError
 from harness.scenario.request_mix import MOST_PAYLOAD_BYTES, Content
@@ -74,7 +74,11 @@ def test_a_time_without_a_zone_is_universal_wherever_it_is_read(
 
 def test_burstgpt(tmp_path: Path) -> None:
     rows = read(written(tmp_path, BURSTGPT))
-    assert rows == [Row(0.0, 472, 18, "ChatGPT"), Row(40.0, 1087, 230, "ChatGPT"), Row(113.0, 417, 1, "GPT-4")]
+    assert rows == [
+        TraceRow(0.0, 472, 18, "ChatGPT"),
+        TraceRow(40.0, 1087, 230, "ChatGPT"),
+        TraceRow(113.0, 417, 1, "GPT-4"),
+    ]
     later = read(written(tmp_path, BURSTGPT_3))
     assert [(row.at_s, row.session, row.model) for row in later] == [
         (0.0, "12", "GPT-4"), (9.5, "12", "GPT-4"), (10.0, "", "ChatGPT"),
@@ -85,9 +89,9 @@ def test_burstgpt(tmp_path: Path) -> None:
 def test_mooncake(tmp_path: Path, name: str) -> None:
     rows = read(written(tmp_path, MOONCAKE, name))
     assert rows == [
-        Row(0.0, 6755, 500, blocks=(0, 1, 2, 3)),
-        Row(0.0, 7319, 490, blocks=(0, 14, 15)),
-        Row(3.052, 7234, 794, blocks=(0, 28, 29)),
+        TraceRow(0.0, 6755, 500, blocks=(0, 1, 2, 3)),
+        TraceRow(0.0, 7319, 490, blocks=(0, 14, 15)),
+        TraceRow(3.052, 7234, 794, blocks=(0, 28, 29)),
     ]
 
 
@@ -95,10 +99,10 @@ def test_other_names_units_order_and_a_limit(tmp_path: Path) -> None:
     path = written(tmp_path, "\ufeffsent at,in,out,who\n2000,5,6,a\n1000,7,8,b\n9000,1,1,c\n")
     columns = {"time": "sent at", "input": "in", "output": "out", "session": "who"}
     rows = read(path, columns, unit="ms", limit=2)
-    assert rows == [Row(0.0, 7, 8, session="b"), Row(1.0, 5, 6, session="a")]
+    assert rows == [TraceRow(0.0, 7, 8, session="b"), TraceRow(1.0, 5, 6, session="a")]
     assert [row.at_s for row in read(path, columns)] == [0.0, 1000.0, 8000.0]
     named = written(tmp_path, "timestamp_ms,prompt_tokens,Output-Tokens\n500,5,6.0\n750,7,8\n")
-    assert read(named) == [Row(0.0, 5, 6), Row(0.25, 7, 8)]
+    assert read(named) == [TraceRow(0.0, 5, 6), TraceRow(0.25, 7, 8)]
 
 
 BAD = [
@@ -163,13 +167,13 @@ def test_what_is_asked_wrongly(tmp_path: Path) -> None:
 # --- scaling ----------------------------------------------------------------------------------------------
 
 
-def recorded(requests: int = 3000) -> list[Row]:
+def recorded(requests: int = 3000) -> list[TraceRow]:
     """Poisson arrivals at 10/s and then 40/s, in 500 sessions."""
     generator, at_s, rows = random.Random(1), 0.0, []
     for number in range(requests):
         at_s += generator.expovariate(10.0 if number < requests / 2 else 40.0)
         session = f"s{generator.randrange(500)}" if number % 3 else ""
-        rows.append(Row(at_s, 100 + number, 10, "m", session, (number, number + 1)))
+        rows.append(TraceRow(at_s, 100 + number, 10, "m", session, (number, number + 1)))
     return rows
 
 
@@ -177,7 +181,8 @@ def test_time_scale_changes_times_alone() -> None:
     rows = recorded(100)
     assert scaled(rows) == rows
     assert scaled(rows, 0.5) == [
-        Row(0.5 * row.at_s, row.input_tokens, row.output_tokens, row.model, row.session, row.blocks) for row in rows
+        TraceRow(0.5 * row.at_s, row.input_tokens, row.output_tokens, row.model, row.session, row.blocks)
+        for row in rows
     ]
 
 

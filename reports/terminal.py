@@ -59,7 +59,7 @@ def _print_notes(records: Sequence[Record], console: Console) -> None:
 
 
 def _print_courses(records: Sequence[Record], console: Console) -> None:
-    """The course of each run under a chaos programme, once for all properties that shared it."""
+    """The course of each run under a chaos fault plan, once for all properties that shared it."""
     shown: set[str] = set()
     for record in records:
         course = course_in(record) if record.property.startswith(CHAOS) else None

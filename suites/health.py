@@ -1,4 +1,4 @@
-"""Health: the traffic of a backend that dies goes elsewhere, soon; one that hangs delays no check-ups of others."""
+"""Health: the traffic of a backend that dies goes elsewhere, soon; one that hangs delays no health checks of others."""
 
 from __future__ import annotations
 
@@ -107,21 +107,22 @@ def _latencies(history: History) -> str:
     return f"latency p50/p99 ms: {', '.join(parts)}"
 
 
-# --- check-ups ----------------------------------------------------------------------------------------------
+# --- health checks ----------------------------------------------------------------------------------------------
 
 SILENT = "gpu-0"
 LATE_SHARE = 0.25
-"""A check-up that is late by more of its time limit than this was kept waiting by another's: alone it would be on time,
-and behind one that hangs it is late by all of it."""
+"""A health check that is late by more of its time limit than this was kept waiting by another's: alone it would be on
+time, and behind one that hangs it is late by all of it."""
 
 TRICKLE_PER_S = 20.0
 PATIENCE_S = 0.5
 
 
 def one_is_silent(claims: Claims) -> Scenario:
-    """One of three backends accepts connections and says nothing, for so long that a check-up runs out of time there.
+    """One of three backends accepts connections and says nothing, for so long that a health check runs out of time
+    there.
 
-    So long also that whoever checks one after the other leaves the others without a check-up for half of that time.
+    So long also that whoever checks one after the other leaves the others without a health check for half of that time.
     """
     checks = claims[HealthChecks]
     backends = claims.fleet(3)
@@ -146,10 +147,10 @@ def one_is_silent(claims: Claims) -> Scenario:
 
 
 @declare("health.check-ups.independent", needs=(HealthChecks,), scenario=one_is_silent, attempts=False)
-def check_ups_independent(history: History, claims: Claims) -> Findings:
-    """A backend that hangs delays the check-ups of no other: they go on at the claimed interval.
+def health_checks_independent(history: History, claims: Claims) -> Findings:
+    """A backend that hangs delays the health checks of no other: they go on at the claimed interval.
 
-    The longest time without a check-up is judged at each of the others, while one runs out of its time limit at the
+    The longest time without a health check is judged at each of the others, while one runs out of its time limit at the
     silent one. A loop that checks one backend after the other is late by that limit, for every backend that hangs: a
     single hung server blinds the balancer to all others. Seen broken: a widely repeated sketch of a health checker.
     """
@@ -161,11 +162,11 @@ def check_ups_independent(history: History, claims: Claims) -> Findings:
     for number in range(history.scenario.backends):
         if number == silence.backend:
             continue
-        own_s = np.sort(history.check_ups["at_s"][history.check_ups["backend"] == number])
+        own_s = np.sort(history.health_checks["at_s"][history.health_checks["backend"] == number])
         if not len(own_s):
-            yield undecided(f"no check-up of gpu-{number} was seen at all", silence.effective_s)
+            yield undecided(f"no health check of gpu-{number} was seen at all", silence.effective_s)
             continue
         during_s = own_s[(own_s > silence.effective_s) & (own_s < end_s)]
         gap_s = float(np.diff([silence.effective_s, *during_s, end_s]).max())
-        note = f"gpu-{number}: {len(during_s)} check-ups, {gap_s * 1000:.0f} ms at most without one"
+        note = f"gpu-{number}: {len(during_s)} health checks, {gap_s * 1000:.0f} ms at most without one"
         yield within(gap_s, 0.0, high_s, silence.effective_s, until_s=end_s, sample=len(during_s), note=note)

@@ -4,7 +4,8 @@
     python -m tests.referee after.json before.json
 
 The second form also prints every difference and exits with 1 if there is one. A row is one property at one seed:
-scenario digest, history digest, outcome, figures and every finding. Keep the files outside the repository.
+scenario digest, history digest, outcome, figures and every finding; words (summary, reason, notes) may differ. Keep the files
+outside the repository.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from harness.targets import resolve
 
 SEEDS = (1, 2, 3)
 APART = ("history",)
-"""Columns in which a difference alone is reported but is no failure: a history may gain a column."""
+"""Columns in which a difference is reported but is no failure: a history may gain a column."""
+
+WORDS = ("summary", "reason", "note")
+"""Columns of text for people, in a record and in its findings; they may change freely."""
 
 
 def rows() -> dict[str, dict[str, Any]]:
@@ -36,6 +40,13 @@ def rows() -> dict[str, dict[str, Any]]:
                 record = asdict(judge.judge(item, World.SIM))
                 found[f"{item.name} seed {seed}"] = json.loads(json.dumps(record, default=str))
     return found
+
+
+def without_words(row: Any) -> Any:
+    """`row` without its columns of text, at any depth."""
+    if isinstance(row, dict):
+        return {name: without_words(value) for name, value in row.items() if name not in WORDS}
+    return [without_words(item) for item in row] if isinstance(row, list) else row
 
 
 def differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
@@ -58,7 +69,8 @@ def main() -> int:
     print(f"{len(after)} rows in {sys.argv[1]}")
     if len(sys.argv) < 3:
         return 0
-    failures, allowed = differences(json.loads(Path(sys.argv[2]).read_text(encoding="utf-8")), after)
+    before = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+    failures, allowed = differences(without_words(before), without_words(after))
     for line in [*failures, *allowed]:
         print(line)
     print(f"{len(failures)} differences, {len(allowed)} of histories alone")

@@ -14,12 +14,12 @@ PAGE = (ROOT / "docs" / "chaos.md").read_text(encoding="utf-8")
 BLOCKS: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [line for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
 
-BREAKS = "steelyard chaos --target python:sulks:Sulks --programme flapping --seed 3"
+BREAKS = "steelyard chaos --target python:sulks:Sulks --plan flapping --seed 3"
 AGAIN = "steelyard chaos --target python:sulks:Sulks --seed 3 --scenario steelyard-chaos-flapping-3.json"
 HOLDS = {
     "pytest suites/chaos/node.py --world sim -v": "10 passed",
-    "steelyard chaos --programme node-crash": "pass: chaos.node-crash.recovers",
-    "steelyard chaos --programme blackhole --world live --seconds 2": "blackhole gpu-1 over",
+    "steelyard chaos --plan node-crash": "pass: chaos.node-crash.recovers",
+    "steelyard chaos --plan blackhole --world live --seconds 2": "blackhole gpu-1 over",
     "steelyard chaos --seed 7 --runs 20": "0 of 20 runs did not hold",
     "steelyard chaos --seed 7 --without kill,reset": "pass: chaos.random.answers-belong",
 }

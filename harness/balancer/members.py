@@ -25,7 +25,7 @@ from harness.balancer.picking.ring import HashRing
 from harness.balancer.picking.session_affinity import SessionAffinity
 from harness.balancer.picking.weight_quantiser import WeightQuantiser
 from harness.balancer.settings import CheckSettings, Settings
-from harness.gateway.protocol import Action, Backend, CheckUp, MemberReport, Request
+from harness.gateway.protocol import Action, Backend, MemberReport, Request, SendHealthCheck
 from harness.scenario.fast_dataclass import fast_dataclass
 from harness.scenario.model import Kind
 
@@ -102,7 +102,7 @@ class Members:
     # --- membership ---------------------------------------------------------------------------------------
 
     def set_backends(self, backends: tuple[Backend, ...], now_s: float) -> tuple[list[Action], list[str]]:
-        """Make these the members. What to do about check-ups, and which of those that left are drained already."""
+        """Make these the members. What to do about health checks, and which of those that left are drained already."""
         old = set(self._names)
         self._names = tuple(backend.id for backend in backends)
         names = frozenset(self._names)
@@ -150,16 +150,16 @@ class Members:
         """When `expired` next has something to say."""
         return self._draining.next_s()
 
-    # --- check-ups ----------------------------------------------------------------------------------------
+    # --- health checks ----------------------------------------------------------------------------------------
 
     def timer_fired(self, timer_id: int, now_s: float) -> list[Action]:
-        """A check-up is due."""
+        """A health check is due."""
         actions = [] if self._readiness is None else self._readiness.timer_fired(timer_id, now_s)
-        self._asked_s.update((action.check_id, now_s) for action in actions if isinstance(action, CheckUp))
+        self._asked_s.update((action.check_id, now_s) for action in actions if isinstance(action, SendHealthCheck))
         return actions
 
     def checked(self, check_id: int, name: str, ok: bool, report: Backend | None, now_s: float) -> None:
-        """Take a check-up's result and the report that came with it."""
+        """Take a health check's result and the report that came with it."""
         asked_s = self._asked_s.pop(check_id, now_s)
         back = self._readiness is not None and self._checked(self._readiness, check_id, ok, report, now_s)
         if back:

@@ -1,4 +1,4 @@
-"""The seeded random programme: some kinds of fault off, the rest with wild weights. Pure.
+"""The seeded random fault plan: some kinds of fault off, the rest with wild weights. Pure.
 
 Swarm testing (Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012): a test that leaves some features out reaches states that
 one with a little of everything never does, because features get in each other's way.
@@ -133,11 +133,11 @@ MEMBERSHIP = tuple(name for name, (strikes, _) in KINDS.items() if strikes == ME
 """Kinds that change the membership; not for a balancer whose list is fixed."""
 
 STEP_EVERY_S = 0.6
-"""One stroke for so much of a programme, on average."""
+"""One stroke for so much of a fault plan, on average."""
 
 SHORTEST_S = 0.2
 LONGEST_SHARE = 0.5
-"""How long a stroke lasts: from 0.2 s to half of the programme, with equal chances for each order of size."""
+"""How long a stroke lasts: from 0.2 s to half of the fault plan, with equal chances for each order of size."""
 
 COLD_S = 1.0
 """A new process takes its time until it can be struck again."""
@@ -157,7 +157,7 @@ class DrawnFault:
     steps: tuple[Step, ...]
 
 
-def random_programme(
+def random_fault_plan(
     seed: int,
     backends: Sequence[str],
     seconds: float,

@@ -1,4 +1,4 @@
-"""`steelyard chaos`: whole-system runs under a named or a drawn programme; what fails in sim is shrunk."""
+"""`steelyard chaos`: whole-system runs under a named or a drawn fault plan; what fails in sim is shrunk."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ def chaos(
     target: Annotated[
         str, typer.Option(help="reference, nginx, a claims file (.toml), or python:package.module:Class")
     ] = "reference",
-    programme: Annotated[str, typer.Option(help="random, or the name of a programme such as node-crash")] = RANDOM,
+    fault_plan: Annotated[
+        str, typer.Option("--plan", help="random, or the name of a fault plan such as node-crash")
+    ] = RANDOM,
     seed: Annotated[int, typer.Option(help="Seed of the first run; each further one counts up.", min=0)] = 1,
     runs: Annotated[int, typer.Option(help="How many runs, one seed each.", min=1)] = 1,
     without: Annotated[str, typer.Option(help="Kinds never to draw for random, such as kill,reset")] = "",
-    seconds: Annotated[float, typer.Option(help="How long the programme lasts.", min=0.5, max=600.0)] = 4.0,
+    seconds: Annotated[float, typer.Option(help="How long the fault plan lasts.", min=0.5, max=600.0)] = 4.0,
     backends: Annotated[
         int | None, typer.Option(help="Size of the fleet: 4, or as many as a claims file names.", min=2, max=8)
     ] = None,
@@ -37,7 +39,7 @@ def chaos(
     toxiproxy: Annotated[str, typer.Option(help="embedded, real, or the URL of a running one")] = "embedded",
     nginx: Annotated[str, typer.Option(help="Path of another nginx binary.")] = "",
 ) -> None:
-    """Print a plan, play it, and judge what must hold under any programme. Exit code: 0 all held, 1 something did not.
+    """Print a plan, play it, and judge what must hold under any fault plan. Exit code: 0 all held, 1 something did not.
 
     A run that fails in sim is shrunk to the shortest list of faults and the smallest load that still fail, printed as
     a scenario that can be pasted into a test, and kept as a file for --scenario. That file is judged as it is.
@@ -49,8 +51,8 @@ def chaos(
     where = _world(world, chosen)
     if scenario is not None:
         _check_alone(context)
-    _check_without(without, programme)
-    plans = list(_plans(chosen, programme, seed, runs, _kinds(without, chosen), seconds, backends, scenario))
+    _check_without(without, fault_plan)
+    plans = list(_plans(chosen, fault_plan, seed, runs, _kinds(without, chosen), seconds, backends, scenario))
     failed = 0
     with _worlds(where, toxiproxy) as worlds:
         for number, plan in plans:
@@ -85,18 +87,18 @@ def _check_alone(context: typer.Context) -> None:
     """ClaimsError where something is given beside --scenario that the file says."""
     from harness.scenario.model import ClaimsError
 
-    for name in ("programme", "without", "seconds", "backends"):
+    for name in ("fault_plan", "without", "seconds", "backends"):
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
             raise ClaimsError(f"--{name} does not go with --scenario, whose file says all of that; leave one out")
 
 
-def _check_without(without: str, programme: str) -> None:
+def _check_without(without: str, fault_plan: str) -> None:
     """ClaimsError where --without is given for something that isn't drawn."""
     from harness.scenario.model import ClaimsError
 
-    if without and programme != RANDOM:
-        raise ClaimsError(f"--without is for random programmes; leave it out with --programme {programme}")
+    if without and fault_plan != RANDOM:
+        raise ClaimsError(f"--without is for random fault plans; leave it out with --plan {fault_plan}")
 
 
 def _kinds(without: str, target: Any) -> frozenset[str]:
@@ -116,7 +118,7 @@ def _kinds(without: str, target: Any) -> frozenset[str]:
 
 def _plans(
     target: Any,
-    programme: str,
+    fault_plan: str,
     seed: int,
     runs: int,
     without: frozenset[str],
@@ -125,15 +127,15 @@ def _plans(
     file: Path | None,
 ) -> Iterator[tuple[int, Any]]:
     """Seed and scenario of each run. ClaimsError for a file or a name that won't do."""
-    from harness.chaos.programmes import PROGRAMMES
-    from harness.chaos.swarm import random_programme
+    from harness.chaos.fault_plans import FAULT_PLANS
+    from harness.chaos.swarm import random_fault_plan
     from harness.claims.features import nearest
     from harness.cli.fleet_size import fleet_size
     from harness.scenario.model import ClaimsError, UnsupportedError
     from suites.chaos.evidence import BEFORE_S, under
 
-    if file is None and programme not in (RANDOM, *PROGRAMMES):
-        raise ClaimsError(f"--programme {programme!r} is unknown; {nearest(programme, (RANDOM, *PROGRAMMES))}")
+    if file is None and fault_plan not in (RANDOM, *FAULT_PLANS):
+        raise ClaimsError(f"--plan {fault_plan!r} is unknown; {nearest(fault_plan, (RANDOM, *FAULT_PLANS))}")
     known = _read(file, target) if file is not None else None
     try:
         count = target.claims.fleet(fleet_size(target, backends))
@@ -143,11 +145,11 @@ def _plans(
     for number in range(seed, seed + runs):
         if known is not None:
             yield number, known
-        elif programme == RANDOM:
-            steps = random_programme(number, names, seconds, at_s=BEFORE_S, without=without)
+        elif fault_plan == RANDOM:
+            steps = random_fault_plan(number, names, seconds, at_s=BEFORE_S, without=without)
             yield number, under(RANDOM, steps, count, target.claims)
         else:
-            yield number, under(programme, PROGRAMMES[programme](names, BEFORE_S, seconds), count, target.claims)
+            yield number, under(fault_plan, FAULT_PLANS[fault_plan](names, BEFORE_S, seconds), count, target.claims)
 
 
 def _read(path: Path, target: Any) -> Any:

@@ -43,7 +43,7 @@ ATTEMPT = np.dtype(
 )
 """One stay of a request at a backend, as the backend saw it. `request` -1: foreign (without this run's tag)."""
 
-CHECK_UP = np.dtype([("backend", "<i4"), ("status", "<u2"), ("at_s", "<f8")])
+HEALTH_CHECK = np.dtype([("backend", "<i4"), ("status", "<u2"), ("at_s", "<f8")])
 """A health or load poll that the balancer itself sent."""
 
 RESIDENCY = np.dtype([("backend", "<i4"), ("event", "u1"), ("model", "S64"), ("at_s", "<f8")])
@@ -102,7 +102,7 @@ class History:
     seed: int
     requests: Rows
     attempts: Rows = field(default_factory=lambda: _empty(ATTEMPT))
-    check_ups: Rows = field(default_factory=lambda: _empty(CHECK_UP))
+    health_checks: Rows = field(default_factory=lambda: _empty(HEALTH_CHECK))
     residency: Rows = field(default_factory=lambda: _empty(RESIDENCY))
     connections: Rows = field(default_factory=lambda: _empty(CONNECTION))
     steps: tuple[StepSeen, ...] = ()
@@ -198,7 +198,7 @@ class History:
     def digest(self) -> str:
         """SHA-256 over every record of the history; equal for the same seed in `sim`, in every process."""
         total = hashlib.sha256()
-        for rows in (self.requests, self.attempts, self.check_ups, self.residency, self.connections, self.slack_s):
+        for rows in (self.requests, self.attempts, self.health_checks, self.residency, self.connections, self.slack_s):
             total.update(f"{rows.dtype.descr} {len(rows)}".encode())
             total.update(np.ascontiguousarray(rows).tobytes())
         rest = {

@@ -1,4 +1,4 @@
-"""What a good answer to a check-up looks like: decided by this one rule in both worlds. Standard library only."""
+"""What a good answer to a health check looks like: decided by this one rule in both worlds. Standard library only."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ class ClientGone:
 
 
 @fast_dataclass
-class CheckUpResult:
-    """A check-up's answer: `ok` if it is as expected, with the backend's report of itself where it sent one."""
+class HealthCheckResult:
+    """A health check's answer: `ok` if it is as expected, with the backend's report of itself where it sent one."""
 
     check_id: int
     backend_id: str
@@ -155,7 +155,7 @@ Event = (
     | FirstByte
     | AttemptEnded
     | ClientGone
-    | CheckUpResult
+    | HealthCheckResult
     | MembershipChanged
     | TimerFired
     | ShutdownAsked
@@ -216,7 +216,7 @@ class CancelTimer:
 
 
 @fast_dataclass
-class CheckUp:
+class SendHealthCheck:
     """Ask a backend's health route; without an answer as `expected` within `timeout_s` the result is not ok."""
 
     check_id: int
@@ -237,7 +237,7 @@ class Exit:
     """Nothing is in flight any more: the process may end."""
 
 
-Action = Send | Cancel | Commit | Reply | SetTimer | CancelTimer | CheckUp | BackendDrained | Exit
+Action = Send | Cancel | Commit | Reply | SetTimer | CancelTimer | SendHealthCheck | BackendDrained | Exit
 
 
 class Gateway(Protocol):

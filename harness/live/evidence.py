@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.evidence.history import ATTEMPT, CHECK_UP, CONNECTION, RESIDENCY, Numbers
+from harness.evidence.history import ATTEMPT, CONNECTION, HEALTH_CHECK, RESIDENCY, Numbers
 from harness.evidence.records import Rows
 from harness.scenario.model import HarnessError, Residency
 from harness.toxiproxy.client import LoggedConnection
@@ -70,15 +70,15 @@ def attempts_of(logs: Sequence[Rows], nonce: int, start_s: float) -> Rows:
     return _by_time(parts, ATTEMPT, "start_s")
 
 
-def check_ups_of(logs: Sequence[Rows], start_s: float) -> Rows:
-    """The balancer's own polls as rows of CHECK_UP."""
+def health_checks_of(logs: Sequence[Rows], start_s: float) -> Rows:
+    """The balancer's own polls as rows of HEALTH_CHECK."""
     parts = []
     for number, rows in enumerate(logs):
-        wanted = rows[rows["kind"] == RowKind.CHECK_UP]
-        part = np.zeros(len(wanted), CHECK_UP)
+        wanted = rows[rows["kind"] == RowKind.HEALTH_CHECK]
+        part = np.zeros(len(wanted), HEALTH_CHECK)
         part["backend"], part["status"], part["at_s"] = number, wanted["status"], wanted["arrival_s"] - start_s
         parts.append(part)
-    return _by_time(parts, CHECK_UP, "at_s")
+    return _by_time(parts, HEALTH_CHECK, "at_s")
 
 
 def residency_of(logs: Sequence[Rows], start_s: float) -> Rows:

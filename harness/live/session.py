@@ -20,7 +20,7 @@ from harness.evidence.history import History, empty_requests
 from harness.evidence.records import Rows, read_requests
 from harness.live.balancer import Balancer
 from harness.live.deployment import listening, place_after
-from harness.live.evidence import attempts_of, check_ups_of, connections_of, reconcile, residency_of
+from harness.live.evidence import attempts_of, connections_of, health_checks_of, reconcile, residency_of
 from harness.live.faults.injector import FaultInjector
 from harness.live.faults.timeline_runner import LiveTimelineRunner
 from harness.live.fleet import FleetProcess
@@ -280,7 +280,7 @@ class _Run:
             seed=self._seed,
             requests=requests if len(requests) else empty_requests(0),
             attempts=attempts,
-            check_ups=check_ups_of(logs, self._start_s),
+            health_checks=health_checks_of(logs, self._start_s),
             residency=residency_of(logs, self._start_s),
             connections=connections_of(self._way.connections(), self._numbers, self._start_s),
             steps=steps,

@@ -30,14 +30,13 @@ from harness.gateway.protocol import (
     BackendDrained,
     Cancel,
     CancelTimer,
-    CheckUp,
-    CheckUpResult,
     ClientGone,
     Commit,
     Event,
     Exit,
     FirstByte,
     Gateway,
+    HealthCheckResult,
     MemberReport,
     MembershipChanged,
     NowFunction,
@@ -46,6 +45,7 @@ from harness.gateway.protocol import (
     RequestArrived,
     ResponseHead,
     Send,
+    SendHealthCheck,
     SetTimer,
     TimerFired,
 )
@@ -169,8 +169,8 @@ class Driver:
                 self._timers[timer_id] = asyncio.get_running_loop().call_at(at_s, self._timer, timer_id)
             case CancelTimer(timer_id):
                 self._cancel_timer(timer_id)
-            case CheckUp():
-                task = asyncio.create_task(self._check_up(action))
+            case SendHealthCheck():
+                task = asyncio.create_task(self._health_check(action))
                 self._checks.add(task)
                 task.add_done_callback(self._checks.discard)
             case BackendDrained():
@@ -337,12 +337,12 @@ class Driver:
                 transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             transport.abort()
 
-    # --- check-ups ----------------------------------------------------------------------------------------
+    # --- health checks ----------------------------------------------------------------------------------------
 
-    async def _check_up(self, check: CheckUp) -> None:
+    async def _health_check(self, check: SendHealthCheck) -> None:
         upstream = self.upstreams.get(check.backend_id)
         if upstream is None:
-            self.tell(CheckUpResult(check.check_id, check.backend_id, ok=False))
+            self.tell(HealthCheckResult(check.check_id, check.backend_id, ok=False))
             return
         upstream.checks += 1
         try:

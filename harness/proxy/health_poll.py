@@ -1,4 +1,4 @@
-"""A check-up over the wire: a backend's health route, and the report of itself that comes with the answer."""
+"""A health check over the wire: a backend's health route, and the report of itself that comes with the answer."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import json
 
 import aiohttp
 
-from harness.gateway.protocol import Backend, CheckUp, CheckUpResult
+from harness.gateway.protocol import Backend, HealthCheckResult, SendHealthCheck
 from harness.proxy.upstreams import Upstream
 
 
-async def health_of(upstream: Upstream, check: CheckUp, path: str) -> CheckUpResult:
+async def health_of(upstream: Upstream, check: SendHealthCheck, path: str) -> HealthCheckResult:
     """Ask `upstream` for its health at `path`. Ok is as expected, whole and in time; never raises for its fault."""
     try:
         async with asyncio.timeout(check.timeout_s), upstream.client.get(upstream.base + path) as response:
             text = await response.read()
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
-        return CheckUpResult(check.check_id, check.backend_id, ok=False)
+        return HealthCheckResult(check.check_id, check.backend_id, ok=False)
     ok = check.expected.met(response.status, text)
-    return CheckUpResult(check.check_id, check.backend_id, ok, _report(check.backend_id, text))
+    return HealthCheckResult(check.check_id, check.backend_id, ok, _report(check.backend_id, text))
 
 
 def _report(backend_id: str, text: bytes) -> Backend | None:

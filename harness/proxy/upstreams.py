@@ -239,7 +239,7 @@ class Upstreams:
             self._forget_if_over(upstream)
 
     def checked(self, upstream: Upstream) -> None:
-        """A check-up there is over; `checks` was raised when it began."""
+        """A health check there is over; `checks` was raised when it began."""
         upstream.checks -= 1
         self._forget_if_over(upstream)
 

@@ -291,8 +291,9 @@ class SimBackend:
         row.status, row.ending, row.first_byte_s, row.end_s = status, ending, at_s, at_s
         return ReadyAnswer(attempt_id, at_s, status, cut_after)
 
-    def check_up(self, path: str, expected: ExpectedAnswer) -> tuple[int, bool, Backend | None]:
-        """Answer a check-up at `path`: the status, whether status and body are as expected, and the report of the load.
+    def health_check(self, path: str, expected: ExpectedAnswer) -> tuple[int, bool, Backend | None]:
+        """Answer a health check at `path`: the status, whether status and body are as expected, and the report of the
+        load.
 
         The report is None where it is not given or can't be read.
         """

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from harness.evidence.history import ATTEMPT, CHECK_UP, RESIDENCY, History, StepSeen, empty_requests
+from harness.evidence.history import ATTEMPT, HEALTH_CHECK, RESIDENCY, History, StepSeen, empty_requests
 from harness.evidence.records import Rows
 from harness.scenario.arrivals import Arrival
 from harness.scenario.faults import Step
@@ -43,7 +43,7 @@ class Evidence:
         self._arrivals = arrivals
         self._steps: dict[int, StepSeen] = {}
         self.requests = [ClientRow(arrival.number) for arrival in arrivals]
-        self.check_ups: list[tuple[int, int, float]] = []
+        self.health_checks: list[tuple[int, int, float]] = []
         self.died: str | None = None
 
     def step(self, position: int, step: Step, backend: int, at_s: float, healed_s: float) -> None:
@@ -81,7 +81,7 @@ class Evidence:
             seed=self._seed,
             requests=requests,
             attempts=attempts,
-            check_ups=np.array(self.check_ups, dtype=CHECK_UP),
+            health_checks=np.array(self.health_checks, dtype=HEALTH_CHECK),
             residency=np.array(
                 [(number, event, model.encode(), at_s) for number, event, model, at_s in residency], dtype=RESIDENCY
             ),

@@ -32,7 +32,7 @@ TOKEN_BYTES = 4
 """An answer with text, measured: 477 bytes for 1 token, 490 for 4, 635 for 40, 2,078 for 400."""
 
 REPORT_BYTES = 319
-"""The answer to a check-up with a report of the load, measured with no model in memory; each adds its name."""
+"""The answer to a health check with a report of the load, measured with no model in memory; each adds its name."""
 
 
 def answer_bytes(kind: Kind, status: int, output_tokens: int) -> int:

@@ -19,16 +19,16 @@ from harness.gateway.protocol import (
     BackendDrained,
     Cancel,
     CancelTimer,
-    CheckUp,
-    CheckUpResult,
     Commit,
     Event,
     Exit,
     FirstByte,
     Gateway,
+    HealthCheckResult,
     Reply,
     ResponseHead,
     Send,
+    SendHealthCheck,
     SetTimer,
     TimerFired,
 )
@@ -59,9 +59,9 @@ def play(target: Target, scenario: Scenario, seed: int) -> History:
 
 @dataclass(slots=True)
 class _Asked:
-    """A check-up at a backend. Its answer comes `delay_s` later than it is sent, `whole` or broken off."""
+    """A health check at a backend. Its answer comes `delay_s` later than it is sent, `whole` or broken off."""
 
-    check: CheckUp
+    check: SendHealthCheck
     backend: SimBackend
     delay_s: float
     whole: bool
@@ -167,8 +167,8 @@ class Simulation:
                 self._event_queue.at(action.at_s, self._timer, action)
             case CancelTimer():
                 self._timers.pop(action.timer_id, None)
-            case CheckUp():
-                self._event_queue.after_network_delay(self._check_up, action)
+            case SendHealthCheck():
+                self._event_queue.after_network_delay(self._health_check, action)
             case Exit() | BackendDrained():
                 pass
 
@@ -329,12 +329,12 @@ class Simulation:
         attempt.backend.leave(self._now.now_s, attempt.id)
         self._advance(attempt.backend)
 
-    # --- check-ups ----------------------------------------------------------------------------------------
+    # --- health checks ----------------------------------------------------------------------------------------
 
-    def _check_up(self, check: CheckUp) -> None:
+    def _health_check(self, check: SendHealthCheck) -> None:
         backend = self._backends[check.backend_id]
         way = backend.way
-        failed = CheckUpResult(check.check_id, check.backend_id, ok=False)
+        failed = HealthCheckResult(check.check_id, check.backend_id, ok=False)
         passing_bytes = way.passing(REPORT_BYTES)
         delay_s = way.delay_s(passing_bytes)
         if not backend.reachable or (way.resetting and not way.silent):
@@ -345,24 +345,24 @@ class Simulation:
         else:
             asked = _Asked(check, backend, delay_s, passing_bytes == REPORT_BYTES)
             if backend.paused:
-                backend.waiting.append((self._answer_check_up, asked))
-                self._event_queue.limit(check.timeout_s - NETWORK_DELAY_S, self._give_up_check_up, asked)
+                backend.waiting.append((self._answer_health_check, asked))
+                self._event_queue.limit(check.timeout_s - NETWORK_DELAY_S, self._give_up_health_check, asked)
             else:
-                self._answer_check_up(asked)
+                self._answer_health_check(asked)
 
-    def _give_up_check_up(self, asked: _Asked) -> None:
+    def _give_up_health_check(self, asked: _Asked) -> None:
         asked.done = True
-        self._tell(CheckUpResult(asked.check.check_id, asked.backend.id, ok=False))
+        self._tell(HealthCheckResult(asked.check.check_id, asked.backend.id, ok=False))
 
-    def _answer_check_up(self, asked: _Asked) -> None:
+    def _answer_health_check(self, asked: _Asked) -> None:
         if asked.done:
             return
         asked.done = True
         backend = asked.backend
         self._advance(backend)
-        status, good, report = backend.check_up(self._health_path, asked.check.expected)
-        self._evidence.check_ups.append((backend.number, status, self._now.now_s))
+        status, good, report = backend.health_check(self._health_path, asked.check.expected)
+        self._evidence.health_checks.append((backend.number, status, self._now.now_s))
         ok, said = (good, report) if asked.whole else (False, None)
         self._event_queue.later(
-            NETWORK_DELAY_S + asked.delay_s, self._tell, CheckUpResult(asked.check.check_id, backend.id, ok, said)
+            NETWORK_DELAY_S + asked.delay_s, self._tell, HealthCheckResult(asked.check.check_id, backend.id, ok, said)
         )

@@ -77,7 +77,7 @@ class RowKind(IntEnum):
 
     INFERENCE = 0
     UPDATE = 1
-    CHECK_UP = 2
+    HEALTH_CHECK = 2
     RESIDENCY_LOADING = 3
     RESIDENCY_LOADED = 4
     RESIDENCY_EVICTED = 5

@@ -189,7 +189,7 @@ def frozen_page(core: RunState) -> bytes:
 
 
 def misreported(core: RunState, call: ApiCall, reply: ApiReply, page: bytes) -> ApiReply:
-    """A reply to a check-up as the faults that concern reports leave it; ``page`` is what was frozen."""
+    """A reply to a health check as the faults that concern reports leave it; ``page`` is what was frozen."""
     faults, path = core.faults, call.path.rstrip("/")
     if path in _LIVENESS and reply.status == 200 and faults.hit(NotAliveFault.kind):
         return replace(reply, status=503)

@@ -1,10 +1,10 @@
-"""HTTP around one GPU model: inference, updates, check-ups, control, and the attempt log of it all.
+"""HTTP around one GPU model: inference, updates, health checks, control, and the attempt log of it all.
 
 - Inference: ``POST /v1/completions``, ``/v1/chat/completions``, ``/v1/responses``, ``/v1/embeddings``,
   ``/v2/models/{model}[/versions/{version}]/infer``, and ``GET /v1/models/{model}/answer``. Whole, or as server-sent
   events, one per token; the head of a stream is sent with its first token.
 - ``POST /v1/updates`` changes state; ``x-update: weights`` says that it brings new weights for its model.
-- Check-ups: all that ``mockgpu.server.routes`` lists, and every unknown path.
+- Health checks: all that ``mockgpu.server.routes`` lists, and every unknown path.
 - Control, never logged: ``/mock/ping`` (``?bytes=N``: an answer of so many), ``/mock/reset``, ``/mock/log``;
   ``/mock/evict`` empties the memory of what is idle, ``/mock/pin`` with ``{"model": ..., "pinned": true}`` keeps a
   model there. POST to ``/mock/faults`` sets and clears faults, ``{"set": [{"kind": "status", "status": 500, "first":
@@ -148,7 +148,7 @@ class MockBackend:
             return self._serve(request, RowKind.INFERENCE, _BY_GET, named)
         if path.startswith("/mock/"):
             return self._control(request)
-        return self._check_up(request)
+        return self._health_check(request)
 
     # -- inference and updates -------------------------------------------------------------------------------
 
@@ -260,10 +260,10 @@ class MockBackend:
         row.carriers = tags.carriers
         row.kind = RowKind.FOREIGN if self._nonce and nonce_of(row.tag) != self._nonce else kind
 
-    # -- check-ups -------------------------------------------------------------------------------------------
+    # -- health checks -------------------------------------------------------------------------------------------
 
-    async def _check_up(self, request: BaseRequest) -> web.StreamResponse:
-        row = LogRow(RowKind.CHECK_UP, time.monotonic(), request.method)
+    async def _health_check(self, request: BaseRequest) -> web.StreamResponse:
+        row = LogRow(RowKind.HEALTH_CHECK, time.monotonic(), request.method)
         ticket = self._log.add(row)
         try:
             core = self._core

@@ -135,7 +135,7 @@ def trips_at_latency(history: History, claims: Claims) -> Findings:
     """A breaker trips when the p99 of its window exceeds the claimed bound, though every answer is good.
 
     Judged from when a twentieth of the window is too slow, so that no way to read off a quantile is blamed. Seen
-    broken: the latency of the last check-up in place of a quantile over requests.
+    broken: the latency of the last health check in place of a quantile over requests.
     """
     breaker = claims[Breaker]
     calls, silence = opening(calls_of(history, SICK), breaker, load_end_s(history))

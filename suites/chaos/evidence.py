@@ -1,4 +1,4 @@
-"""Whole-system runs under a chaos programme: their scenario, and what all programmes have in common to check.
+"""Whole-system runs under a chaos fault plan: their scenario, and what all fault plans have in common to check.
 
 No property is declared here.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.chaos.programmes import PROGRAMMES
+from harness.chaos.fault_plans import FAULT_PLANS
 from harness.claims.features import FEATURES, Affinity, Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.evidence.history import History, Mask
 from harness.property.declare import Findings, Property, declare, held, undecided, within
@@ -37,7 +37,7 @@ IN_FLIGHT_S = 0.2
 """A request sent so shortly before a step may still be inside when it comes."""
 
 USED_SHARE = 0.25
-"""Those that a programme strikes must have had a quarter of their fair share before, else it proves nothing.
+"""Those that a fault plan strikes must have had a quarter of their fair share before, else it proves nothing.
 
 One of four is due 22 of the 86 requests by then: fewer than 6 come from chance once in 20,000 runs.
 """
@@ -52,13 +52,13 @@ PACE = 0.9
 COARSE = 40
 """Points a backend where no ring is claimed: how uneven shares by key may be is taken from a ring."""
 
-PROGRAMME_ALPHA = 1e-4
+FAULT_PLAN_ALPHA = 1e-4
 
 
 def recovery_s(claims: Claims) -> float:
     """How long after a heal a balancer may take to use everything again: the longest time that it claims of itself.
 
-    That of Failover, a breaker's longest open time, an ejection's, or as many good check-ups as a return takes.
+    That of Failover, a breaker's longest open time, an ejection's, or as many good health checks as a return takes.
     """
     times_s = [claims[Failover].within_s] if Failover in claims else []
     if Breaker in claims:
@@ -117,11 +117,11 @@ def under(name: str, steps: tuple[Step, ...], backends: int, claims: Claims) -> 
     )
 
 
-def programme(name: str, want: int, claims: Claims, for_s: float) -> Scenario:
-    """A named programme of `for_s` seconds on `want` backends, or as many as the target has."""
+def fault_plan(name: str, want: int, claims: Claims, for_s: float) -> Scenario:
+    """A named fault plan of `for_s` seconds on `want` backends, or as many as the target has."""
     backends = claims.fleet(want)
     names = tuple(f"gpu-{number}" for number in range(backends))
-    return under(name, PROGRAMMES[name](names, BEFORE_S, for_s), backends, claims)
+    return under(name, FAULT_PLANS[name](names, BEFORE_S, for_s), backends, claims)
 
 
 def _enough(rate_per_s: float, until_s: float) -> int:
@@ -186,7 +186,7 @@ def sent_between(history: History, start_s: float, end_s: float) -> Mask:
 
 
 def recovers(history: History, claims: Claims) -> Findings:
-    """Nothing is lost before the programme, nor later than the claimed time after its end. Observed: the last loss."""
+    """Nothing is lost before the fault plan, nor later than the claimed time after its end. Observed: the last loss."""
     start_s, end_s = began_s(history), healed_s(history)
     if start_s is None or end_s is None or not was_used(history, struck(history), start_s):
         return
@@ -231,9 +231,9 @@ def contained(history: History, claims: Claims) -> Findings:
     lost = int(np.count_nonzero(judged & ~history.answered()))
     others = history.scenario.backends - len(victims)
     points = claims[Affinity].virtual_nodes if Affinity in claims else COARSE
-    _, most = band(beta_binomial_pmf(sent, points * len(victims), points * others), 2 * PROGRAMME_ALPHA)
+    _, most = band(beta_binomial_pmf(sent, points * len(victims), points * others), 2 * FAULT_PLAN_ALPHA)
     note = f"{lost} lost; {sent} were sent while {len(victims)} of {history.scenario.backends} backends were struck"
-    yield held(lost <= most, from_s, lost, most, until_s=until_s, sample=sent, alpha=PROGRAMME_ALPHA, note=note)
+    yield held(lost <= most, from_s, lost, most, until_s=until_s, sample=sent, alpha=FAULT_PLAN_ALPHA, note=note)
 
 
 def nothing_lost(history: History, claims: Claims) -> Findings:
@@ -248,7 +248,7 @@ def nothing_lost(history: History, claims: Claims) -> Findings:
 
 
 def keeps_pace(history: History, claims: Claims, crowd: str) -> Findings:
-    """The chats of a closed loop ask as often after the claimed time as before the programme, but for chance.
+    """The chats of a closed loop ask as often after the claimed time as before the fault plan, but for chance.
 
     With n1 asked in a stretch before and n2 in one after, n2 of n1 + n2 is binomial if both come at their rates
     independently; chats that wait for answers vary less. `PACE` of the former pace conforms.
@@ -265,7 +265,7 @@ def keeps_pace(history: History, claims: Claims, crowd: str) -> Findings:
     mine = history.in_stream(crowd)
     before, after = (int(np.count_nonzero(mine & sent_between(history, *stretch))) for stretch in (before_s, after_s))
     share = PACE * later_s / (PACE * later_s + lasts_s)
-    least, _ = band(binomial_pmf(before + after, share), 2 * PROGRAMME_ALPHA)
+    least, _ = band(binomial_pmf(before + after, share), 2 * FAULT_PLAN_ALPHA)
     note = f"{before / lasts_s:.0f} a second before, {after / later_s:.0f} after: {after}, {least} at least due"
     yield held(
         after >= least,
@@ -274,16 +274,16 @@ def keeps_pace(history: History, claims: Claims, crowd: str) -> Findings:
         least,
         until_s=history.scenario.end_s,
         sample=before + after,
-        alpha=PROGRAMME_ALPHA,
+        alpha=FAULT_PLAN_ALPHA,
         note=note,
     )
 
 
-# --- any programme ------------------------------------------------------------------------------------------
+# --- any fault plan ------------------------------------------------------------------------------------------
 
 
 def under_any(scenario: Scenario) -> tuple[Property, ...]:
-    """What must hold under any programme, as properties of this one scenario: a share of one run for both.
+    """What must hold under any fault plan, as properties of this one scenario: a share of one run for both.
 
     What it names as `off` is left out where the target can.
     """

@@ -1,6 +1,6 @@
-"""Chaos programmes that strike more than one backend, or one again and again; in virtual time.
+"""Chaos fault plans that strike more than one backend, or one again and again; in virtual time.
 
-`steelyard chaos --programme NAME --world live` plays them live.
+`steelyard chaos --plan NAME --world live` plays them live.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from harness.claims.features import Claims, Failover
 from harness.evidence.history import History
 from harness.property.declare import Findings, declare
 from harness.scenario.model import Scenario, World
-from suites.chaos.evidence import answers_belong, contained, nothing_lost, programme, recovers
+from suites.chaos.evidence import answers_belong, contained, fault_plan, nothing_lost, recovers
 
 FLEET = 4
 FOR_S = 1.5
@@ -21,27 +21,27 @@ SIM = (World.SIM,)
 
 def rolling_restart(claims: Claims) -> Scenario:
     """Four backends restart, a second after one another."""
-    return programme("rolling-restart", FLEET, claims, ROLLING_S)
+    return fault_plan("rolling-restart", FLEET, claims, ROLLING_S)
 
 
 def flapping(claims: Claims) -> Scenario:
     """The way to one of four backends is closed and opened three times in 1.5 s."""
-    return programme("flapping", FLEET, claims, FOR_S)
+    return fault_plan("flapping", FLEET, claims, FOR_S)
 
 
 def brown_out(claims: Claims) -> Scenario:
     """Two of four backends are eight times as slow and refuse a quarter of what they are sent."""
-    return programme("brown-out", FLEET, claims, FOR_S)
+    return fault_plan("brown-out", FLEET, claims, FOR_S)
 
 
 def packet_misery(claims: Claims) -> Scenario:
     """The ways to all backends are late, thin, or bring answers in slices."""
-    return programme("packet-misery", FLEET, claims, FOR_S)
+    return fault_plan("packet-misery", FLEET, claims, FOR_S)
 
 
 def thundering_return(claims: Claims) -> Scenario:
     """All backends are out of reach for a second, then all of them are there again."""
-    return programme("thundering-return", FLEET, claims, 1.0)
+    return fault_plan("thundering-return", FLEET, claims, 1.0)
 
 
 @declare("chaos.rolling-restart.recovers", needs=(Failover,), scenario=rolling_restart, worlds=SIM)

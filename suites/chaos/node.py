@@ -1,6 +1,6 @@
-"""Chaos: whole-system runs under a named programme. What is struck costs no more than its share, and all recovers.
+"""Chaos: whole-system runs under a named fault plan. What is struck costs no more than its share, and all recovers.
 
-Node crash, blackhole and grey failure are played live, too; the other programmes are in `suites.chaos.fleet`.
+Node crash, blackhole and grey failure are played live, too; the other fault plans are in `suites.chaos.fleet`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from suites.chaos.evidence import (
     PATIENCE_S,
     answers_belong,
     contained,
+    fault_plan,
     keeps_pace,
     nothing_lost,
-    programme,
     recovers,
 )
 
@@ -35,7 +35,7 @@ def node_crash(claims: Claims) -> Scenario:
 
     That is a crowd of 30 chats that wait for their answers and think 0.1 s on average.
     """
-    scenario = programme("node-crash", FLEET, claims, FOR_S)
+    scenario = fault_plan("node-crash", FLEET, claims, FOR_S)
     chats = Chats(CHATS, THINK_S, scenario.end_s)
     crowd = Stream(CROWD, 0.0, CHATS / THINK_S, KEYS, Keys(KEYS, "uniform"), timeout_s=PATIENCE_S, chats=chats)
     return replace(scenario, load=replace(scenario.load, streams=(*scenario.load.streams, crowd)))
@@ -43,20 +43,20 @@ def node_crash(claims: Claims) -> Scenario:
 
 def blackhole(claims: Claims) -> Scenario:
     """One of three backends accepts connections and is silent for as long as a failover may take."""
-    return programme("blackhole", FLEET, claims, max(FOR_S, claims[Failover].within_s))
+    return fault_plan("blackhole", FLEET, claims, max(FOR_S, claims[Failover].within_s))
 
 
 def grey_failure(claims: Claims) -> Scenario:
     """One of three backends takes half a second for everything, for 1.5 s."""
-    return programme("grey-failure", FLEET, claims, FOR_S)
+    return fault_plan("grey-failure", FLEET, claims, FOR_S)
 
 
 @declare("chaos.node-crash.recovers", needs=(Failover,), scenario=node_crash)
 def node_crash_recovers(history: History, claims: Claims) -> Findings:
     """When a crashed backend is back, every request sent later than the claimed time is answered.
 
-    The claimed time is the longest of failover, open breaker, ejection and check-ups. Observed is when the last lost
-    request was sent, in seconds after the return. Nothing is lost before the crash either, or the run says little.
+    The claimed time is the longest of failover, open breaker, ejection and health checks. Observed is when the last
+    lost request was sent, in seconds after the return. Nothing is lost before the crash either, or the run says little.
     """
     yield from recovers(history, claims)
 

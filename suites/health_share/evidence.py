@@ -114,8 +114,10 @@ def warmed(history: History, until_s: float) -> frozenset[int]:
 
 
 def told_s(history: History, holding: Holding, claims: Claims) -> float:
-    """When the balancer had a report of that memory: at the next check-up, or when one must have been answered."""
-    check_ups = history.check_ups
-    later_s = check_ups["at_s"][(check_ups["backend"] == holding.backend) & (check_ups["at_s"] > holding.start_s)]
+    """When the balancer had a report of that memory: at the next health check, or when one must have been answered."""
+    health_checks = history.health_checks
+    later_s = health_checks["at_s"][
+        (health_checks["backend"] == holding.backend) & (health_checks["at_s"] > holding.start_s)
+    ]
     due_s = holding.start_s + reported_s(claims)
     return min(float(later_s.min(initial=math.inf)), due_s) + HANDOVER_S

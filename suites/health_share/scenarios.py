@@ -127,7 +127,7 @@ FAILING, HEALED = "failing", "healed"
 
 
 def one_fails(claims: Claims) -> Scenario:
-    """One of four backends answers every request with 503, while its check-ups stay fine, and is healed later.
+    """One of four backends answers every request with 503, while its health checks stay fine, and is healed later.
 
     Phases "failing" and "healed" are judged, each one window after the change, when what was before has left it; until
     then there is a trickle.
@@ -163,19 +163,19 @@ SILENT_S = 1.0
 
 
 def detection_s(claims: Claims) -> float:
-    """Longest time from a fault to the last check-up that has to fail, answered as late as claimed."""
+    """Longest time from a fault to the last health check that has to fail, answered as late as claimed."""
     checks = claims[HealthChecks]
     return checks.unhealthy * checks.interval_s + checks.timeout_s
 
 
 def return_s(claims: Claims) -> float:
-    """Longest time from healing to the last check-up that has to pass, answered as late as claimed."""
+    """Longest time from healing to the last health check that has to pass, answered as late as claimed."""
     checks = claims[HealthChecks]
     return checks.healthy * checks.interval_s + checks.timeout_s
 
 
 def one_not_ready(claims: Claims) -> Scenario:
-    """A healthy fleet of four; then, where check-ups are claimed, one says for a while that it is not ready.
+    """A healthy fleet of four; then, where health checks are claimed, one says for a while that it is not ready.
 
     It serves what it is sent all the same, so that its requests alone show nothing. Phases "healthy" and "ready-again"
     are judged for shares, and between them a trickle for silence.
@@ -324,10 +324,14 @@ def one_holds_a_model(claims: Claims) -> Scenario:
     need_telling(claims, ("errors", "memory"))
     checks, health = claims[HealthChecks], claims[HealthShare]
     if health.window_s < 2 * checks.interval_s:
-        raise UnsupportedError(f"a report counts for {health.window_s:g} s, not from one check-up to the next but one")
+        raise UnsupportedError(
+            f"a report counts for {health.window_s:g} s, not from one health check to the next but one"
+        )
     held_s = HOLD_S - checks.interval_s - 2 * HANDOVER_S
     if held_s < HELD_AT_LEAST_S:
-        raise UnsupportedError(f"check-ups every {checks.interval_s:g} s are too rare to report a hold of {HOLD_S:g} s")
+        raise UnsupportedError(
+            f"health checks every {checks.interval_s:g} s are too rare to report a hold of {HOLD_S:g} s"
+        )
     backends = claims.fleet(2)
     warm, full = cap_of(warm_zone(claims, backends)), cap_of(full_zone(claims, backends))
     touch_s = START_S / 2

@@ -98,7 +98,7 @@ def healthy_even(history: History, claims: Claims) -> Findings:
     scenario=one_fails,
 )
 def errors_by_their_weight(history: History, claims: Claims) -> Findings:
-    """A backend that fails every request and passes its check-ups loses the weight of the errors and no more.
+    """A backend that fails every request and passes its health checks loses the weight of the errors and no more.
 
     With a weight of .4 its score is .6, and beside three healthy ones it gets .6/3.6 of the requests: a score is a
     weight and not a gate. Judged from one claimed window after the fault on, by a sequential test: .15 to .1781 against
@@ -191,11 +191,11 @@ def latency_by_its_weight(history: History, claims: Claims) -> Findings:
     scenario=one_not_ready,
 )
 def not_ready_nothing(history: History, claims: Claims) -> Findings:
-    """A backend that is not ready gets nothing, whatever its score, once enough check-ups must have failed.
+    """A backend that is not ready gets nothing, whatever its score, once enough health checks must have failed.
 
     It serves what it is sent, so by its score alone it would keep an even share. Counted from the fault to the last
-    request that still went there: at most as many intervals as check-ups have to fail, and one time limit. Seen broken:
-    a sketch by whose formula a backend that fails everything still scores .6.
+    request that still went there: at most as many intervals as health checks have to fail, and one time limit. Seen
+    broken: a sketch by whose formula a backend that fails everything still scores .6.
     """
     fault = history.step("NotReady", SICK)
     if fault is None:
@@ -228,10 +228,10 @@ def not_ready_nothing(history: History, claims: Claims) -> Findings:
     scenario=one_not_ready,
 )
 def not_ready_returns(history: History, claims: Claims) -> Findings:
-    """A backend that is ready again has an even share once enough check-ups must have passed.
+    """A backend that is ready again has an even share once enough health checks must have passed.
 
-    Neither nothing, as where check-ups end with the first failure, nor a rush because it has been idle. A sequential
-    test: within 10 % of even against 40 % of that, or double.
+    Neither nothing, as where health checks end with the first failure, nor a rush because it has been idle. A
+    sequential test: within 10 % of even against 40 % of that, or double.
     """
     fault = history.step("NotReady", SICK)
     if fault is None:
@@ -259,7 +259,7 @@ def not_ready_returns(history: History, claims: Claims) -> Findings:
 def memory_by_its_weight(history: History, claims: Claims) -> Findings:
     """A backend whose memory is in use gets less, by the weight of the memory and the part of it that is taken.
 
-    A model that fills 94 % is held by one long request after the other, each judged from the next check-up on. All
+    A model that fills 94 % is held by one long request after the other, each judged from the next health check on. All
     answers are cut off, which leaves scores of .6 and .4125 with weights of .4 and .2, and a share of .407 where one
     that ignores memory gives one half. A sequential test over all holds tells them apart.
     """

@@ -187,7 +187,7 @@ CHECKED = CALM - {HealthChecks.table}
 
 
 class AsksForLife(ReferenceTarget):
-    """The reference where check-ups ask for liveness, which says nothing of readiness."""
+    """The reference where health checks ask for liveness, which says nothing of readiness."""
 
     health_path = "/ping"
 

@@ -69,8 +69,8 @@ class Seen:
         return self.history.first_backends()[(sent_s > start_s) & (sent_s < end_s)]
 
     def told(self) -> set[int]:
-        """Statuses of the backend's check-ups under the fault, a moment after it began."""
-        rows = self.history.check_ups[self.history.check_ups["backend"] == self.number]
+        """Statuses of the backend's health checks under the fault, a moment after it began."""
+        rows = self.history.health_checks[self.history.health_checks["backend"] == self.number]
         return set(rows["status"][(rows["at_s"] > self.step.effective_s + 0.05) & (rows["at_s"] < UNTIL_S)].tolist())
 
     def attempts(self, start_s: float, end_s: float) -> Any:
@@ -169,7 +169,7 @@ def senseless(seen: Seen) -> bool:
 
 
 def told(code: int) -> Shows:
-    """Check-ups are told so, and what is sent is served, there or elsewhere."""
+    """Health checks are told so, and what is sent is served, there or elsewhere."""
     return lambda seen: seen.told() == {code} and seen.healthy(seen.during)
 
 

@@ -29,7 +29,7 @@ CHECKED = HealthChecks(CHECKS.interval_s, CHECKS.timeout_s, CHECKS.unhealthy, CH
 
 
 class Weighing(ReferenceGateway):
-    """No fault: the reference with nothing on but health scores and check-ups."""
+    """No fault: the reference with nothing on but health scores and health checks."""
 
     claims: tuple[Feature, ...] = (SHARE, CHECKED)
     score: type[HealthScore] = HealthScore
@@ -166,7 +166,7 @@ class _AlwaysReady(Readiness):
 
 
 class NeverReadyAgain(Weighing):
-    """The first time that a backend isn't ready is the last check-up that counts."""
+    """The first time that a backend isn't ready is the last health check that counts."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)

@@ -74,8 +74,8 @@ SKETCH = (
     ),
     Fault(
         "S10",
-        "check-ups run one after the other, so that one hung backend delays those of all",
-        "tests.mutants.check_ups:OneAfterTheOther",
+        "health checks run one after the other, so that one hung backend delays those of all",
+        "tests.mutants.health_checks:OneAfterTheOther",
         "health.check-ups.independent",
     ),
     Fault(

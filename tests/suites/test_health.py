@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from harness.claims.features import Breaker, Claims, Ejection, Failover, HealthChecks
-from harness.evidence.history import CHECK_UP, History
+from harness.evidence.history import HEALTH_CHECK, History
 from harness.property.declare import Finding, Within
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival
 from harness.scenario.faults import Blackhole, Kill
 from harness.scenario.model import Method
-from suites.health import AFTER_S, BEFORE_S, check_ups_independent, failover_within_bound, one_dies, one_is_silent
+from suites.health import AFTER_S, BEFORE_S, failover_within_bound, health_checks_independent, one_dies, one_is_silent
 from tests.suites.histories import history_of, lost, outcome
 
 WITHIN_S = 1.5
@@ -131,7 +131,7 @@ def test_the_scenario_lasts_as_long_as_the_claim() -> None:
     assert scenario.timeline == (Kill("gpu-1", BEFORE_S),)
 
 
-# --- check-ups ----------------------------------------------------------------------------------------------
+# --- health checks ----------------------------------------------------------------------------------------------
 
 CHECKED = Claims((HealthChecks(interval_s=0.5, timeout_s=1.0),))
 SILENCE = one_is_silent(CHECKED)
@@ -145,12 +145,12 @@ def polled(period_s: float, late_s: float = 0.0, backends: tuple[int, ...] = (1,
         later_s = late_s if backend == backends[-1] else 0.0
         times_s = np.arange(SILENT_S + 0.02 - 2 * period_s, END_S + 2 * period_s, period_s)
         rows += [(backend, 200, at_s + (later_s if at_s > SILENT_S + 0.1 else 0.0)) for at_s in times_s]
-    check_ups = np.array(sorted(rows, key=lambda row: row[2]), dtype=CHECK_UP)
-    return replace(history_of(SILENCE, lambda arrival: arrival.number % 3), check_ups=check_ups)
+    health_checks = np.array(sorted(rows, key=lambda row: row[2]), dtype=HEALTH_CHECK)
+    return replace(history_of(SILENCE, lambda arrival: arrival.number % 3), health_checks=health_checks)
 
 
-def test_check_ups_go_on_at_their_interval() -> None:
-    found = check_ups_independent(polled(0.5), CHECKED)
+def test_health_checks_go_on_at_their_interval() -> None:
+    found = health_checks_independent(polled(0.5), CHECKED)
     assert len(found) == 2
     for item in found:
         assert isinstance(item, Within) and item.observed_s == pytest.approx(0.5) and item.high_s == 0.75
@@ -159,19 +159,19 @@ def test_check_ups_go_on_at_their_interval() -> None:
 
 @pytest.mark.parametrize(("late_s", "due"), [(0.24, Outcome.PASS), (0.26, Outcome.FAIL), (1.0, Outcome.FAIL)])
 def test_one_that_is_kept_waiting(late_s: float, due: Outcome) -> None:
-    assert outcome(check_ups_independent, polled(0.5, late_s), CHECKED) is due
+    assert outcome(health_checks_independent, polled(0.5, late_s), CHECKED) is due
 
 
 @pytest.mark.parametrize("period_s", [1.0, 1.5, 5.0])
 def test_one_after_the_other(period_s: float) -> None:
     """In a loop that waits for the silent one, with a pause of the interval or without; or there is no more check."""
-    assert outcome(check_ups_independent, polled(period_s), CHECKED) is Outcome.FAIL
+    assert outcome(health_checks_independent, polled(period_s), CHECKED) is Outcome.FAIL
 
 
 def test_the_silent_one_is_not_judged_and_unseen_ones_are_undecided() -> None:
-    assert outcome(check_ups_independent, polled(0.5, backends=(2,)), CHECKED) is Outcome.INCONCLUSIVE
-    assert len(check_ups_independent(polled(0.5, backends=(0, 1, 2)), CHECKED)) == 2
-    assert check_ups_independent(replace(polled(0.5), steps=()), CHECKED) == []
+    assert outcome(health_checks_independent, polled(0.5, backends=(2,)), CHECKED) is Outcome.INCONCLUSIVE
+    assert len(health_checks_independent(polled(0.5, backends=(0, 1, 2)), CHECKED)) == 2
+    assert health_checks_independent(replace(polled(0.5), steps=()), CHECKED) == []
 
 
 def test_the_silence_outlasts_a_time_limit_and_two_intervals() -> None:

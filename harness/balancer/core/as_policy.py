@@ -1,7 +1,7 @@
 """The reference as a policy: what it knows of its members behind the three methods, for the bare gateway.
 
 Ring, bounded loads, sessions, breakers, health scores and two choices are on. Attempts, retries, hedges, limits and
-check-ups are those of the gateway around it, and the bare one has a single attempt and nothing else.
+health checks are those of the gateway around it, and the bare one has a single attempt and nothing else.
 
 `report_result` names a backend and no request, so it settles the oldest open ticket of that backend: the counts are
 right whatever the order, and a breaker may at worst take an older call's place for a newer one's.

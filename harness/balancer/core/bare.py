@@ -16,12 +16,11 @@ from harness.gateway.protocol import (
     AttemptEnded,
     Backend,
     Cancel,
-    CheckUp,
-    CheckUpResult,
     ClientGone,
     Commit,
     Event,
     Exit,
+    HealthCheckResult,
     MembershipChanged,
     Policy,
     Reply,
@@ -29,6 +28,7 @@ from harness.gateway.protocol import (
     RequestArrived,
     ResponseHead,
     Send,
+    SendHealthCheck,
     SetTimer,
     ShutdownAsked,
     TimerFired,
@@ -100,7 +100,7 @@ class BareGateway:
                 return self._membership(backends, now_s)
             case TimerFired(timer_id) if timer_id == POLL_TIMER:
                 return self._poll(now_s)
-            case CheckUpResult(_, backend_id, ok, report):
+            case HealthCheckResult(_, backend_id, ok, report):
                 self._reported(backend_id, ok, report, now_s)
                 return []
             case ShutdownAsked():
@@ -125,7 +125,7 @@ class BareGateway:
         actions: list[Action] = [SetTimer(POLL_TIMER, now_s + self._poll_s)]
         for name in self._backends:
             self._next_id += 1
-            actions.append(CheckUp(self._next_id, name, self._poll_s))
+            actions.append(SendHealthCheck(self._next_id, name, self._poll_s))
         return actions
 
     def _reported(self, name: str, ok: bool, report: Backend | None, now_s: float) -> None:

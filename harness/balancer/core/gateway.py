@@ -23,12 +23,12 @@ from harness.gateway.protocol import (
     BackendDrained,
     Cancel,
     CancelTimer,
-    CheckUpResult,
     ClientGone,
     Commit,
     Event,
     Exit,
     FirstByte,
+    HealthCheckResult,
     MembershipChanged,
     Reply,
     Request,
@@ -45,7 +45,7 @@ INFERENCE = Kind.INFERENCE
 
 
 class ReferenceGateway:
-    """The reference balancer; see the module. Timers of check-ups have positive ids, all others negative ones."""
+    """The reference balancer; see the module. Timers of health checks have positive ids, all others negative ones."""
 
     def __init__(self, settings: Settings, generator: Random) -> None:
         self._settings = settings
@@ -98,7 +98,7 @@ class ReferenceGateway:
                 return self._first_byte(event.attempt_id, now_s)
             case ClientGone(request_id):
                 return self._gone(request_id, now_s)
-            case CheckUpResult(check_id, name, ok, report):
+            case HealthCheckResult(check_id, name, ok, report):
                 self._members.checked(check_id, name, ok, report, now_s)
                 return []
             case MembershipChanged(backends):

@@ -4,7 +4,7 @@ Not a circuit breaker: there is no half-open state. When the time is over the ba
 
 A cap bounds the share of the members that are out at once, as failures that hit everybody are rarely the backends' own
 (seen broken: istio/istio#20135). It is the cap of passive ejection alone and never keeps in rotation what fails its
-check-ups (envoyproxy/envoy#12076). At least one may always be out: Envoy documents the same for its
+health checks (envoyproxy/envoy#12076). At least one may always be out: Envoy documents the same for its
 `max_ejection_percent`, yet in a measured pool of four its default of 10 % ejected nothing at all.
 """
 

@@ -179,7 +179,7 @@ class HealthScore:
     def weight(
         self, backend: str, now_s: float, *, ready: bool, breaker_open: bool, check_failed: bool = False
     ) -> float:
-        """The score, or 0 for a backend that is not ready, behind an open breaker, or whose check-ups fail."""
+        """The score, or 0 for a backend that is not ready, behind an open breaker, or whose health checks fail."""
         if not ready or breaker_open or check_failed:
             return 0.0
         return self.score(backend, now_s)

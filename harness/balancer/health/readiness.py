@@ -1,15 +1,15 @@
-"""Active readiness: thresholds on check-ups, one schedule per backend so that a hung one delays no other.
+"""Active readiness: thresholds on health checks, one schedule per backend so that a hung one delays no other.
 
-A check-up is good if the backend answered as expected and does not report itself overloaded. Alive is another question
-than ready: alive is who answers at all, if only to say that it is not ready.
+A health check is good if the backend answered as expected and does not report itself overloaded. Alive is another
+question than ready: alive is who answers at all, if only to say that it is not ready.
 
 **Guard.** Under overload readiness feeds on itself: one backend goes out, the others get its load and go out in turn,
 and the whole fleet takes turns at being away (kubernetes/kubernetes#115917). So when less than a claimed share of the
-fleet would be ready, the guard fails open: everybody is in rotation that is alive and has passed a check-up before, and
-the load is shared by all of them. Keeping only those that were ready last would leave the others idle while these
-drown. Out stay newcomers that never passed one (they are still loading, and no part of the fleet yet) and the dead,
-unless that leaves nobody at all. Source: Envoy's panic threshold (50 % by default), which lets in the dead as well:
-with three of four failing their checks all four get the same share.
+fleet would be ready, the guard fails open: everybody is in rotation that is alive and has passed a health check
+before, and the load is shared by all of them. Keeping only those that were ready last would leave the others idle
+while these drown. Out stay newcomers that never passed one (they are still loading, and no part of the fleet yet) and
+the dead, unless that leaves nobody at all. Source: Envoy's panic threshold (50 % by default), which lets in the dead
+as well: with three of four failing their checks all four get the same share.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from random import Random
 from harness.balancer.health.health_score import free_share
 from harness.balancer.health.windows import exact_ratio
 from harness.gateway.expected_answer import STATUS_200, ExpectedAnswer
-from harness.gateway.protocol import Action, Backend, CheckUp, SetTimer
+from harness.gateway.protocol import Action, Backend, SendHealthCheck, SetTimer
 
 
 @dataclass(frozen=True, slots=True)
 class RotationSettings:
-    """When a backend is in rotation, beyond its answers to check-ups. None switches a limit off.
+    """When a backend is in rotation, beyond its answers to health checks. None switches a limit off.
 
     Overloaded: memory in use and not evictable above `memory_share` of the total, or more than `queue_depth` requests
     waiting. The guard acts below `minimum_ready_share` of the fleet (0: never). `gated`: newcomers are out until
-    `healthy` check-ups in a row were good. `jitter`: each interval is drawn within ± this share of itself. ValueError
-    for numbers that make no sense.
+    `healthy` health checks in a row were good. `jitter`: each interval is drawn within ± this share of itself.
+    ValueError for numbers that make no sense.
     """
 
     memory_share: float | None = 0.95
@@ -63,7 +63,7 @@ class RotationSettings:
 
 
 PLAIN = RotationSettings(memory_share=None, queue_depth=None, minimum_ready_share=0.0)
-"""The answers to check-ups alone."""
+"""The answers to health checks alone."""
 
 
 @dataclass(slots=True)
@@ -75,11 +75,11 @@ class _Watched:
     unanswered: int = 0
     alive: bool = True
     passed: bool = False
-    """Whether any check-up was ever answered as expected."""
+    """Whether any health check was ever answered as expected."""
     newest_check: int = 0
 
     def take(self, ok: bool, good: bool, answered: bool, unhealthy: int, healthy: int) -> None:
-        """Count a check-up's result."""
+        """Count a health check's result."""
         self.failures = 0 if good else self.failures + 1
         self.successes = self.successes + 1 if good else 0
         self.unanswered = 0 if answered else self.unanswered + 1
@@ -145,7 +145,7 @@ class Readiness:
         """Watch exactly `backends`; those watched already keep their state."""
         for gone in set(self._watched) - set(backends):
             self._timers.pop(self._watched.pop(gone).timer_id)
-        # A check-up that was out when its backend left says nothing about the one that returns under that name.
+        # A health check that was out when its backend left says nothing about the one that returns under that name.
         self._checks = {number: name for number, name in self._checks.items() if name in self._watched}
         actions: list[Action] = []
         for name in backends:
@@ -165,7 +165,7 @@ class Readiness:
             return []
         self._next_id += 1
         self._checks[self._next_id] = name
-        check = CheckUp(self._next_id, name, self._timeout_s, self._expected)
+        check = SendHealthCheck(self._next_id, name, self._timeout_s, self._expected)
         return [check, SetTimer(timer_id, now_s + self._drawn_interval_s())]
 
     def result(self, check_id: int, ok: bool, report: Backend | None = None, *, answered: bool | None = None) -> bool:
@@ -191,16 +191,16 @@ class Readiness:
         return watched.ready and not was_in
 
     def ready(self, backend: str) -> bool:
-        """Whether `backend` may get traffic, by its own check-ups or by the guard."""
+        """Whether `backend` may get traffic, by its own health checks or by the guard."""
         return backend in self._rotation
 
     def passing(self, backend: str) -> bool:
-        """Whether `backend` is ready by its own check-ups, whatever the guard does."""
+        """Whether `backend` is ready by its own health checks, whatever the guard does."""
         watched = self._watched.get(backend)
         return watched is not None and watched.ready
 
     def alive(self, backend: str) -> bool:
-        """Whether `backend` answers its check-ups at all; dead after `unhealthy` in a row without any answer."""
+        """Whether `backend` answers its health checks at all; dead after `unhealthy` in a row without any answer."""
         watched = self._watched.get(backend)
         return watched is not None and watched.alive
 

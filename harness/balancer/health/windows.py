@@ -2,7 +2,7 @@
 
 A window is bounded by age, by number of calls, or by both. `now_s` is the caller's clock, which never goes back; a call
 is `span_s` old, and out, from `at_s + span_s` on. A lifetime counter in place of a window delays a breaker by thousands
-of calls (travis-ci/jupiter-brain#12); the latency of the last check-up in place of a quantile says nothing at all.
+of calls (travis-ci/jupiter-brain#12); the latency of the last health check in place of a quantile says nothing at all.
 """
 
 from __future__ import annotations

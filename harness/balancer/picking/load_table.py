@@ -1,7 +1,7 @@
 """What is known of each backend's load: our own requests in flight, counted here, and what it reports of itself.
 
 The **own** part is exact: one increment per send and one decrement per ticket, on every way out. It never expires, and
-check-ups never touch it (seen broken: vllm-project/router#215, vllm-project/router#197, BerriAI/litellm#40401).
+health checks never touch it (seen broken: vllm-project/router#215, vllm-project/router#197, BerriAI/litellm#40401).
 
 The **foreign** part is what a backend does for others: its report less what of ours was in flight when it was asked.
 Between reports the load is foreign part plus own part of now, so that what was sent since the report counts at once
@@ -11,7 +11,7 @@ vllm-project/router#178). In doubt about a moment, a backend counts as busier.
 A signal that is missing, stale or garbage is not idleness: backends whose load read 0 because it could not be read drew
 all requests (sgl-project/sglang#15473, vllm-project/router#174, sgl-project/sglang#32070). Here the foreign part of
 such a backend counts as the **worst** that the others reported last, and not as their mean, because a server that can't
-answer a check-up is more often overloaded than not; own requests count as ever. Without any report this is least
+answer a health check is more often overloaded than not; own requests count as ever. Without any report this is least
 connections. `silent` names these backends, so that the loss can be shown.
 """
 

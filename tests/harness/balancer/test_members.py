@@ -19,7 +19,7 @@ from harness.balancer.picking.ring import HashRing
 from harness.balancer.picking.session_affinity import AffinitySettings
 from harness.balancer.settings import CheckSettings, EjectionSettings, Settings, SlowStartSettings
 from harness.gateway.expected_answer import ExpectedAnswer
-from harness.gateway.protocol import Action, Backend, CheckUp, Request, SetTimer
+from harness.gateway.protocol import Action, Backend, Request, SendHealthCheck, SetTimer
 from harness.scenario.model import Kind
 
 NOTHING = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None, sessions=None)
@@ -46,9 +46,9 @@ class Fleet:
         backends = tuple(Backend(name, name, weight) for name, weight in listed.items())
         self.note(self.members.set_backends(backends, self.now_s)[0])
 
-    def note(self, actions: list[Action]) -> list[CheckUp]:
+    def note(self, actions: list[Action]) -> list[SendHealthCheck]:
         self.timers.update({action.timer_id: action.at_s for action in actions if isinstance(action, SetTimer)})
-        return [action for action in actions if isinstance(action, CheckUp)]
+        return [action for action in actions if isinstance(action, SendHealthCheck)]
 
     def pick(self, model: str = "", session: str = "") -> str:
         """An update's backend, or an inference's."""
@@ -79,7 +79,7 @@ class Fleet:
         return dict(found)
 
     def check(self, reports: Mapping[str, Backend | bool]) -> None:
-        """A check-up of everybody: a report is a good answer, and so is True."""
+        """A health check of everybody: a report is a good answer, and so is True."""
         for timer_id in list(self.timers):
             for check in self.note(self.members.timer_fired(timer_id, self.now_s)):
                 said = reports.get(check.backend_id, True)
@@ -142,7 +142,7 @@ def test_after_an_ejection_too() -> None:
     ramps(fleet, "a", 2, since_s=102.0)
 
 
-def test_a_good_check_up_does_not_begin_it_before_the_ejection_is_over() -> None:
+def test_a_good_health_check_does_not_begin_it_before_the_ejection_is_over() -> None:
     fleet = grown(replace(RAMP, ejection=EjectionSettings(failures=1, open_s=8.0), checks=ONE_CHECK))
     fleet.settle("a", Settled.FAILED)
     fleet.check({"a": False})
@@ -176,7 +176,7 @@ def test_after_a_breaker_closes_too() -> None:
     ramps(fleet, "a", 2, since_s=103.0)
 
 
-def test_after_a_good_check_up_too() -> None:
+def test_after_a_good_health_check_too() -> None:
     fleet = grown(replace(RAMP, checks=ONE_CHECK))
     fleet.check({"a": False})
     fleet.now_s = 103.0
@@ -302,7 +302,7 @@ def test_the_guard_lets_everybody_in_that_is_alive() -> None:
     assert fleet.eligible() == {"a", "b", "c"}
 
 
-def test_gated_newcomers_wait_for_their_check_up() -> None:
+def test_gated_newcomers_wait_for_their_health_check() -> None:
     fleet = Fleet(replace(NOTHING, checks=replace(ONE_CHECK, rotation=RotationSettings(gated=True))), "a", "b")
     assert fleet.eligible() == set()
     fleet.check({"b": False})
@@ -321,7 +321,7 @@ def test_jitter_is_drawn_from_the_generator() -> None:
     assert len(set(due())) == 4 and all(0.8 <= at_s <= 1.2 for at_s in due())
 
 
-def test_check_ups_are_told_what_answer_to_expect() -> None:
+def test_health_checks_are_told_what_answer_to_expect() -> None:
     expected = ExpectedAnswer(frozenset({204}), body_part="SERVING")
     fleet = Fleet(replace(NOTHING, checks=CheckSettings(expected=expected)), "a")
     (timer_id,) = fleet.timers

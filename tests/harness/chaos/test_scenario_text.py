@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from harness.chaos.programmes import PROGRAMMES
+from harness.chaos.fault_plans import FAULT_PLANS
 from harness.chaos.scenario_text import from_json, to_json, to_python
-from harness.chaos.swarm import random_programme
+from harness.chaos.swarm import random_fault_plan
 from harness.claims.features import Failover
 from harness.property.declare import catalogue
 from harness.scenario.arrival_rates import OnOff, Recorded
@@ -27,10 +27,10 @@ CLAIMS = ReferenceTarget().claims
 
 
 def scenarios() -> list[Scenario]:
-    """Every scenario of the suites, every named programme and twenty drawn ones."""
+    """Every scenario of the suites, every named fault plan and twenty drawn ones."""
     found = [item.scenario(CLAIMS) for item in catalogue()]
-    found += [under(name, make(NAMES, 0.75, 1.0), 4, CLAIMS) for name, make in PROGRAMMES.items()]
-    return found + [under("random", random_programme(seed, NAMES, 4.0), 4, CLAIMS) for seed in range(20)]
+    found += [under(name, make(NAMES, 0.75, 1.0), 4, CLAIMS) for name, make in FAULT_PLANS.items()]
+    return found + [under("random", random_fault_plan(seed, NAMES, 4.0), 4, CLAIMS) for seed in range(20)]
 
 
 def pasted(source: str, folder: Path) -> Any:
@@ -57,7 +57,7 @@ def test_a_scenario_that_is_off_something_keeps_it(tmp_path: Path) -> None:
 
 def spoilt(**changes: Any) -> str:
     """A scenario whose only step is changed so."""
-    document = json.loads(to_json(under("x", PROGRAMMES["node-crash"](NAMES, 0.75, 1.0), 4, CLAIMS)))
+    document = json.loads(to_json(under("x", FAULT_PLANS["node-crash"](NAMES, 0.75, 1.0), 4, CLAIMS)))
     document["timeline"][0] |= changes
     return json.dumps(document)
 
@@ -189,6 +189,6 @@ def test_of_what_a_stream_asks_for_nothing_gets_lost(tmp_path: Path) -> None:
 
 
 def test_the_longest_chaos_of_the_command_line_is_not_too_long() -> None:
-    steps = random_programme(1, NAMES, 600.0)
+    steps = random_fault_plan(1, NAMES, 600.0)
     scenario = under("random", steps, 8, CLAIMS)
     assert from_json(to_json(scenario)) == scenario

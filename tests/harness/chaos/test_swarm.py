@@ -1,4 +1,4 @@
-"""The random programme: seeded, healed in time, with nothing in each other's way; and swarms that differ."""
+"""The random fault plan: seeded, healed in time, with nothing in each other's way; and swarms that differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from harness.chaos.swarm import KINDS, MEMBERSHIP, random_programme
+from harness.chaos.swarm import KINDS, MEMBERSHIP, random_fault_plan
 from harness.scenario.faults import (
     Drain,
     Garbage,
@@ -32,7 +32,7 @@ ALONE = (Kill, Pause, Restart, Leave, Drain, Weigh)
 
 
 def drawn(seed: int, without: tuple[str, ...] = (), spare_one: bool = True) -> tuple[Step, ...]:
-    return random_programme(seed, FOUR, SECONDS, at_s=AT_S, without=without, spare_one=spare_one)
+    return random_fault_plan(seed, FOUR, SECONDS, at_s=AT_S, without=without, spare_one=spare_one)
 
 
 def spans(steps: tuple[Step, ...]) -> list[tuple[Step, float, float]]:
@@ -80,7 +80,7 @@ def test_unless_asked() -> None:
     """With two backends both are struck at once somewhere, which a spared one excludes."""
     both = 0
     for seed in range(60):
-        strokes = spans(random_programme(seed, FOUR[:2], SECONDS, spare_one=False))
+        strokes = spans(random_fault_plan(seed, FOUR[:2], SECONDS, spare_one=False))
         both += any(
             len({step.backend for step, start_s, end_s in strokes if start_s <= at_s <= end_s}) == 2
             for _, at_s, _ in strokes
@@ -102,7 +102,7 @@ def test_a_new_process_is_given_time() -> None:
 
 
 def test_swarms_differ() -> None:
-    """Every kind is drawn by some seed, no programme has many of them, and some have hardly more than one."""
+    """Every kind is drawn by some seed, no fault plan has many of them, and some have hardly more than one."""
     seen: Counter[str] = Counter()
     kinds = []
     for seed in SEEDS:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from harness.chaos.programmes import PROGRAMMES
+from harness.chaos.fault_plans import FAULT_PLANS
 from harness.chaos.scenario_text import to_json
 from harness.chaos.swarm import KINDS
 from harness.cli import app
@@ -30,7 +30,7 @@ def chaos(*words: str) -> Result:
 
 
 def test_plan_comes_first_then_course_and_outcomes() -> None:
-    done = chaos("--programme", "node-crash", "--seed", "7", "--seconds", "1")
+    done = chaos("--plan", "node-crash", "--seed", "7", "--seconds", "1")
     assert done.exit_code == 0, done.output
     order = [
         done.output.index(text) for text in ("node-crash, seed 7", "1.00 s   1.00 s   kill", "from s", "pass: chaos.")
@@ -40,9 +40,9 @@ def test_plan_comes_first_then_course_and_outcomes() -> None:
     assert "pass: chaos.node-crash.recovers" in done.output and "pass: chaos.node-crash.answers-belong" in done.output
 
 
-@pytest.mark.parametrize("name", PROGRAMMES)
-def test_every_programme_can_be_played(name: str) -> None:
-    done = chaos("--programme", name, "--seconds", "1")
+@pytest.mark.parametrize("name", FAULT_PLANS)
+def test_every_fault_plan_can_be_played(name: str) -> None:
+    done = chaos("--plan", name, "--seconds", "1")
     assert done.exit_code == 0, done.output
 
 
@@ -83,15 +83,15 @@ def test_what_fails_is_shrunk_and_fails_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--programme", "node-crush"), "did you mean node-crash"),
+        (("--plan", "node-crush"), "did you mean node-crash"),
         (("--without", "kil"), "did you mean kill"),
         (("--world", "moon"), "--world 'moon' is unknown"),
         (("--target", "nginx", "--world", "sim"), "runs in live only"),
         (("--scenario", "/nowhere/x.json"), "cannot be read"),
-        (("--programme", "node-crash", "--without", "kill"), "leave it out with --programme node-crash"),
+        (("--plan", "node-crash", "--without", "kill"), "leave it out with --plan node-crash"),
         (("--scenario", "x.json", "--without", "kill"), "--without does not go with --scenario"),
-        (("--scenario", "x.json", "--programme", "node-crash"), "--programme does not go with --scenario"),
-        (("--scenario", "x.json", "--programme", "random"), "--programme does not go with --scenario"),
+        (("--scenario", "x.json", "--plan", "node-crash"), "--plan does not go with --scenario"),
+        (("--scenario", "x.json", "--plan", "random"), "--plan does not go with --scenario"),
         (("--scenario", "x.json", "--seconds", "4"), "--seconds does not go with --scenario"),
         (("--scenario", "x.json", "--backends", "4"), "--backends does not go with --scenario"),
     ],

@@ -12,8 +12,8 @@ import pytest
 
 from harness.evidence.history import (
     ATTEMPT,
-    CHECK_UP,
     CONNECTION,
+    HEALTH_CHECK,
     RESIDENCY,
     SEVERAL,
     UNSEEN,
@@ -33,7 +33,7 @@ FOREIGN = -1
 TABLES = {
     "requests": REQUEST,
     "attempts": ATTEMPT,
-    "check_ups": CHECK_UP,
+    "health_checks": HEALTH_CHECK,
     "residency": RESIDENCY,
     "connections": CONNECTION,
 }
@@ -254,9 +254,9 @@ def test_all_else_that_was_seen_is_in_the_digest(change: dict[str, Any]) -> None
 
 
 def test_equal_bytes_in_different_tables_are_told_apart() -> None:
-    check_ups, connections = np.zeros(26, dtype=CHECK_UP), np.zeros(7, dtype=CONNECTION)
-    assert check_ups.nbytes == connections.nbytes
-    assert history_of(check_ups=check_ups).digest() != history_of(connections=connections).digest()
+    health_checks, connections = np.zeros(26, dtype=HEALTH_CHECK), np.zeros(7, dtype=CONNECTION)
+    assert health_checks.nbytes == connections.nbytes
+    assert history_of(health_checks=health_checks).digest() != history_of(connections=connections).digest()
 
 
 def test_what_was_not_seen_is_not_in_the_digest() -> None:

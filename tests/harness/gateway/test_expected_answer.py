@@ -1,4 +1,4 @@
-"""What a good answer to a check-up looks like, and which reports are beyond a limit."""
+"""What a good answer to a health check looks like, and which reports are beyond a limit."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from harness.evidence.history import ATTEMPT, empty_requests
 from harness.evidence.records import Rows
 from harness.live.evidence import (
     attempts_of,
-    check_ups_of,
     connections_of,
+    health_checks_of,
     log_rows,
     own_failures,
     own_numbers,
@@ -94,7 +94,7 @@ def test_an_end_without_an_outcome_is_a_failure_of_the_mock(tmp_path: Path) -> N
     )
     assert own_failures(rows) == 0
     failed = [
-        LogRow(kind, START_S, end_s=START_S + 0.2) for kind in (RowKind.UPDATE, RowKind.CHECK_UP, RowKind.FOREIGN)
+        LogRow(kind, START_S, end_s=START_S + 0.2) for kind in (RowKind.UPDATE, RowKind.HEALTH_CHECK, RowKind.FOREIGN)
     ]
     assert own_failures(logged(tmp_path, attempt(0, 0.1), *failed)) == 3
 
@@ -117,17 +117,17 @@ def test_the_largest_nonce_and_number(tmp_path: Path) -> None:
     assert own_numbers(rows, nonce).tolist() == [number, 0]
 
 
-def test_check_ups_and_residency_are_no_attempts(tmp_path: Path) -> None:
+def test_health_checks_and_residency_are_no_attempts(tmp_path: Path) -> None:
     rows = logged(
         tmp_path,
-        LogRow(RowKind.CHECK_UP, START_S + 0.5, "GET", status=503),
+        LogRow(RowKind.HEALTH_CHECK, START_S + 0.5, "GET", status=503),
         LogRow(RowKind.RESIDENCY_LOADING, START_S + 0.1, model="m-1"),
         LogRow(RowKind.RESIDENCY_LOADED, START_S + 0.2, model="m-1"),
         LogRow(RowKind.RESIDENCY_EVICTED, START_S + 0.3, model="m-1"),
-        LogRow(RowKind.CHECK_UP, START_S + 0.4, "GET", status=200),
+        LogRow(RowKind.HEALTH_CHECK, START_S + 0.4, "GET", status=200),
     )
     assert len(attempts_of([rows], NONCE, START_S)) == 0
-    checks = check_ups_of([rows], START_S)
+    checks = health_checks_of([rows], START_S)
     assert checks["status"].tolist() == [200, 503]
     assert checks["at_s"] == pytest.approx([0.4, 0.5])
     residency = residency_of([rows], START_S)
@@ -137,7 +137,7 @@ def test_check_ups_and_residency_are_no_attempts(tmp_path: Path) -> None:
 
 def test_without_logs_there_are_no_rows() -> None:
     assert attempts_of([], NONCE, START_S).tolist() == []
-    assert check_ups_of([], START_S).tolist() == []
+    assert health_checks_of([], START_S).tolist() == []
     assert residency_of([], START_S).tolist() == []
     assert connections_of([], {}, START_S).tolist() == []
 

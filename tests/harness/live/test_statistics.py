@@ -62,9 +62,9 @@ def test_attempts_are_those_of_the_window() -> None:
     assert seen.p99_s == pytest.approx(0.298)
 
 
-def test_check_ups_and_residency_are_no_attempts() -> None:
+def test_health_checks_and_residency_are_no_attempts() -> None:
     log = rows(
-        (RowKind.CHECK_UP, 99, 99.1, RowOutcome.ANSWERED, 503),
+        (RowKind.HEALTH_CHECK, 99, 99.1, RowOutcome.ANSWERED, 503),
         (RowKind.RESIDENCY_LOADED, 99, 99, RowOutcome.ANSWERED, 0),
     )
     seen = attempts_of(log, NOW_S, 5)

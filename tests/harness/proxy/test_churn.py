@@ -132,7 +132,7 @@ class Edits:
 
 
 def level(balancer: BalancerProcess) -> dict[str, float]:
-    """Memory, descriptors and tasks once it is quiet: the least of some looks, as check-ups come and go."""
+    """Memory, descriptors and tasks once it is quiet: the least of some looks, as health checks come and go."""
     until(lambda: balancer.metrics()[("steelyard_requests_in_flight",)] == 0)
     looks = []
     for _ in range(5):
@@ -144,7 +144,7 @@ def level(balancer: BalancerProcess) -> dict[str, float]:
             "steelyard_backends_remembered",
         )
         looks.append([metrics[(name,)] for name in names])
-        time.sleep(0.02)  # apart, so that not all meet the same check-up
+        time.sleep(0.02)  # apart, so that not all meet the same health check
     return dict(zip(("rss", "descriptors", "tasks", "remembered"), map(min, zip(*looks, strict=True)), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What only a settings file switches on, in a running balancer: limits, and what a check-up's answer must be."""
+"""What only a settings file switches on, in a running balancer: limits, and what a health check's answer must be."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_who_waits_in_the_queue_is_answered_at_its_deadline(tmp_path: Path) -> N
         assert {asked for asked, _, _ in backend.events()} == {"first"}
 
 
-# --- check-ups --------------------------------------------------------------------------------------------
+# --- health checks --------------------------------------------------------------------------------------------
 
 
 def checking(folder: Path, tables: str) -> tuple[str, str]:

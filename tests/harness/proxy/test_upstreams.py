@@ -192,7 +192,7 @@ def test_a_client_is_closed_with_the_last_stay_at_its_address() -> None:
         upstreams.leave("twin")
         assert upstreams.get("twin") is None and upstreams.remembered == 1
         upstreams.ended(two, "2xx")
-        assert upstreams.remembered == 1, "its check-up is still out"
+        assert upstreams.remembered == 1, "its health check is still out"
         upstreams.checked(two)
         assert upstreams.remembered == 0
         await upstreams.close()

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import pytest
 
-from harness.chaos.programmes import PROGRAMMES
-from harness.chaos.swarm import random_programme
+from harness.chaos.fault_plans import FAULT_PLANS
+from harness.chaos.swarm import random_fault_plan
 from harness.scenario.fault_schedule import RESTART_S, clash, conflict, ends, schedule
 from harness.scenario.faults import (
     Bandwidth,
@@ -149,8 +149,8 @@ def test_what_lives_in_a_process_ends_with_it() -> None:
     assert not ends(Down("gpu-0", 1.0), Kill("gpu-0", 2.0)) and not ends(Hang("gpu-0", 1.0), Pause("gpu-0", 2.0))
 
 
-def test_what_the_programmes_do_goes_together() -> None:
-    assert PROGRAMMES
-    for make in PROGRAMMES.values():
+def test_what_the_fault_plans_do_goes_together() -> None:
+    assert FAULT_PLANS
+    for make in FAULT_PLANS.values():
         assert conflict(make(NAMES, 1.0, 3.0)) == ""
-    assert [conflict(random_programme(seed, NAMES, 6.0)) for seed in range(300)] == [""] * 300
+    assert [conflict(random_fault_plan(seed, NAMES, 6.0)) for seed in range(300)] == [""] * 300

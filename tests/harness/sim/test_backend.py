@@ -7,7 +7,15 @@ import math
 import pytest
 
 from harness.gateway.expected_answer import ExpectedAnswer
-from harness.gateway.protocol import Action, CheckUp, CheckUpResult, Event, MembershipChanged, Reply, RequestArrived
+from harness.gateway.protocol import (
+    Action,
+    Event,
+    HealthCheckResult,
+    MembershipChanged,
+    Reply,
+    RequestArrived,
+    SendHealthCheck,
+)
 from harness.scenario.model import Ending, ModelServer, Residency
 from harness.sim.backend import AttemptRow, SimBackend
 from mockgpu.gpu.events import Job
@@ -125,26 +133,29 @@ def test_a_report_says_what_health_says() -> None:
         (ExpectedAnswer(body_part='"queue_depth": 1'), False),
     ],
 )
-def test_a_check_up_is_good_if_it_is_answered_as_expected(expected: ExpectedAnswer, good: bool) -> None:
+def test_a_health_check_is_good_if_it_is_answered_as_expected(expected: ExpectedAnswer, good: bool) -> None:
     backend = SimBackend(0, ModelServer())
-    assert backend.check_up("/health", expected)[:2] == (200, good)
+    assert backend.health_check("/health", expected)[:2] == (200, good)
 
 
 def test_a_sign_of_life_has_no_body() -> None:
     backend = SimBackend(0, ModelServer())
-    assert backend.check_up("/ping", ExpectedAnswer()) == (200, True, None)
-    assert backend.check_up("/ping", ExpectedAnswer(ready_field=True)) == (200, False, None)
+    assert backend.health_check("/ping", ExpectedAnswer()) == (200, True, None)
+    assert backend.health_check("/ping", ExpectedAnswer(ready_field=True)) == (200, False, None)
 
 
-def test_what_a_gateway_hears_of_a_check_up_is_whether_it_was_as_expected() -> None:
+def test_what_a_gateway_hears_of_a_health_check_is_whether_it_was_as_expected() -> None:
     def react(event: Event, now_s: float) -> list[Action]:
         match event:
             case MembershipChanged():
-                return [CheckUp(1, "gpu-0", 1.0), CheckUp(2, "gpu-0", 1.0, ExpectedAnswer(frozenset({503})))]
+                return [
+                    SendHealthCheck(1, "gpu-0", 1.0),
+                    SendHealthCheck(2, "gpu-0", 1.0, ExpectedAnswer(frozenset({503}))),
+                ]
             case RequestArrived(request):
                 return [Reply(request.id, 503, "no")]
         return []
 
     gateway = Listening(react)
     run(gateway, scenario())
-    assert [event.ok for _, event in gateway.heard if isinstance(event, CheckUpResult)] == [True, False]
+    assert [event.ok for _, event in gateway.heard if isinstance(event, HealthCheckResult)] == [True, False]

@@ -10,7 +10,15 @@ import pytest
 
 from harness.balancer.core.bare import BareGateway
 from harness.evidence.history import History
-from harness.gateway.protocol import Action, CheckUp, CheckUpResult, Event, MembershipChanged, SetTimer, TimerFired
+from harness.gateway.protocol import (
+    Action,
+    Event,
+    HealthCheckResult,
+    MembershipChanged,
+    SendHealthCheck,
+    SetTimer,
+    TimerFired,
+)
 from harness.scenario.model import Echo, Ending, Failure, Keys, Residency
 from harness.sim.world import Simulation
 from mockgpu.faults.decisions import Change
@@ -63,7 +71,7 @@ FAULTS: dict[str, Fault] = {
     )
 }
 IMPOSSIBLE = {
-    "not-alive": "only check-ups that ask for liveness are told, and the balancer here asks for its health",
+    "not-alive": "only health checks that ask for liveness are told, and the balancer here asks for its health",
 }
 ONLY_HEARD = ("metrics",)
 """Kinds that a history does not hold; the gateway hears of them."""
@@ -75,16 +83,16 @@ class Checked:
 
     def __init__(self) -> None:
         self.bare = BareGateway(OneBackend(), attempt_timeout_s=0.5)
-        self.reports: list[tuple[float, CheckUpResult]] = []
+        self.reports: list[tuple[float, HealthCheckResult]] = []
 
     def react(self, event: Event, now_s: float) -> list[Action]:
-        """As the bare gateway, with check-ups."""
-        check = CheckUp(len(self.reports), "gpu-0", 0.05)
+        """As the bare gateway, with health checks."""
+        check = SendHealthCheck(len(self.reports), "gpu-0", 0.05)
         if isinstance(event, MembershipChanged):
             return [*self.bare.handle(event, now_s), check]
         if isinstance(event, TimerFired) and event.timer_id == TIMER:
             return [check]
-        if isinstance(event, CheckUpResult):
+        if isinstance(event, HealthCheckResult):
             self.reports.append((now_s, event))
             return [SetTimer(TIMER, now_s + 0.05)] if now_s < 2.0 else []
         return list(self.bare.handle(event, now_s))
@@ -111,7 +119,7 @@ def apply(simulation: Simulation, change: Change) -> None:
 
 def same(one: History, other: History) -> bool:
     """Whether two histories hold the same rows."""
-    names = ("requests", "attempts", "check_ups", "residency")
+    names = ("requests", "attempts", "health_checks", "residency")
     return all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in names)
 
 

@@ -63,14 +63,14 @@ def eventful() -> History:
     claims = Claims((Affinity(), Failover(within_s=0.5)))
     scenario = replace(one_dies(claims), server=more_models_than_fit_one(claims).server)
     history = replace(play(ReferenceTarget(), scenario, 1), connections=np.zeros(2, dtype=CONNECTION))
-    for table in ("requests", "attempts", "check_ups", "residency", "connections"):
+    for table in ("requests", "attempts", "health_checks", "residency", "connections"):
         assert len(getattr(history, table)), table
     return history
 
 
 def changed(history: History) -> Iterator[tuple[str, History]]:
     """`history` with one value of one column of one record changed, for every column; and with a record less."""
-    for table in ("requests", "attempts", "check_ups", "residency", "connections"):
+    for table in ("requests", "attempts", "health_checks", "residency", "connections"):
         rows = getattr(history, table)
         yield f"{table} but the last", replace(history, **{table: rows[:-1]})
         for column in rows.dtype.names:

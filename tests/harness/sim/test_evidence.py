@@ -30,7 +30,9 @@ def test_nothing_happened() -> None:
     assert np.isnan(history.requests["sent_s"]).all() and np.isnan(history.requests["end_s"]).all()
     assert history.requests["intended_s"].tolist() == [0.0, 0.01, 0.02]
     assert history.requests["number"].tolist() == [0, 1, 2]
-    assert len(history.attempts) == len(history.check_ups) == len(history.residency) == len(history.connections) == 0
+    assert (
+        len(history.attempts) == len(history.health_checks) == len(history.residency) == len(history.connections) == 0
+    )
     assert (history.scenario, history.seed, history.died, history.correlated) == (WHAT, 7, None, True)
     assert history.slack_s.tolist() == [0.0], "virtual time has no slack"
 
@@ -73,7 +75,7 @@ def test_steps_and_an_end_of_the_balancer() -> None:
     seen.step(1, WHAT.timeline[1], 0, 0.4, float("nan"))
     seen.ended(0, 0.45)
     seen.counted(0, 3)
-    seen.check_ups.append((1, 503, 0.3))
+    seen.health_checks.append((1, 503, 0.3))
     seen.died = "no more"
     history = seen.history([])
     assert [(step.kind, step.backend, step.asked_s, step.effective_s) for step in history.steps] == [
@@ -81,7 +83,7 @@ def test_steps_and_an_end_of_the_balancer() -> None:
         ("Leave", 0, 0.4, 0.4),
     ]
     assert (history.steps[0].healed_s, history.steps[0].hits, history.steps[1].hits) == (0.45, 3, None)
-    assert history.check_ups.tolist() == [(1, 503, 0.3)]
+    assert history.health_checks.tolist() == [(1, 503, 0.3)]
     assert history.died == "no more"
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.chaos.programmes import PROGRAMMES
-from harness.chaos.swarm import random_programme
+from harness.chaos.fault_plans import FAULT_PLANS
+from harness.chaos.swarm import random_fault_plan
 from harness.property.declare import catalogue
 from harness.scenario.faults import BadMetrics, FailingStatus, Kill, OverCapacity, Slow, Step, WrongLength
 from harness.scenario.model import Load, ModelServer, Scenario, Stream
@@ -22,10 +22,10 @@ def test_all_that_is_played_here_is_fine() -> None:
     claims = ReferenceTarget().claims
     for item in catalogue():
         check(item.scenario(claims))
-    for make in PROGRAMMES.values():
+    for make in FAULT_PLANS.values():
         check(replace(PLAIN, timeline=make(NAMES, 0.75, 1.0)))
     for seed in range(20):
-        check(replace(PLAIN, timeline=random_programme(seed, NAMES, 4.0)))
+        check(replace(PLAIN, timeline=random_fault_plan(seed, NAMES, 4.0)))
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from harness.gateway.protocol import (
     Action,
     AttemptEnded,
     Cancel,
-    CheckUpResult,
     Commit,
     Event,
     FirstByte,
+    HealthCheckResult,
     MembershipChanged,
     Reply,
     RequestArrived,
@@ -182,7 +182,7 @@ def test_a_hang_without_an_end_leaves_attempts_open() -> None:
 def test_the_hanging_show_in_reports_as_queued() -> None:
     gateway = bare()
     run(gateway, scenario(Hang("gpu-0", AT_S, FOR_S)))
-    reports = [event.report for _, event in gateway.heard if isinstance(event, CheckUpResult)]
+    reports = [event.report for _, event in gateway.heard if isinstance(event, HealthCheckResult)]
     assert [report.queue_depth for report in reports if report is not None][:4] == [0, 0, 49, 0]
     assert [report.pending_tokens for report in reports if report is not None][2] == 49 * 12
 
@@ -258,11 +258,16 @@ def test_a_gateway_that_waits_for_the_first_byte(after_tokens: int, heard: str) 
 # --- not ready --------------------------------------------------------------------------------------------
 
 
-def test_not_ready_is_told_to_check_ups_only() -> None:
+def test_not_ready_is_told_to_health_checks_only() -> None:
     gateway = bare()
     history = run(gateway, scenario(NotReady("gpu-0", AT_S, FOR_S)))
-    assert history.check_ups["status"].tolist()[:4] == [200, 200, 503, 200]
-    assert [event.ok for _, event in gateway.heard if isinstance(event, CheckUpResult)][:4] == [True, True, False, True]
+    assert history.health_checks["status"].tolist()[:4] == [200, 200, 503, 200]
+    assert [event.ok for _, event in gateway.heard if isinstance(event, HealthCheckResult)][:4] == [
+        True,
+        True,
+        False,
+        True,
+    ]
     assert history.answered().all()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.evidence.history import History
-from harness.gateway.protocol import AttemptEnded, CheckUpResult, MembershipChanged
+from harness.gateway.protocol import AttemptEnded, HealthCheckResult, MembershipChanged
 from harness.scenario.fault_schedule import RESTART_S
 from harness.scenario.faults import (
     Bandwidth,
@@ -77,12 +77,12 @@ def test_who_left_meanwhile_is_not_served() -> None:
     assert history.answered()[sent_between(history, 0.93, 2.0)].all()
 
 
-def test_check_ups_of_a_paused_backend_time_out_or_wait() -> None:
+def test_health_checks_of_a_paused_backend_time_out_or_wait() -> None:
     """The bare gateway asks each half second and waits as long: the one of 1.0 s is answered when it goes on."""
     gateway = bare()
     history = run(gateway, scenario(Pause("gpu-0", 0.4, 0.605), load=stream(requests=210)))
-    assert history.check_ups["at_s"].round(3).tolist() == [0.0, 1.005, 1.5, 2.0]
-    results = [(round(at_s, 3), event.ok) for at_s, event in gateway.heard if isinstance(event, CheckUpResult)]
+    assert history.health_checks["at_s"].round(3).tolist() == [0.0, 1.005, 1.5, 2.0]
+    results = [(round(at_s, 3), event.ok) for at_s, event in gateway.heard if isinstance(event, HealthCheckResult)]
     assert results == [(0.0, True), (1.0, False), (1.005, True), (1.5, True), (2.0, True)]
 
 
@@ -190,7 +190,7 @@ def test_an_answer_that_is_too_long_breaks_off(limit_bytes: int, status: int, fa
     assert set(rows_of(history, 0.505, 1.0)["ending"]) == {Ending.ANSWERED}, "the backend itself has said it all"
 
 
-def test_check_ups_take_the_same_way() -> None:
+def test_health_checks_take_the_same_way() -> None:
     """A report of 319 bytes: too slow, too long, or closed before its time is over."""
     for fault, heard_s in (
         (Bandwidth("gpu-0", AT_S, 0.6, FOR_S), 1.5),
@@ -199,7 +199,7 @@ def test_check_ups_take_the_same_way() -> None:
     ):
         gateway = bare()
         run(gateway, scenario(fault, load=stream(requests=210)))
-        failed = [at_s for at_s, event in gateway.heard if isinstance(event, CheckUpResult) and not event.ok]
+        failed = [at_s for at_s, event in gateway.heard if isinstance(event, HealthCheckResult) and not event.ok]
         assert failed == pytest.approx([heard_s])
 
 

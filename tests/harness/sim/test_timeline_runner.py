@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness.evidence.history import History
-from harness.gateway.protocol import AttemptEnded, CheckUpResult, Send
+from harness.gateway.protocol import AttemptEnded, HealthCheckResult, Send
 from harness.scenario.faults import (
     BadMetrics,
     Bandwidth,
@@ -65,7 +65,7 @@ NEEDED: dict[type[Any], dict[str, Any]] = {
 """Fields of a step beside its backend, time and length."""
 
 HIDDEN = {SlowClose, Truncated, Garbage, NotAlive, BadMetrics, Evict}
-"""Faults that neither latencies nor check-ups show here: see tests.harness.fault_effects for them."""
+"""Faults that neither latencies nor health checks show here: see tests.harness.fault_effects for them."""
 
 FAULTS = [kind for kind in get_args(Fault) if kind not in HIDDEN]
 
@@ -87,10 +87,10 @@ def attempted(history: History, start_s: float, end_s: float) -> int:
 
 
 def seen(history: History, start_s: float, end_s: float) -> tuple[list[float], list[int]]:
-    """What that time shows: latencies of the requests due, in nanoseconds' precision, and statuses of check-ups."""
-    between = (history.check_ups["at_s"] >= start_s) & (history.check_ups["at_s"] < end_s)
+    """What that time shows: latencies of the requests due, in nanoseconds' precision, and statuses of health checks."""
+    between = (history.health_checks["at_s"] >= start_s) & (history.health_checks["at_s"] < end_s)
     latencies_s = history.latencies_s(sent_between(history, start_s, end_s)).round(9).tolist()
-    return latencies_s, history.check_ups["status"][between].tolist()
+    return latencies_s, history.health_checks["status"][between].tolist()
 
 
 @pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: str(kind.__name__))
@@ -112,9 +112,9 @@ def test_every_fault_is_seen_and_heals(kind: type[Fault]) -> None:
 def test_a_fault_without_an_end_stays(kind: type[Fault]) -> None:
     history = run(bare(timeout_s=0.2), scenario(kind("gpu-0", AT_S, **NEEDED.get(kind, {}))))
     assert np.isnan(history.steps[0].healed_s)
-    latencies_s, check_ups = seen(history, 1.45, 2.0)
+    latencies_s, health_checks = seen(history, 1.45, 2.0)
     if kind is NotReady:
-        assert check_ups == [503]
+        assert health_checks == [503]
     else:
         assert not latencies_s or min(latencies_s) > 0.2
 
@@ -242,7 +242,7 @@ def test_a_fault_just_after_a_client_left(kind: type[Any]) -> None:
     assert [event.error for _, event in gateway.heard if isinstance(event, AttemptEnded)] == ["aborted"]
 
 
-# --- check-ups --------------------------------------------------------------------------------------------
+# --- health checks --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,18 +257,18 @@ def test_a_fault_just_after_a_client_left(kind: type[Any]) -> None:
         (Latency("gpu-0", AT_S, 0.2, FOR_S), 5, None),
     ],
 )
-def test_check_ups_are_recorded_apart(step: Step | None, logged: int, failed_s: float | None) -> None:
+def test_health_checks_are_recorded_apart(step: Step | None, logged: int, failed_s: float | None) -> None:
     """The bare gateway asks at 0, 0.5, 1.0, ... s and waits half a second for an answer."""
     gateway = bare(timeout_s=0.3)
     history = run(gateway, scenario(*([step] if step else []), load=stream(requests=210)))
-    asked_s = history.check_ups["at_s"]
+    asked_s = history.health_checks["at_s"]
     assert len(asked_s) == logged
     assert set(asked_s.round(3)) == {0.0, 0.5, 1.5, 2.0} | ({1.0} if logged == 5 else set())
-    assert set(history.check_ups["status"]) == {200}
-    results = [(at_s, event) for at_s, event in gateway.heard if isinstance(event, CheckUpResult)]
+    assert set(history.health_checks["status"]) == {200}
+    results = [(at_s, event) for at_s, event in gateway.heard if isinstance(event, HealthCheckResult)]
     assert [at_s for at_s, event in results if not event.ok] == pytest.approx([failed_s] if failed_s else [])
     assert all((event.report is not None) == event.ok for _, event in results)
-    assert len(history.attempts) <= 210, "a check-up is no attempt"
+    assert len(history.attempts) <= 210, "a health check is no attempt"
 
 
 # --- the shells' promise ----------------------------------------------------------------------------------

@@ -55,11 +55,11 @@ FULL = LogRow(
 def test_rows_come_back_as_written(tmp_path: Path) -> None:
     log = AttemptLog(tmp_path / "log", 10)
     log.add(FULL)
-    log.add(LogRow(RowKind.CHECK_UP, 7.0, "GET"))
+    log.add(LogRow(RowKind.HEALTH_CHECK, 7.0, "GET"))
     rows = read_rows(log.dump())
     log.close()
     assert rows[0] == FULL
-    assert (rows[1].kind, rows[1].method, rows[1].outcome) == (RowKind.CHECK_UP, "GET", RowOutcome.OPEN)
+    assert (rows[1].kind, rows[1].method, rows[1].outcome) == (RowKind.HEALTH_CHECK, "GET", RowOutcome.OPEN)
     assert math.isnan(rows[1].end_s) and math.isnan(rows[1].service_asked_s)
 
 

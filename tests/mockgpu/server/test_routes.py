@@ -188,7 +188,7 @@ def test_the_repository_loads_and_unloads(serve: Any) -> None:
         assert (await states())["large"] == "UNAVAILABLE"
         status, body = await it.post("/v2/models/large/infer", **infer())
         assert (status, list(body)) == (404, ["error"])
-        kinds = [row.kind for row in it.rows() if row.kind not in (RowKind.CHECK_UP, RowKind.INFERENCE)]
+        kinds = [row.kind for row in it.rows() if row.kind not in (RowKind.HEALTH_CHECK, RowKind.INFERENCE)]
         assert kinds == [RowKind.RESIDENCY_LOADING, RowKind.RESIDENCY_LOADED, RowKind.RESIDENCY_EVICTED]
 
     serve(test, SETUP)
@@ -298,7 +298,7 @@ def test_what_routers_look_for_names_no_path(serve: Any) -> None:
             assert not [key for key in body if "path" in key]
         assert await it.get("/ping") == (200, None)
         assert (await it.post("/ping"))[0] == 200
-        assert {row.kind for row in it.rows()} == {RowKind.CHECK_UP}
+        assert {row.kind for row in it.rows()} == {RowKind.HEALTH_CHECK}
 
     serve(test, SETUP)
 

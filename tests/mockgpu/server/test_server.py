@@ -293,7 +293,7 @@ def test_a_cold_model_is_loaded_and_said_to_be_cold(serve: Any) -> None:
         assert colds == ["1", "0", "1"]
         assert (await it.health())["models"] == ["other-large"]
         rows = it.rows()
-        kinds = [(row.kind, row.model) for row in rows if row.kind not in (RowKind.INFERENCE, RowKind.CHECK_UP)]
+        kinds = [(row.kind, row.model) for row in rows if row.kind not in (RowKind.INFERENCE, RowKind.HEALTH_CHECK)]
         assert kinds == [
             (RowKind.RESIDENCY_LOADING, "large"),
             (RowKind.RESIDENCY_LOADED, "large"),

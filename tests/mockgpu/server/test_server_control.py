@@ -53,7 +53,7 @@ def test_health_and_its_kin(serve: Any) -> None:
         async with it.session.post(it.url("/health"), data=b"x") as answer:
             assert answer.status == 405
         rows = it.rows()
-        assert {row.kind for row in rows} == {RowKind.CHECK_UP}
+        assert {row.kind for row in rows} == {RowKind.HEALTH_CHECK}
         assert [row.status for row in rows] == [200] * 7 + [404, 405]
         assert all(row.outcome is RowOutcome.ANSWERED for row in rows)
 
@@ -76,7 +76,7 @@ def test_reset_begins_a_run_and_lets_those_inside_finish(serve: Any) -> None:
         async with it.session.get(it.url("/mock/log")) as answer:
             rows = read_rows(await answer.read())
         assert [(row.kind, row.tag) for row in rows] == [
-            (RowKind.CHECK_UP, 0),
+            (RowKind.HEALTH_CHECK, 0),
             (RowKind.INFERENCE, tag_of(78, 1)),
         ]
 

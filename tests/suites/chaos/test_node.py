@@ -1,4 +1,4 @@
-"""Chaos on hand-written histories: what is lost before, while and after a programme goes on, and whose answers come."""
+"""Chaos on hand-written histories: what is lost before, during and after a fault plan, and whose answers come."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_an_update_reaches_a_backend_once(kind: Kind, due: Outcome) -> None:
     assert outcome(chaos.node_crash_answers_belong, doubled, CLAIMS) is due
 
 
-def test_without_a_programme_there_is_nothing_to_say() -> None:
+def test_without_a_fault_plan_there_is_nothing_to_say() -> None:
     calm = replace(crash(), steps=())
     for item in under_any(calm.scenario):
         assert item(calm, CLAIMS) == []
@@ -278,7 +278,7 @@ def test_openai_has_neither_updates_nor_get() -> None:
     assert [len(stream.methods) for stream in streams] == [1, 1]
 
 
-def test_properties_of_a_programme_share_its_run() -> None:
+def test_properties_of_a_fault_plan_share_its_run() -> None:
     for name in ("node-crash", "blackhole", "grey-failure", "brown-out", "rolling-restart"):
         digests = [item.scenario(CLAIMS).digest() for item in catalogue() if item.name.startswith(f"chaos.{name}.")]
         assert len(digests) >= 2 and all(one == two for one, two in pairwise(digests))

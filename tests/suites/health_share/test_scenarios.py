@@ -105,7 +105,7 @@ def test_openai_has_no_updates(scenario_of: Callable[[Claims], Scenario]) -> Non
         scenario_of(replace(CLAIMS, protocol="openai"))
 
 
-def test_rare_check_ups_cannot_report_a_hold() -> None:
+def test_rare_health_checks_cannot_report_a_hold() -> None:
     claims = Claims((replace(SHARE, window_s=4.0), HealthChecks(interval_s=1.4)))
     with pytest.raises(UnsupportedError, match="too rare to report"):
         one_holds_a_model(claims)

@@ -58,7 +58,7 @@ def test_only_the_healthy_time_is_judged() -> None:
     assert outcome(healthy_even, shared(one_not_ready(CLAIMS), trickle=1.0, ready_again=1.0), CLAIMS) is Outcome.PASS
 
 
-def test_a_fleet_without_check_ups_is_healthy_to_the_end() -> None:
+def test_a_fleet_without_health_checks_is_healthy_to_the_end() -> None:
     claims = Claims((SHARE,))
     scenario = one_not_ready(claims)
     assert not scenario.timeline and scenario.phases == (scenario.phase(HEALTHY),)
@@ -321,7 +321,7 @@ def test_a_share_once_it_is_ready_again(share: float, due: str) -> None:
 
 
 def test_its_return_counts_from_when_it_was_ready() -> None:
-    """One check-up after at most half a second, answered within one."""
+    """One health check after at most half a second, answered within one."""
     phase = one_not_ready(CLAIMS).phase(READY_AGAIN)
     history = shared(one_not_ready(CLAIMS))
     assert rate(not_ready_returns, history).at_s == pytest.approx(phase.start_s)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.evidence.history import CHECK_UP, RESIDENCY, History
+from harness.evidence.history import HEALTH_CHECK, RESIDENCY, History
 from harness.property.verdict import Outcome
 from harness.scenario.model import Kind, Residency
 from suites.health_share.scenarios import (
@@ -38,19 +38,19 @@ def numbers(history: History, stream: str) -> list[int]:
 def held(
     share: float = 0.5, warm: float = 0.5, trickle: float = 0.5, told_after_s: float = 0.3, hold_s: float = HOLD_S
 ) -> History:
-    """gpu-1 loads the model, has a share while it is idle and another while it is held; each hold sees a check-up."""
+    """gpu-1 loads the model, with one share while idle and another while held; a health check sees each hold."""
     holds = [name for name in (stream.name for stream in SCENARIO.load.streams) if name.startswith("full-")]
     shares = {name.replace("-", "_"): share for name in holds}
     history = shared(SCENARIO, **shares, warm=warm, trickle=trickle, touch=1.0, hold=1.0)
     attempts = history.attempts.copy()
     for number in numbers(history, HOLD):
         attempts["end_s"][number] = attempts["start_s"][number] + hold_s
-    check_ups = [(SICK, 200, attempts["start_s"][number] + told_after_s) for number in numbers(history, HOLD)]
+    health_checks = [(SICK, 200, attempts["start_s"][number] + told_after_s) for number in numbers(history, HOLD)]
     loaded = [(SICK, Residency.LOADING, b"m", 0.2), (SICK, Residency.LOADED, b"m", 0.25)]
     return replace(
         history,
         attempts=attempts,
-        check_ups=np.array(check_ups, dtype=CHECK_UP),
+        health_checks=np.array(health_checks, dtype=HEALTH_CHECK),
         residency=np.array(loaded, dtype=RESIDENCY),
     )
 
@@ -85,17 +85,17 @@ def test_each_hold_is_judged_from_its_report_to_its_end() -> None:
     assert len(found.hits) == np.count_nonzero(np.any(inside, axis=0))
 
 
-def test_without_a_check_up_in_time_the_claimed_times_count() -> None:
+def test_without_a_health_check_in_time_the_claimed_times_count() -> None:
     """A report is due after an interval and a time limit: 1.5 s of the 1.85."""
     found = rate(memory_by_its_weight, held(told_after_s=1.55))
     assert found.at_s == pytest.approx(FIRST_HOLD_S + 1.5 + HANDOVER_S)
     assert memory_by_its_weight(held(told_after_s=1.55, hold_s=1.55), CLAIMS) == []
 
 
-def test_only_its_own_check_ups_tell_of_a_backend() -> None:
+def test_only_its_own_health_checks_tell_of_a_backend() -> None:
     history = held()
-    other = np.array([(0, 200, FIRST_HOLD_S + 0.1)], dtype=CHECK_UP)
-    found = rate(memory_by_its_weight, replace(history, check_ups=np.append(other, history.check_ups)))
+    other = np.array([(0, 200, FIRST_HOLD_S + 0.1)], dtype=HEALTH_CHECK)
+    found = rate(memory_by_its_weight, replace(history, health_checks=np.append(other, history.health_checks)))
     assert found.at_s == rate(memory_by_its_weight, history).at_s
 
 
@@ -107,7 +107,7 @@ def test_only_updates_count() -> None:
 
 
 def test_a_hold_counts_once_its_model_is_loaded() -> None:
-    """The check-up at .3 s came before that, so the report is due 1.5 s after the load: too late for this hold."""
+    """The health check at .3 s came before that, so the report is due 1.5 s after the load: too late for this hold."""
     early = rate(memory_by_its_weight, changed(held(), HOLD, "queue_wait_s", 0.2))
     assert early.at_s == rate(memory_by_its_weight, held()).at_s
     late = rate(memory_by_its_weight, changed(held(), HOLD, "queue_wait_s", 0.4))
@@ -125,7 +125,7 @@ def test_two_holds_at_once_are_not_judged() -> None:
 def test_a_hold_at_another_backend_is_judged_there() -> None:
     history = held(0.4)
     moved = changed(history, HOLD, "backend", 0)
-    moved.check_ups["backend"][0] = 0
+    moved.health_checks["backend"][0] = 0
     hits, before = rate(memory_by_its_weight, moved).hits, rate(memory_by_its_weight, held(0.4)).hits
     sent_s = history.requests["sent_s"][history.requests["kind"] == Kind.UPDATE]
     first = np.count_nonzero((sent_s >= FIRST_HOLD_S + 0.3 + HANDOVER_S) & (sent_s < FIRST_HOLD_S + HOLD_S))

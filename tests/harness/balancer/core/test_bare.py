@@ -13,17 +13,17 @@ from harness.gateway.protocol import (
     AttemptEnded,
     Backend,
     Cancel,
-    CheckUp,
-    CheckUpResult,
     ClientGone,
     Commit,
     Exit,
+    HealthCheckResult,
     MembershipChanged,
     Reply,
     Request,
     RequestArrived,
     ResponseHead,
     Send,
+    SendHealthCheck,
     SetTimer,
     ShutdownAsked,
     TimerFired,
@@ -82,7 +82,7 @@ class Bench:
         return self.gateway.handle(AttemptEnded(attempt_id, error), now_s)
 
     def report(self, backend: str, ok: bool, report: Backend | None = None) -> None:
-        assert self.gateway.handle(CheckUpResult(7, backend, ok, report), 0.0) == []
+        assert self.gateway.handle(HealthCheckResult(7, backend, ok, report), 0.0) == []
 
     def in_flight(self) -> dict[str, int]:
         """What a snapshot shows now."""
@@ -268,8 +268,8 @@ def test_polls_all_members_at_its_own_pace() -> None:
     assert bench.members(A, B) == []
     timer, *checks = bench.gateway.handle(TimerFired(POLL_TIMER), 2.0)
     assert timer == SetTimer(POLL_TIMER, 2.25)
-    assert [check.backend_id for check in checks if isinstance(check, CheckUp)] == ["a", "b"]
-    assert len({check.check_id for check in checks if isinstance(check, CheckUp)}) == 2
+    assert [check.backend_id for check in checks if isinstance(check, SendHealthCheck)] == ["a", "b"]
+    assert len({check.check_id for check in checks if isinstance(check, SendHealthCheck)}) == 2
     assert bench.gateway.handle(TimerFired(POLL_TIMER + 1), 2.0) == []
 
 

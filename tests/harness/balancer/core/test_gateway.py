@@ -16,17 +16,17 @@ from harness.gateway.protocol import (
     AttemptEnded,
     Backend,
     Cancel,
-    CheckUp,
-    CheckUpResult,
     ClientGone,
     Commit,
     Exit,
+    HealthCheckResult,
     MembershipChanged,
     Reply,
     Request,
     RequestArrived,
     ResponseHead,
     Send,
+    SendHealthCheck,
     SetTimer,
     ShutdownAsked,
     TimerFired,
@@ -74,13 +74,13 @@ class Bench:
             self.end(send, "reset")
 
     def check(self, backend: str, ok: bool) -> None:
-        """Let a check-up of `backend` start and bring its result."""
+        """Let a health check of `backend` start and bring its result."""
         for timer in self.started:
             assert isinstance(timer, SetTimer)
             check, _ = self.gateway.handle(TimerFired(timer.timer_id), self.now_s)
-            assert isinstance(check, CheckUp)
+            assert isinstance(check, SendHealthCheck)
             if check.backend_id == backend:
-                self.gateway.handle(CheckUpResult(check.check_id, backend, ok), self.now_s)
+                self.gateway.handle(HealthCheckResult(check.check_id, backend, ok), self.now_s)
 
 
 def ring_order(*members: str) -> list[str]:
@@ -143,7 +143,7 @@ def test_stale_ids_are_ignored() -> None:
     send = bench.send()
     bench.end(send, "reset")
     stale = (ResponseHead(send.attempt_id, 200), AttemptEnded(send.attempt_id, "reset"), ClientGone(1))
-    for event in (*stale, TimerFired(99), CheckUpResult(99, "a", False)):
+    for event in (*stale, TimerFired(99), HealthCheckResult(99, "a", False)):
         assert bench.gateway.handle(event, 0.0) == []
     assert bench.gateway.idle
 
@@ -278,7 +278,7 @@ def test_checks_have_the_settings_numbers() -> None:
     (timer,) = bench.started
     assert isinstance(timer, SetTimer)
     check, again = bench.gateway.handle(TimerFired(timer.timer_id), 2.0)
-    assert isinstance(check, CheckUp)
+    assert isinstance(check, SendHealthCheck)
     assert (check.backend_id, check.timeout_s) == ("a", 0.75)
     assert again == SetTimer(timer.timer_id, 2.25)
 
@@ -308,4 +308,4 @@ def test_a_busy_one_exits_with_its_last_request() -> None:
 def test_exit_is_said_once() -> None:
     bench = Bench(CALM, "a")
     bench.gateway.handle(ShutdownAsked(), 0.0)
-    assert bench.gateway.handle(CheckUpResult(99, "a", True), 0.0) == []
+    assert bench.gateway.handle(HealthCheckResult(99, "a", True), 0.0) == []

@@ -19,18 +19,18 @@ from harness.gateway.protocol import (
     Backend,
     Cancel,
     CancelTimer,
-    CheckUp,
-    CheckUpResult,
     ClientGone,
     Commit,
     Event,
     Exit,
+    HealthCheckResult,
     MembershipChanged,
     Reply,
     Request,
     RequestArrived,
     ResponseHead,
     Send,
+    SendHealthCheck,
     SetTimer,
     ShutdownAsked,
     TimerFired,
@@ -139,7 +139,7 @@ class Shell(RuleBasedStateMachine):
                 self.timers[timer_id] = at_s
             case CancelTimer(timer_id):
                 del self.timers[timer_id]
-            case CheckUp(check_id, backend):
+            case SendHealthCheck(check_id, backend):
                 assert check_id not in self.checks and backend in self.stays
                 self.checks[check_id] = (backend, self.stays[backend].number)
             case Exit():
@@ -252,11 +252,11 @@ class Shell(RuleBasedStateMachine):
         check_id = sorted(self.checks)[pick % len(self.checks)]
         backend, number = self.checks.pop(check_id)
         stay = self.stays.get(backend)
-        # A check-up that began before one whose result is known says nothing any more.
+        # A health check that began before one whose result is known says nothing any more.
         if stay is not None and stay.number == number and check_id >= stay.newest_check:
             stay.newest_check = check_id
             stay.failed_checks = 0 if ok else stay.failed_checks + 1
-        assert self.tell(CheckUpResult(check_id, backend, ok)) == []
+        assert self.tell(HealthCheckResult(check_id, backend, ok)) == []
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 1.0]))
     def time_passes(self, seconds: float) -> None:
@@ -269,7 +269,7 @@ class Shell(RuleBasedStateMachine):
             ResponseHead(number, 200),
             ClientGone(number),
             TimerFired(number),
-            CheckUpResult(number, "gpu-0", False),
+            HealthCheckResult(number, "gpu-0", False),
         ):
             assert self.tell(event) == []
 

@@ -28,19 +28,19 @@ from harness.gateway.protocol import (
     Backend,
     Cancel,
     CancelTimer,
-    CheckUp,
-    CheckUpResult,
     ClientGone,
     Commit,
     Event,
     Exit,
     FirstByte,
+    HealthCheckResult,
     MembershipChanged,
     Reply,
     Request,
     RequestArrived,
     ResponseHead,
     Send,
+    SendHealthCheck,
     SetTimer,
     ShutdownAsked,
     TimerFired,
@@ -117,7 +117,7 @@ class Shell(RuleBasedStateMachine):
                     self.timers[timer_id] = at_s
                 case CancelTimer(timer_id):
                     del self.timers[timer_id]
-                case CheckUp(check_id, backend):
+                case SendHealthCheck(check_id, backend):
                     self.checks[check_id] = backend
                 case Exit():
                     assert self.stopping and not self.live and not self.exited
@@ -217,7 +217,7 @@ class Shell(RuleBasedStateMachine):
     def check_answers(self, pick: int, ok: bool) -> None:
         check_id = sorted(self.checks)[pick % len(self.checks)]
         name = self.checks.pop(check_id)
-        self.tell(CheckUpResult(check_id, name, ok, Backend(name, name, queue_depth=pick % 5) if ok else None))
+        self.tell(HealthCheckResult(check_id, name, ok, Backend(name, name, queue_depth=pick % 5) if ok else None))
 
     @rule(seconds=st.sampled_from([0.05, 0.5, 2.0]))
     def time_passes(self, seconds: float) -> None:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from harness.balancer.health.readiness import Readiness, RotationSettings
-from harness.gateway.protocol import Backend, CheckUp, SetTimer
+from harness.gateway.protocol import Backend, SendHealthCheck, SetTimer
 
 UNGUARDED = RotationSettings(minimum_ready_share=0.0)
 HALF = RotationSettings(minimum_ready_share=0.5)
@@ -21,7 +21,7 @@ WARM = replace(IDLE, memory_used_mb=99.0, memory_evictable_mb=80.0)
 
 
 class Watch:
-    """Readiness with the timers that it asked for, by backend; check-ups start at time 0 unless told otherwise."""
+    """Readiness with the timers that it asked for, by backend; health checks start at time 0 unless told otherwise."""
 
     def __init__(
         self, *backends: str, rotation: RotationSettings = UNGUARDED, unhealthy: int = 2, healthy: int = 1
@@ -40,7 +40,7 @@ class Watch:
 
     def check(self, name: str, now_s: float = 0.0) -> int:
         check = self.readiness.timer_fired(self.timers[name], now_s)[0]
-        assert isinstance(check, CheckUp)
+        assert isinstance(check, SendHealthCheck)
         return check.check_id
 
     def tell(self, names: str, ok: bool, report: Backend | None = None, times: int = 1) -> list[bool]:
@@ -88,7 +88,7 @@ def test_without_settings_reports_change_nothing() -> None:
     timer = readiness.set_backends(("a",), 0.0)[0]
     assert isinstance(timer, SetTimer)
     check = readiness.timer_fired(timer.timer_id, 0.0)[0]
-    assert isinstance(check, CheckUp)
+    assert isinstance(check, SendHealthCheck)
     readiness.result(check.check_id, True, BUSY)
     assert readiness.ready("a")
 
@@ -163,8 +163,8 @@ def test_the_guard_leaves_the_dead_out() -> None:
     assert watch.rotation == "cd"
 
 
-def test_if_nobody_answers_check_ups_all_are_tried() -> None:
-    """Rather all than nobody: overload can drown check-ups as well, and their route may be what is broken."""
+def test_if_nobody_answers_health_checks_all_are_tried() -> None:
+    """Rather all than nobody: overload can drown health checks as well, and their route may be what is broken."""
     watch = Watch(*"abcd", rotation=HALF)
     watch.tell("abcd", True, IDLE)
     watch.tell("abcd", False, None, times=2)
@@ -221,7 +221,7 @@ def test_a_leave_can_start_and_a_join_end_the_guard() -> None:
 
 
 def test_gated_newcomers_get_nothing_before_they_passed() -> None:
-    """E7: with gating, none before the first good check-up. The guard is no way round it."""
+    """E7: with gating, none before the first good health check. The guard is no way round it."""
     watch = Watch("a", "b", rotation=RotationSettings(gated=True))
     assert watch.rotation == ""
     watch.tell("a", False, IDLE, times=4)
@@ -259,7 +259,7 @@ def test_the_unready_are_checked_on_at_the_same_interval() -> None:
     watch = Watch("a")
     for step in range(20):
         check, timer = watch.readiness.timer_fired(watch.timers["a"], step / 2)
-        assert isinstance(check, CheckUp)
+        assert isinstance(check, SendHealthCheck)
         assert timer == SetTimer(watch.timers["a"], step / 2 + 0.5)
         watch.readiness.result(check.check_id, ok=step >= 10)
         assert watch.readiness.ready("a") == (step < 1 or step >= 10)
@@ -276,17 +276,17 @@ def test_edits_of_the_list_change_nobody_elses_mark() -> None:
     assert watch.rotation == "cd"
 
 
-# --- check-ups apart from each other -----------------------------------------------------------------------
+# --- health checks apart from each other -----------------------------------------------------------------------
 
 
 def test_a_hung_check_holds_up_no_other() -> None:
-    """S10: check-ups are due by each backend's own timer and have a timeout each, however many hang."""
+    """S10: health checks are due by each backend's own timer and have a timeout each, however many hang."""
     watch = Watch(*"abcd")
     started = []
     for step in range(4):
         for name in "abcd":
             check, timer = watch.readiness.timer_fired(watch.timers[name], step / 2)
-            assert isinstance(check, CheckUp)
+            assert isinstance(check, SendHealthCheck)
             assert timer == SetTimer(watch.timers[name], step / 2 + 0.5)
             started.append((check.backend_id, check.timeout_s))
             if name != "a":  # a's are never answered
@@ -311,7 +311,7 @@ def test_hangs_in_a_row_still_count() -> None:
 
 
 def test_nothing_is_left_of_who_left() -> None:
-    """S8, E5: no check-up after the removal, and neither verdict, liveness nor late results on the return."""
+    """S8, E5: no health check after the removal, and neither verdict, liveness nor late results on the return."""
     watch = Watch("a", unhealthy=1)
     timer, late = watch.timers["a"], watch.check("a")
     watch.tell("a", False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from harness.balancer.health.readiness import Readiness
-from harness.gateway.protocol import CheckUp, SetTimer
+from harness.gateway.protocol import SendHealthCheck, SetTimer
 
 
 class Watch:
-    """Readiness with the timers and check-ups that it asked for, by backend."""
+    """Readiness with the timers and health checks that it asked for, by backend."""
 
     def __init__(self, *backends: str, unhealthy: int = 2, healthy: int = 1) -> None:
         self.readiness = Readiness(interval_s=0.5, timeout_s=1.0, unhealthy=unhealthy, healthy=healthy)
@@ -28,9 +28,9 @@ class Watch:
         return started
 
     def check(self, name: str, now_s: float = 0.0) -> int:
-        """Let the timer of `name` fire; the id of the check-up that starts."""
+        """Let the timer of `name` fire; the id of the health check that starts."""
         check, timer = self.readiness.timer_fired(self.timers[name], now_s)
-        assert isinstance(check, CheckUp)
+        assert isinstance(check, SendHealthCheck)
         assert (check.backend_id, check.timeout_s) == (name, 1.0)
         assert timer == SetTimer(self.timers[name], now_s + 0.5)
         return check.check_id

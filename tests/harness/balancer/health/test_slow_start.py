@@ -68,7 +68,7 @@ def test_new_returned_and_ejected_ones_all_ramp() -> None:
 
 
 def test_ready_again_ramps_too() -> None:
-    """D2: readiness tells when a backend came back by a check-up."""
+    """D2: readiness tells when a backend came back by a health check."""
     readiness = Readiness(interval_s=1.0, timeout_s=1.0, unhealthy=1, healthy=1)
     slow_start = warm_fleet()
     timer = readiness.set_backends(("a",), 0.0)[0].timer_id  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
-"""Chaos programmes: the timelines of whole-system runs, by name, and one that is drawn. Pure.
+"""Chaos fault plans: the timelines of whole-system runs, by name, and one that is drawn. Pure.
 
-A programme is a function of the backends it may strike, when it begins and how long it lasts (seconds of the run).
+A fault plan is a function of the backends it may strike, when it begins and how long it lasts (seconds of the run).
 All of it has healed at `at_s + for_s`, so that what follows shows whether the balancer recovers.
 """
 
@@ -22,7 +22,7 @@ from harness.scenario.faults import (
     Step,
 )
 
-Programme = Callable[[Sequence[str], float, float], tuple[Step, ...]]
+FaultPlan = Callable[[Sequence[str], float, float], tuple[Step, ...]]
 
 SLOWER = 200.0
 """How many times as long a grey backend takes: half a second instead of 2.5 ms, which a health route doesn't show."""
@@ -33,7 +33,7 @@ BROWN_SHARE = 0.25
 
 
 def victim_of(backends: Sequence[str]) -> str:
-    """The backend that a programme for a single one strikes: the second, neither end of the balancer's list."""
+    """The backend that a fault plan for a single one strikes: the second, neither end of the balancer's list."""
     return backends[1 % len(backends)]
 
 
@@ -98,7 +98,7 @@ def thundering_return(backends: Sequence[str], at_s: float, for_s: float) -> tup
     return tuple(Down(name, at_s, for_s) for name in backends)
 
 
-PROGRAMMES: Mapping[str, Programme] = MappingProxyType(
+FAULT_PLANS: Mapping[str, FaultPlan] = MappingProxyType(
     {
         "node-crash": node_crash,
         "rolling-restart": rolling_restart,
@@ -110,4 +110,4 @@ PROGRAMMES: Mapping[str, Programme] = MappingProxyType(
         "thundering-return": thundering_return,
     }
 )
-"""All named programmes."""
+"""All named fault plans."""

@@ -4,8 +4,8 @@
     python -m tests.referee after.json before.json
 
 The second form also prints every difference and exits with 1 if there is one. A row is one property at one seed:
-scenario digest, history digest, outcome, figures and every finding; words (summary, reason, notes) may differ. Keep the files
-outside the repository.
+scenario digest, history digest, outcome, figures and every finding; words (summary, reason, notes) may differ.
+Keep the files outside the repository.
 """
 
 from __future__ import annotations

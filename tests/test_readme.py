@@ -30,7 +30,7 @@ INLINE = re.findall(r"`((?:steelyard|mockgpu|pytest) [^`]*)`", README)
 
 INSTALLS = {
     "pip install -e . && pytest suites/",
-    "pip install -e '.[test]' && pytest tests/",
+    """pip install -e '.[test]' && pytest tests/ -m "not slow\"""",
 }
 SHOWN = {"steelyard targets": "nginx", "steelyard catalogue": "affinity.leave.share"}
 JUDGED = {

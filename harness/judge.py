@@ -15,7 +15,8 @@ from typing import Any
 from harness.claims.features import FEATURES, Feature, Limits
 from harness.evidence.history import History
 from harness.evidence.run_timeseries import run_timeseries
-from harness.property.declare import Finding, Held, Property, Sampled, Undecided, Within
+from harness.property.declare import Property
+from harness.property.findings import Finding, Held, Sampled, Undecided, Within
 from harness.property.verdict import Figure, FindingRow, Outcome, Record
 from harness.scenario.fast_dataclass import scale_durations
 from harness.scenario.fault_schedule import conflict

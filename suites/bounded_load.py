@@ -9,7 +9,8 @@ import numpy as np
 
 from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
 from harness.evidence.history import UNSEEN, History, Mask, Numbers, Times
-from harness.property.declare import Findings, declare, held, undecided
+from harness.property.declare import declare
+from harness.property.findings import Findings, held, undecided
 from harness.scenario.model import Failure, Keys, Load, ModelServer, Phase, Scenario, Stream, UnsupportedError
 from suites.scenarios import ENOUGH, key_carrier, sliver
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness.claims.features import Affinity, Claims
 from harness.evidence.history import History
-from harness.property.declare import Findings, declare, held, undecided
+from harness.property.declare import declare
+from harness.property.findings import Findings, held, undecided
 from harness.scenario.model import Keys, Load, ModelServer, Scenario, Stream, UnsupportedError
 from harness.stats import ALPHA
 from suites.scenarios import CALM, ENOUGH, KEY_MOVERS, key_carrier

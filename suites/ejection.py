@@ -6,7 +6,8 @@ import numpy as np
 
 from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
 from harness.evidence.history import History, Mask, Times
-from harness.property.declare import Findings, declare, held
+from harness.property.declare import declare
+from harness.property.findings import Findings, held
 from harness.scenario.faults import FailingStatus
 from harness.scenario.model import Keys, Load, Phase, Scenario, Stream, UnsupportedError
 from suites.scenarios import key_carrier

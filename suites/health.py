@@ -6,7 +6,8 @@ import numpy as np
 
 from harness.claims.features import Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.evidence.history import History
-from harness.property.declare import Findings, declare, undecided, within
+from harness.property.declare import declare
+from harness.property.findings import Findings, undecided, within
 from harness.scenario.faults import Blackhole, Kill
 from harness.scenario.model import Keys, Load, Method, Phase, Scenario, Stream
 from suites.scenarios import can_get, key_carrier

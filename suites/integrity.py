@@ -6,7 +6,8 @@ import numpy as np
 
 from harness.claims.features import Claims
 from harness.evidence.history import History
-from harness.property.declare import Findings, declare, held, undecided
+from harness.property.declare import declare
+from harness.property.findings import Findings, held, undecided
 from harness.scenario.arrival_rates import Spike, expected
 from harness.scenario.arrivals import draw
 from harness.scenario.faults import Kill, Restart

@@ -8,7 +8,8 @@ import numpy as np
 
 from harness.claims.features import Affinity, Claims
 from harness.evidence.history import UNSEEN, History, StepSeen
-from harness.property.declare import Findings, declare, held, undecided
+from harness.property.declare import declare
+from harness.property.findings import Findings, held, undecided
 from harness.scenario.faults import Join, Leave
 from harness.stats import ALPHA, remap_band
 from suites.affinity.changes import changes_before, every_change, poor_sweep

@@ -11,7 +11,8 @@ import numpy as np
 
 from harness.claims.features import Claims, HealthShare, Spread
 from harness.evidence.history import UNSEEN, History
-from harness.property.declare import Findings, declare, held, sampled, undecided
+from harness.property.declare import declare
+from harness.property.findings import Findings, held, sampled, undecided
 from harness.scenario.faults import Slow
 from harness.scenario.model import Connections, Kind, Load, ModelServer, Scenario, Stream, UnsupportedError, World
 from harness.stats import ALPHA, ShareTest

@@ -1,1 +1,1 @@
-"""Properties: how one is declared, what its check yields, and what is decided of it."""
+"""Properties: declaration, findings of a check, outcomes and records."""

@@ -1,7 +1,8 @@
-"""A property: one promise, declared in one place, and the findings that its check yields.
+"""Declaring properties, and listing them. A property is one promise: claims it needs, a scenario and a check.
 
-A check is a pure function of a history and the claims. It yields one finding for each occasion on which the promise
-was really put to the test; no finding at all makes the run vacuous. The judge alone turns findings into an outcome.
+A check is a pure function of a history and the claims. It yields one finding (`harness.property.findings`) for each
+occasion on which the promise was tested; a run without findings is vacuous (the promise was not exercised). The judge
+alone turns findings into an outcome.
 """
 
 from __future__ import annotations
@@ -10,99 +11,18 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from harness.claims.features import Claims, Feature
 from harness.evidence.history import History
+from harness.property.findings import Finding, Findings
 from harness.scenario.model import Scenario, World
-from harness.stats import ALPHA, BETA
 
 NAME = re.compile(r"^[a-z0-9-]+(\.[a-z0-9-]+){1,2}$")
-"""Two or three parts: `family.promise` or `family.situation.promise`."""
-
-Number = float | int
-Bound = Number | tuple[Number, Number]
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A fact of order or count that held or broke. `exact`: no delay can cause a breach, so it is never undecided.
-
-    `alpha` is the false-alarm rate of a bound that rests on chance (0: none can happen).
-    """
-
-    ok: bool
-    at_s: float
-    observed: Bound
-    bound: Bound
-    exact: bool = False
-    until_s: float | None = None
-    sample: int | None = None
-    alpha: float = 0.0
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Within:
-    """A time that must lie in [low_s, high_s]; the judge widens both ends by the slack of that stretch."""
-
-    observed_s: float
-    low_s: float
-    high_s: float
-    at_s: float
-    until_s: float | None = None
-    sample: int | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A rate, judged by the truncated sequential test. `hits` in the order in which they happened."""
-
-    hits: tuple[bool, ...]
-    conform: tuple[float, float]
-    violate: tuple[float | None, float | None]
-    at_s: float
-    until_s: float | None = None
-    alpha: float = ALPHA
-    beta: float = BETA
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Undecided:
-    """An occasion on which the evidence does not say."""
-
-    why: str
-    at_s: float = 0.0
-
-
-Finding = Held | Within | Sampled | Undecided
-Findings = Iterator[Finding]
-
-held = Held
-within = Within
-undecided = Undecided
-
-
-def sampled(
-    hits: Sequence[bool],
-    *,
-    conform: tuple[float, float],
-    violate: tuple[float | None, float | None],
-    at_s: float,
-    until_s: float | None = None,
-    alpha: float = ALPHA,
-    beta: float = BETA,
-    note: str = "",
-) -> Sampled:
-    """A rate finding. One independent decision per hit is assumed: use it on one hit per connection or request."""
-    flags = tuple(bool(hit) for hit in hits)
-    return Sampled(flags, conform, violate, at_s, until_s, alpha, beta, note)
-
+"""A property's name has two or three parts: `family.promise` or `family.situation.promise`."""
 
 Check = Callable[[History, Claims], Findings]
 MakeScenario = Callable[[Claims], Scenario]
@@ -110,11 +30,11 @@ MakeScenario = Callable[[Claims], Scenario]
 
 @dataclass(frozen=True)
 class Property:
-    """One promise. `needs` must be claimed; `without` must be off; `off` is switched off where the target can.
+    """One promise. Features in `needs` must be claimed, those in `without` off; `off` are switched off where possible.
 
-    `attempts`: the check needs attempts tied to requests. `baselines`: policies of the simulator that it compares with.
-    `worlds`: those that its scenario is made for; one too long for real time is judged in `sim` alone.
-    `module` is where the check was defined, so that an imported property is not collected twice.
+    `attempts`: the check needs attempts matched to requests. `baselines`: simulator policies to compare with.
+    `worlds`: worlds that the scenario is made for; one too long for real time is judged in `sim` only.
+    `module`: the module that defines the check, so that an imported property is not collected twice.
     """
 
     name: str
@@ -136,7 +56,7 @@ class Property:
         return self.name.split(".", 1)[0]
 
     def __call__(self, history: History, claims: Claims) -> list[Finding]:
-        """All findings of the check."""
+        """All findings of the check on `history`."""
         return list(self.check(history, claims))
 
 
@@ -151,7 +71,22 @@ def declare(
     baselines: tuple[str, ...] = (),
     worlds: Iterable[World] = World,
 ) -> Callable[[Check], Property]:
-    """Make a check into a property. ValueError if the name, the signature or the docstring won't do."""
+    """Decorator that makes a check a `Property`. The first paragraph of its docstring is the promise.
+
+    ValueError for a malformed name, a signature other than (history, claims), or a missing docstring.
+
+    >>> from harness.property.findings import held
+    >>> from harness.scenario.model import Load, Scenario, Stream
+    >>> def steady(claims):
+    ...     return Scenario("steady", backends=2, load=Load((Stream("all", 0.0, 10.0, 50),)))
+    >>> @declare("demo.all-answered", scenario=steady)
+    ... def all_answered(history, claims):
+    ...     '''Every request gets a complete answer with a 2xx status.'''
+    ...     lost = int((~history.answered()).sum())
+    ...     yield held(lost == 0, at_s=0.0, observed=lost, bound=0)
+    >>> all_answered.family, all_answered.summary
+    ('demo', 'Every request gets a complete answer with a 2xx status.')
+    """
     if not NAME.match(name):
         raise ValueError(f"property {name!r}: expected family.situation.promise or family.promise in lower case")
 
@@ -181,7 +116,7 @@ def declare(
 
 
 def properties_of(module: ModuleType) -> list[Property]:
-    """The properties that were defined in `module` (not merely imported into it), by name."""
+    """Properties defined in `module` (imported ones are left out), sorted by name. ValueError for a duplicate name."""
     found: dict[str, Property] = {}
     for value in vars(module).values():
         if isinstance(value, Property) and value.module == module.__name__:
@@ -192,7 +127,7 @@ def properties_of(module: ModuleType) -> list[Property]:
 
 
 def catalogue(package: str = "suites") -> list[Property]:
-    """All properties of a package, by name: a sorted scan of its modules, those of its folders too."""
+    """All properties of a package and its subpackages, sorted by name. ValueError for a duplicate name."""
     root = importlib.import_module(package)
     found: list[Property] = []
     for info in sorted(pkgutil.walk_packages(root.__path__, f"{package}."), key=lambda item: item.name):
@@ -205,7 +140,7 @@ def catalogue(package: str = "suites") -> list[Property]:
 
 
 def catalogue_row(item: Property) -> dict[str, Any]:
-    """One property in plain JSON types."""
+    """`item` in plain JSON types."""
     return {
         "name": item.name,
         "family": item.family,

@@ -6,7 +6,8 @@ import numpy as np
 
 from harness.claims.features import Affinity, Claims, HealthChecks
 from harness.evidence.history import History, Numbers
-from harness.property.declare import Findings, declare, held, undecided
+from harness.property.declare import declare
+from harness.property.findings import Findings, held, undecided
 from harness.scenario.faults import Join, Leave, Membership
 from harness.scenario.model import Keys, Load, Scenario, Stream, UnsupportedError
 from harness.stats import ALPHA, remap_band

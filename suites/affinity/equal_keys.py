@@ -6,7 +6,8 @@ import numpy as np
 
 from harness.claims.features import Affinity, Claims
 from harness.evidence.history import SEVERAL, UNSEEN, History, Numbers, StepSeen
-from harness.property.declare import Findings, Held, declare, held, undecided
+from harness.property.declare import declare
+from harness.property.findings import Findings, Held, held, undecided
 from harness.stats import ALPHA, remap_band
 from suites.scenarios import CALM, KEY_MOVERS, leave_and_return, sliver, steady, undisturbed
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from harness.claims.features import Affinity, Breaker, Claims
 from harness.evidence.history import UNSEEN, History
-from harness.property.declare import Findings, Within, declare, held, sampled, within
+from harness.property.declare import declare
+from harness.property.findings import Findings, Within, held, sampled, within
 from harness.scenario.model import UnsupportedError
 from harness.stats import ALPHA
 from suites.breaker.evidence import (

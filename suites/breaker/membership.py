@@ -6,7 +6,8 @@ import numpy as np
 
 from harness.claims.features import Affinity, Breaker, Claims
 from harness.evidence.history import History
-from harness.property.declare import Findings, declare, held, undecided
+from harness.property.declare import declare
+from harness.property.findings import Findings, held, undecided
 from harness.scenario.faults import FailingStatus, Join, Leave
 from harness.scenario.model import Load, Phase, Scenario, UnsupportedError
 from suites.breaker.evidence import BOOKKEEPING_S, PATIENT_REQUESTS, after, calls_of, own_keys, tripped

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness.claims.features import Affinity, Breaker, Claims
 from harness.evidence.history import History
-from harness.property.declare import Findings, Within, declare, held, undecided, within
+from harness.property.declare import declare
+from harness.property.findings import Findings, Within, held, undecided, within
 from harness.scenario.model import UnsupportedError
 from suites.breaker.evidence import (
     BOOKKEEPING_S,

@@ -13,7 +13,8 @@ import numpy as np
 from harness.chaos.fault_plans import FAULT_PLANS
 from harness.claims.features import FEATURES, Affinity, Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.evidence.history import History, Mask
-from harness.property.declare import Findings, Property, declare, held, undecided, within
+from harness.property.declare import Property, declare
+from harness.property.findings import Findings, held, undecided, within
 from harness.scenario.faults import Kill, Restart, Step, heals_at_s, is_fault
 from harness.scenario.model import Keys, Kind, Load, Method, Scenario, Stream
 from harness.stats import band, beta_binomial_pmf, binomial_pmf

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from harness.claims.features import Claims, Failover
 from harness.evidence.history import History
-from harness.property.declare import Findings, declare
+from harness.property.declare import declare
+from harness.property.findings import Findings
 from harness.scenario.model import Scenario, World
 from suites.chaos.evidence import answers_belong, contained, fault_plan, nothing_lost, recovers
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from harness.claims.features import Claims, Failover
 from harness.evidence.history import History
-from harness.property.declare import Findings, declare
+from harness.property.declare import declare
+from harness.property.findings import Findings
 from harness.scenario.model import Chats, Keys, Scenario, Stream
 from suites.chaos.evidence import (
     KEYS,

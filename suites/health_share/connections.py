@@ -6,7 +6,8 @@ import numpy as np
 
 from harness.claims.features import BoundedLoad, Claims, HealthShare
 from harness.evidence.history import History, Mask, Numbers, Times
-from harness.property.declare import Findings, declare
+from harness.property.declare import declare
+from harness.property.findings import Findings
 from harness.scenario.faults import CutOff, Slow
 from harness.scenario.model import Kind, Load, ModelServer, Phase, Scenario, UnsupportedError, World
 from suites.health_share.evidence import judge_share

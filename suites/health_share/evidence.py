@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.claims.features import Claims, HealthShare
 from harness.evidence.history import UNSEEN, History, Numbers
-from harness.property.declare import Findings, sampled, undecided
+from harness.property.findings import Findings, sampled, undecided
 from harness.scenario.model import Ending, Kind
 from harness.stats import ALPHA
 from suites.health_share.scenarios import HANDOVER_S, Zone, reported_s, tail_zone

@@ -19,7 +19,8 @@ from harness.claims.features import (
     Spread,
 )
 from harness.evidence.history import History
-from harness.property.declare import Findings, declare, sampled, undecided, within
+from harness.property.declare import declare
+from harness.property.findings import Findings, sampled, undecided, within
 from harness.stats import ALPHA
 from suites.health_share.evidence import holdings, judge_share, picks, tail_share, told_s, warmed
 from suites.health_share.scenarios import (

@@ -8,7 +8,8 @@ import numpy as np
 
 from harness.claims.features import Breaker, Claims, Hedge, Retry
 from harness.evidence.history import UNSEEN, History, Mask, Times
-from harness.property.declare import Finding, Findings, declare, held
+from harness.property.declare import declare
+from harness.property.findings import Finding, Findings, held
 from harness.scenario.model import Kind
 from suites.hedge.evidence import hedges, in_flight, inference_hedges, outlasted, probes, winners
 from suites.hedge.scenarios import BREAKER_OTHERS, LONG, OTHERS, SHORT, half_open, overload, overloaded, stalls

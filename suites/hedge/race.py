@@ -9,7 +9,8 @@ import numpy as np
 
 from harness.claims.features import Claims, Hedge, Retry
 from harness.evidence.history import UNSEEN, History
-from harness.property.declare import Findings, declare, held, within
+from harness.property.declare import declare
+from harness.property.findings import Findings, held, within
 from harness.scenario.model import Ending, Failure, Kind
 from suites.hedge.evidence import (
     answers,

@@ -9,7 +9,8 @@ import numpy as np
 
 from harness.claims.features import Claims, Limits
 from harness.evidence.history import UNSEEN, History, Mask, Times
-from harness.property.declare import Findings, declare, held, undecided, within
+from harness.property.declare import declare
+from harness.property.findings import Findings, held, undecided, within
 from harness.scenario.model import Failure
 from suites.limits.scenarios import CALM_STREAM, CRITICAL, HOT, NORMAL, crowd, hot_second
 from suites.scenarios import CALM

@@ -8,7 +8,8 @@ import numpy as np
 
 from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
 from harness.evidence.history import UNSEEN, History
-from harness.property.declare import Findings, declare, held, within
+from harness.property.declare import declare
+from harness.property.findings import Findings, held, within
 from harness.scenario.faults import CutOff, FailingStatus, Hang, RequestFault, heals_at_s
 from harness.scenario.model import Ending, Failure, Keys, Kind, Load, Method, Phase, Scenario, Stream, UnsupportedError
 from suites.retry.evidence import counts, dropped, followers, inference, refused, started_in, turns, updates

@@ -6,7 +6,8 @@ import numpy as np
 
 from harness.claims.features import Claims, Hedge, Retry
 from harness.evidence.history import UNSEEN, History
-from harness.property.declare import Findings, declare, held, within
+from harness.property.declare import declare
+from harness.property.findings import Findings, held, within
 from harness.scenario.faults import Hang
 from harness.scenario.model import Failure, Keys, Kind, Load, Phase, Scenario, Stream, UnsupportedError
 from suites.retry.attempts import OTHERS

@@ -13,7 +13,8 @@ import numpy as np
 
 from harness.claims.features import Claims, Hedge, Retry
 from harness.evidence.history import History, Numbers, Times
-from harness.property.declare import Finding, Findings, declare, held, undecided, within
+from harness.property.declare import declare
+from harness.property.findings import Finding, Findings, held, undecided, within
 from harness.scenario.faults import OverCapacity
 from harness.scenario.model import Keys, Load, Phase, Scenario, Stream, UnsupportedError, World
 from suites.retry.attempts import OTHERS

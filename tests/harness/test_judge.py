@@ -12,7 +12,8 @@ import pytest
 from harness.claims.features import Affinity, Breaker, Claims, Failover, Hedge, Limits, Retry
 from harness.evidence.history import History, StepSeen, empty_requests
 from harness.judge import Judge, Play
-from harness.property.declare import Finding, Findings, Property, declare, held, sampled, undecided, within
+from harness.property.declare import Property, declare
+from harness.property.findings import Finding, Findings, held, sampled, undecided, within
 from harness.property.verdict import Outcome, Record
 from harness.scenario.fast_dataclass import scale_durations
 from harness.scenario.faults import Join, Kill, Leave

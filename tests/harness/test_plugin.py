@@ -23,7 +23,8 @@ SUITE = '''
 
 from harness.claims.features import Affinity, Failover
 from harness.scenario.model import Load, Scenario, Stream
-from harness.property.declare import declare, held, undecided
+from harness.property.declare import declare
+from harness.property.findings import held, undecided
 
 
 def short(claims):

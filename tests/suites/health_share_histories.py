@@ -10,7 +10,8 @@ import numpy as np
 
 from harness.claims.features import Claims, HealthChecks, HealthShare
 from harness.evidence.history import History, Mask, Times
-from harness.property.declare import Property, Sampled, Undecided
+from harness.property.declare import Property
+from harness.property.findings import Sampled, Undecided
 from harness.scenario.arrivals import Arrival
 from harness.scenario.model import Scenario
 from tests.suites.histories import history_of

@@ -10,7 +10,8 @@ import numpy as np
 from harness.claims.features import Claims
 from harness.evidence.history import ATTEMPT, RESIDENCY, History, StepSeen, empty_requests
 from harness.judge import decide
-from harness.property.declare import Held, Property
+from harness.property.declare import Property
+from harness.property.findings import Held
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival, draw
 from harness.scenario.model import Echo, Ending, Failure, Residency, Scenario

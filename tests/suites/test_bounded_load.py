@@ -10,7 +10,8 @@ import pytest
 
 from harness.claims.features import BoundedLoad, Claims
 from harness.evidence.history import History
-from harness.property.declare import Property, undecided
+from harness.property.declare import Property
+from harness.property.findings import undecided
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival
 from harness.scenario.fast_dataclass import scale_durations

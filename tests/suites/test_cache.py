@@ -6,7 +6,7 @@ import pytest
 
 from harness.claims.features import Affinity, Claims
 from harness.evidence.history import History
-from harness.property.declare import undecided
+from harness.property.findings import undecided
 from harness.property.verdict import Outcome
 from harness.scenario.model import UnsupportedError
 from suites.cache import affinity_hit_rate, more_models_than_fit_one

@@ -10,7 +10,7 @@ import pytest
 
 from harness.claims.features import Claims, Ejection
 from harness.evidence.history import History
-from harness.property.declare import Held
+from harness.property.findings import Held
 from harness.scenario.arrivals import Arrival
 from harness.scenario.model import Scenario, UnsupportedError
 from suites.ejection import FAILURE, cap_never_more, many_fail, one_fails, out_gets_nothing

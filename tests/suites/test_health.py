@@ -9,7 +9,7 @@ import pytest
 
 from harness.claims.features import Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.evidence.history import HEALTH_CHECK, History
-from harness.property.declare import Finding, Within
+from harness.property.findings import Finding, Within
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival
 from harness.scenario.faults import Blackhole, Kill

@@ -8,7 +8,7 @@ import numpy as np
 
 from harness.claims.features import Claims
 from harness.evidence.history import History, StepSeen
-from harness.property.declare import Held, undecided
+from harness.property.findings import Held, undecided
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import draw
 from harness.scenario.model import Echo, Ending

@@ -9,7 +9,7 @@ import pytest
 
 from harness.claims.features import Claims
 from harness.evidence.history import History
-from harness.property.declare import Held, undecided
+from harness.property.findings import Held, undecided
 from harness.property.verdict import Outcome
 from harness.stats import ALPHA, remap_band
 from suites.membership import join_gets_share, leave_gets_nothing

@@ -12,7 +12,7 @@ from harness.balancer.settings import Settings
 from harness.claims.features import SPREAD_POLICIES, Claims, HealthShare, Spread
 from harness.evidence.history import History
 from harness.judge import Judge, decide
-from harness.property.declare import Sampled, undecided
+from harness.property.findings import Sampled, undecided
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival
 from harness.scenario.faults import Slow

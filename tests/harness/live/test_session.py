@@ -23,7 +23,8 @@ from harness.live.load.load_process import LoadProcess
 from harness.live.process.child import Child
 from harness.live.session import LiveSession, check_recorded
 from harness.load.job import LoadJob
-from harness.property.declare import Findings, Property, declare, held
+from harness.property.declare import Property, declare
+from harness.property.findings import Findings, held
 from harness.property.verdict import Outcome, Record
 from harness.scenario.arrival_rates import Poisson
 from harness.scenario.arrivals import draw

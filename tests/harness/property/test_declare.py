@@ -11,7 +11,8 @@ import pytest
 
 from harness.claims.features import Affinity, Claims, Hedge, Retry
 from harness.evidence.history import History, empty_requests
-from harness.property.declare import Findings, Property, catalogue, catalogue_row, declare, held, properties_of, sampled
+from harness.property.declare import Property, catalogue, catalogue_row, declare, properties_of
+from harness.property.findings import Findings, held, sampled
 from harness.scenario.model import Load, Scenario
 
 
@@ -97,7 +98,8 @@ def test_imported_properties_are_not_a_modules_own() -> None:
 
 PROMISE = """
 from harness.scenario.model import Load, Scenario
-from harness.property.declare import declare, held
+from harness.property.declare import declare
+from harness.property.findings import held
 
 def quiet(claims):
     return Scenario("quiet", backends=2, load=Load(()))

@@ -12,7 +12,8 @@ from harness.judge import Judge
 from harness.live import fleet as module
 from harness.live.process.child import Child
 from harness.live.session import LiveSession
-from harness.property.declare import Findings, declare, held
+from harness.property.declare import declare
+from harness.property.findings import Findings, held
 from harness.property.verdict import Outcome, Record
 from harness.scenario.model import World
 from harness.targets.reference import ReferenceTarget

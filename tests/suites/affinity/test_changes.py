@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from harness.claims.features import Breaker, Claims, HealthChecks
-from harness.property.declare import Held, Property, undecided
+from harness.property.declare import Property
+from harness.property.findings import Held, undecided
 from harness.property.verdict import Outcome
 from harness.scenario.faults import Join, Leave
 from harness.scenario.model import Scenario, UnsupportedError

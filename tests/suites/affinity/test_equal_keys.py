@@ -9,7 +9,8 @@ import pytest
 
 from harness.claims.features import Affinity, Claims, HealthChecks
 from harness.evidence.history import History
-from harness.property.declare import Property, Undecided, undecided
+from harness.property.declare import Property
+from harness.property.findings import Undecided, undecided
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival
 from harness.scenario.model import UnsupportedError

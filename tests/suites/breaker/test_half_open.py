@@ -9,7 +9,7 @@ import pytest
 
 from harness.claims.features import Backoff, Breaker, Claims
 from harness.evidence.history import History
-from harness.property.declare import Held, Within
+from harness.property.findings import Held, Within
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival
 from harness.scenario.faults import FailingStatus, Hang

@@ -9,7 +9,7 @@ import pytest
 
 from harness.claims.features import Breaker, Claims
 from harness.evidence.history import History
-from harness.property.declare import Finding, Held, Within
+from harness.property.findings import Finding, Held, Within
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival
 from harness.scenario.faults import FailingStatus, OverCapacity, Slow

@@ -10,7 +10,8 @@ import pytest
 
 from harness.claims.features import Affinity, Backoff, Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.evidence.history import History, StepSeen
-from harness.property.declare import Held, Within, catalogue
+from harness.property.declare import catalogue
+from harness.property.findings import Held, Within
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival
 from harness.scenario.faults import Kill, Leave

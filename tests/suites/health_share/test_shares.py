@@ -9,7 +9,7 @@ import pytest
 
 from harness.claims.features import Claims
 from harness.evidence.history import History
-from harness.property.declare import Sampled, Undecided, Within
+from harness.property.findings import Sampled, Undecided, Within
 from harness.property.verdict import Outcome
 from suites.health_share.scenarios import (
     FAILING,

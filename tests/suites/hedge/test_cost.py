@@ -9,7 +9,7 @@ import pytest
 
 from harness.claims.features import Backoff, Breaker, Claims, Hedge
 from harness.evidence.history import History
-from harness.property.declare import Held
+from harness.property.findings import Held
 from harness.property.verdict import Outcome
 from harness.scenario.faults import FailingStatus, Hang, Slow
 from harness.scenario.model import Kind, UnsupportedError

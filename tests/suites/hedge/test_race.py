@@ -9,7 +9,7 @@ import pytest
 
 from harness.claims.features import Affinity, Claims, Hedge
 from harness.evidence.history import History
-from harness.property.declare import Finding, Held, Within
+from harness.property.findings import Finding, Held, Within
 from harness.property.verdict import Outcome
 from harness.scenario.model import Ending, Failure
 from suites.hedge.evidence import delay_s, rank

@@ -11,7 +11,8 @@ import pytest
 from harness.claims.features import Claims, Limits
 from harness.evidence.history import History
 from harness.judge import Judge, decide
-from harness.property.declare import Held, Within, catalogue, undecided
+from harness.property.declare import catalogue
+from harness.property.findings import Held, Within, undecided
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival, draw
 from harness.scenario.model import Failure, UnsupportedError

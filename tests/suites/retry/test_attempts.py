@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from harness.claims.features import Claims, Retry
-from harness.property.declare import Held, Property, Within
+from harness.property.declare import Property
+from harness.property.findings import Held, Within
 from harness.property.verdict import Outcome
 from harness.scenario.faults import CutOff, FailingStatus, Hang
 from harness.scenario.model import Failure, Kind, Method, UnsupportedError

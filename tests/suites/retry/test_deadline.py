@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.claims.features import Claims, Retry
-from harness.property.declare import Held, Within
+from harness.property.findings import Held, Within
 from harness.property.verdict import Outcome
 from harness.scenario.faults import Hang
 from harness.scenario.model import Failure, Kind, UnsupportedError

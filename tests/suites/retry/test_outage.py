@@ -9,7 +9,8 @@ import pytest
 
 from harness.claims.features import Claims, Retry
 from harness.evidence.history import History
-from harness.property.declare import Held, MakeScenario, Undecided, Within
+from harness.property.declare import MakeScenario
+from harness.property.findings import Held, Undecided, Within
 from harness.property.verdict import Outcome
 from harness.scenario.faults import OverCapacity
 from harness.scenario.model import Scenario, UnsupportedError, World

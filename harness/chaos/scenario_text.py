@@ -185,7 +185,7 @@ def _check_load(scenario: Scenario) -> None:
             raise ValueError(f"{place}: stream {stream.name!r}: {told}")
         alone = dataclasses.replace(load, streams=(stream,))
         try:
-            asked = VirtualUsers(alone, 0, 0).asked if stream.chats is not None else draw(alone, 0)
+            asked = VirtualUsers(alone, 0, 0).requests if stream.chats is not None else draw(alone, 0)
         except (ValueError, ArithmeticError, LookupError) as error:
             raise ValueError(f"{place}: it cannot be drawn: {error}") from None
         longest = max((max(one.prompt_tokens, one.output_tokens) for one in asked), default=0)

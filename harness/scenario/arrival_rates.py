@@ -1,9 +1,9 @@
-"""Shapes of arrival rates over time, and arrival times drawn from them exactly. Standard library only.
+"""Arrival rates over time (shapes), and arrival times drawn from them exactly. Standard library only.
 
-A shape is a rate in requests per second as a function of time. Its integral, the expected count, is known in closed
-form; arrivals are found by inverting it. So a varying Poisson process is drawn exactly (Çinlar's method: the points of
-a process of rate 1 carried back through the integral), without thinning and without time steps, and the evenly spaced
-variant puts request number n where n requests are expected.
+A shape is a rate in requests per second as a function of time. Its integral, the expected count, has a closed form;
+arrival times are found by inverting it. This draws a non-homogeneous Poisson process exactly (Çinlar's method: the
+points of a unit-rate process mapped through the inverse integral), without thinning or time steps. The evenly spaced
+variant places request number n where n requests are expected.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 _ROUNDING = 1e-9
-"""An expected count of 30.000000000000004 means 30 even arrivals, not 31."""
+"""Tolerance in an expected count: 30.000000000000004 means 30 even arrivals, not 31."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A stretch of a shape on which the rate goes from `first_per_s` to `last_per_s` in a straight line."""
+    """A piece of a shape on which the rate goes linearly from `first_per_s` to `last_per_s`."""
 
     start_s: float
     end_s: float
@@ -28,11 +28,11 @@ class Line:
     last_per_s: float
 
     def rate(self, at_s: float) -> float:
-        """Requests per second at a time within the stretch."""
+        """Requests per second at a time within the piece."""
         return self.first_per_s + self._slope * (at_s - self.start_s)
 
     def expected(self, at_s: float) -> float:
-        """Requests expected from `start_s` until `at_s`, a time within the stretch."""
+        """Requests expected from `start_s` until `at_s`, a time within the piece."""
         passed_s = at_s - self.start_s
         return (self.first_per_s + 0.5 * self._slope * passed_s) * passed_s
 
@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """A stretch whose rate swings around `mean_per_s` by a share of `swing` in `period_s`, lowest at second 0."""
+    """A piece with a sinusoidal rate: mean `mean_per_s`, relative amplitude `swing`, `period_s`, lowest at 0 s."""
 
     start_s: float
     end_s: float
@@ -78,24 +78,24 @@ class Wave:
             guess_s = at_s + missing / rate if rate > 0 else math.inf
             if abs(guess_s - at_s) < 1e-12 * max(self.end_s, 1.0):
                 return min(max(guess_s, self.start_s), self.end_s)
-            # Newton where it stays between the bounds, halving where it does not.
+            # Newton's method while it stays within the bounds, bisection otherwise.
             at_s = guess_s if low_s < guess_s < high_s else 0.5 * (low_s + high_s)
         return at_s
 
     def _since_0(self, at_s: float) -> float:
-        turn = math.tau / self.period_s
-        return self.mean_per_s * (at_s - self.swing * math.sin(turn * at_s) / turn)
+        angular = math.tau / self.period_s
+        return self.mean_per_s * (at_s - self.swing * math.sin(angular * at_s) / angular)
 
 
 Piece = Line | Wave
 
 # --- the shapes -------------------------------------------------------------------------------------------
-# `form` names the class in JSON, so that shapes of equal fields stay apart there.
+# `form` names the class in JSON, where shapes may have equal fields.
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One request every 1 / `rate_per_s`, from second 0 on. For what is to be counted exactly."""
+    """One request every 1 / `rate_per_s`, from second 0 on, for exact counts."""
 
     even: ClassVar[bool] = True
     rate_per_s: float
@@ -112,7 +112,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Independent users: gaps are exponential with mean 1 / `rate_per_s`."""
+    """A Poisson process (independent users): gaps are exponential with mean 1 / `rate_per_s`."""
 
     even: ClassVar[bool] = False
     rate_per_s: float
@@ -129,7 +129,7 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """A calm `rate_per_s`, and at the end of every `every_s` a burst of `size` more, expected within `burst_s`."""
+    """A base `rate_per_s`, and at the end of every `every_s` a burst of `size` more requests within `burst_s`."""
 
     rate_per_s: float
     size: float
@@ -146,15 +146,15 @@ class Bursts:
             raise ValueError(f"burst_s must be below every_s ({self.every_s:g}), not {self.burst_s:g}")
 
     def pieces(self) -> Iterator[Piece]:
-        """Calm and burst in turn."""
+        """Base rate and burst, alternating."""
         peak_per_s = self.rate_per_s + self.size / self.burst_s
         calm_s = self.every_s - self.burst_s
-        yield from _in_turn((calm_s, self.rate_per_s), (self.burst_s, peak_per_s), self.duration_s)
+        yield from _alternating((calm_s, self.rate_per_s), (self.burst_s, peak_per_s), self.duration_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Diurnal:
-    """Day and night: around a mean of `rate_per_s` by a share of `swing` (0 to 1), a day being `period_s`.
+    """Day and night: a sinusoidal rate with mean `rate_per_s`, relative amplitude `swing` (0 to 1) and `period_s`.
 
     Lowest at second 0, highest half a period later.
     """
@@ -178,7 +178,7 @@ class Diurnal:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """A rate that grows, or falls, in a straight line over the whole of `duration_s`."""
+    """A rate that rises or falls linearly over the whole of `duration_s`."""
 
     from_per_s: float
     to_per_s: float
@@ -199,7 +199,7 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """`rate_per_s`, but `peak_per_s` from `at_s` on for `for_s`: a rush that comes and goes at once."""
+    """`rate_per_s`, but `peak_per_s` for `for_s` seconds from `at_s` on, without ramps."""
 
     rate_per_s: float
     peak_per_s: float
@@ -216,7 +216,7 @@ class Spike:
             raise ValueError(f"the spike ends at {self.at_s + self.for_s:g} s, after duration_s {self.duration_s:g}")
 
     def pieces(self) -> Iterator[Piece]:
-        """Before, spike, after; those of no length are left out."""
+        """Before, during and after the spike; empty pieces are left out."""
         end_s = self.at_s + self.for_s
         yield from _flat(0.0, self.at_s, self.rate_per_s)
         yield from _flat(self.at_s, end_s, self.peak_per_s)
@@ -225,7 +225,7 @@ class Spike:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A staircase of `levels` steps of equal length, the first at `from_per_s`, the last at `to_per_s`."""
+    """`levels` constant rates of equal duration, the first `from_per_s`, the last `to_per_s`."""
 
     from_per_s: float
     to_per_s: float
@@ -252,7 +252,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class OnOff:
-    """`on_per_s` for `on_s`, then `off_per_s` (silence) for `off_s`, and again; begins on."""
+    """`on_per_s` for `on_s`, then `off_per_s` (default 0) for `off_s`, repeated."""
 
     on_per_s: float
     on_s: float
@@ -267,13 +267,13 @@ class OnOff:
         _at_least_0(self, "off_per_s")
 
     def pieces(self) -> Iterator[Piece]:
-        """On and off in turn."""
-        yield from _in_turn((self.on_s, self.on_per_s), (self.off_s, self.off_per_s), self.duration_s)
+        """On and off, alternating."""
+        yield from _alternating((self.on_s, self.on_per_s), (self.off_s, self.off_per_s), self.duration_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Exactly the times of a trace, in order, in seconds from its start; nothing is drawn."""
+    """The exact times of a trace, in order, in seconds from its start; nothing is random."""
 
     times_s: tuple[float, ...]
     form: Literal["recorded"] = "recorded"
@@ -295,11 +295,11 @@ Varying = Constant | Poisson | Bursts | Diurnal | Ramp | Spike | Step | OnOff
 Shape = Varying | Recorded
 
 
-# --- what can be asked of a shape ---------------------------------------------------------------------------
+# --- functions of shapes ------------------------------------------------------------------------------------
 
 
 def rate(shape: Varying, at_s: float) -> float:
-    """Requests per second at `at_s`; 0 outside the shape. Where it jumps, the rate after the jump."""
+    """Requests per second at `at_s`; 0 outside the shape. At a discontinuity, the rate after it."""
     for piece in shape.pieces():
         if piece.start_s <= at_s < piece.end_s:
             return piece.rate(at_s)
@@ -307,16 +307,16 @@ def rate(shape: Varying, at_s: float) -> float:
 
 
 def expected(shape: Shape, until_s: float = math.inf) -> float:
-    """Requests expected before `until_s`; without it, in all."""
+    """Requests expected before `until_s`; the total by default."""
     if isinstance(shape, Recorded):
         return float(sum(at_s < until_s for at_s in shape.times_s))
     return sum(piece.expected(min(until_s, piece.end_s)) for piece in shape.pieces() if piece.start_s < until_s)
 
 
 def times(shape: Shape, generator: random.Random) -> list[float]:
-    """All arrival times of `shape`, in order, in seconds from its start; `generator` is used up to the last gap.
+    """All arrival times of `shape`, in order, in seconds from its start, drawn from `generator`.
 
-    Poisson shapes draw their number too: it is Poisson with mean `expected(shape)`.
+    The number of arrivals of a Poisson shape is random too: Poisson with mean `expected(shape)`.
     """
     if isinstance(shape, Recorded):
         return list(shape.times_s)
@@ -352,15 +352,15 @@ def _flat(start_s: float, end_s: float, rate_per_s: float) -> Iterator[Piece]:
         yield Line(start_s, end_s, rate_per_s, rate_per_s)
 
 
-def _in_turn(one: tuple[float, float], other: tuple[float, float], duration_s: float) -> Iterator[Piece]:
-    """Flat pieces of two (length in seconds, rate), in turn until `duration_s`, where the last one is cut."""
-    period_s, turn = one[0] + other[0], 0
-    while turn * period_s < duration_s:
-        start_s = turn * period_s
+def _alternating(one: tuple[float, float], other: tuple[float, float], duration_s: float) -> Iterator[Piece]:
+    """Two constant rates (duration in seconds, rate), alternating until `duration_s`, where the last piece is cut."""
+    period_s, cycle = one[0] + other[0], 0
+    while cycle * period_s < duration_s:
+        start_s = cycle * period_s
         middle_s = start_s + one[0]
         yield from _flat(start_s, min(middle_s, duration_s), one[1])
-        yield from _flat(middle_s, min((turn + 1) * period_s, duration_s), other[1])
-        turn += 1
+        yield from _flat(middle_s, min((cycle + 1) * period_s, duration_s), other[1])
+        cycle += 1
 
 
 def _above_0(shape: object, *names: str) -> None:

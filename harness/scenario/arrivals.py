@@ -1,8 +1,7 @@
-"""Seeded arrivals of a load: times, keys and content, drawn before the run. Pure; the simulator and Locust both use it.
+"""Seeded arrivals of a load: times, keys and content, drawn before the run. Pure; simulator and load engines use it.
 
-Open loop: an arrival's time never depends on an answer, so a slow balancer is offered exactly the same load as a fast
-one, and latency can be counted from the intended time (no coordinated omission). harness.scenario.closed_loop is the
-closed loop.
+Open loop: an arrival's time never depends on an answer, so a slow balancer gets exactly the same load as a fast one,
+and latency counts from the intended time (no coordinated omission). `harness.scenario.closed_loop` is the closed loop.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from harness.scenario import arrival_rates as shapes
-from harness.scenario import request_mix as content
+from harness.scenario import arrival_rates, request_mix
 from harness.scenario.fast_dataclass import fast_dataclass
 from harness.scenario.model import Connections, Keys, Kind, Load, Method, Stream
 from harness.scenario.request_mix import RequestContent
@@ -25,11 +23,11 @@ from harness.scenario.request_mix import RequestContent
 class Arrival:
     """One request to be sent. `at_s` counts from the start of the run; `key` is an index, -1 for none.
 
-    `connection` numbers the client connection of a stream that uses a single one; -1 elsewhere. `key_text`: the key's
-    name where it is not `key_name`. `session`: its number in the load, -1 for none; `turn` counts from 0 in it.
-    `history`: tokens said before in the session, asked and answered in turn, with which `prompt_tokens` begin.
-    `blocks`: what the prompt consists of, see `harness.scenario.request_mix.Replay`. `payload_bytes`: the least length
-    of the body. `abort_after_s`: when its client gives it up; None: not before `timeout_s`.
+    `connection`: number of the client connection of a stream that uses a single one; -1 elsewhere. `key_text`: the
+    key's name where it is not `key_name`. `session`: number in the load, -1 for none; `turn` counts from 0 in it.
+    `history`: tokens of the session's earlier prompts and answers, alternating; `prompt_tokens` includes them.
+    `blocks`: the prompt's blocks, see `harness.scenario.request_mix.Replay`. `payload_bytes`: minimum length of the
+    body. `abort_after_s`: when its client cancels it; None: not before `timeout_s`.
     """
 
     number: int
@@ -55,7 +53,7 @@ class Arrival:
 
     @property
     def shared_tokens(self) -> int:
-        """So many tokens at the beginning of the prompt were said before in its session."""
+        """Tokens at the beginning of the prompt that repeat earlier turns of its session."""
         return sum(self.history)
 
     @property
@@ -65,12 +63,12 @@ class Arrival:
 
 
 _Drawn = tuple[float, Method, int, RequestContent | None, int, Stream]
-"""When, how, with which key and what is asked; number of the stream, and the stream."""
+"""Time, method, key, content, number of the stream, stream."""
 
 
 @lru_cache(maxsize=65536)
 def key_name(seed: int, key: int) -> str:
-    """Name of key number `key` in the run with this seed, so that every seed meets a ring with keys of its own."""
+    """Name of key number `key` in the run with this seed; every seed has other names, and so other ring positions."""
     return f"m-{hashlib.sha256(f'{seed}/{key}'.encode()).hexdigest()[:10]}"
 
 
@@ -81,7 +79,7 @@ def session_name(seed: int, session: int) -> str:
 
 
 def draw(load: Load, seed: int) -> tuple[Arrival, ...]:
-    """All arrivals of open loops in `load`, ordered by time and numbered so. The same seed gives the same arrivals."""
+    """All open-loop arrivals of `load`, numbered in order of time. The same seed gives the same arrivals."""
     drawn: list[_Drawn] = []
     for index, stream in enumerate(load.streams):
         if stream.chats is None:
@@ -90,8 +88,8 @@ def draw(load: Load, seed: int) -> tuple[Arrival, ...]:
     return _numbered(drawn, load)
 
 
-def asked_by(load: Load, index: int, seed: int) -> tuple[Arrival, ...]:
-    """The arrivals of stream number `index` alone, numbered from 0. Of a closed loop no time counts."""
+def stream_arrivals(load: Load, index: int, seed: int) -> tuple[Arrival, ...]:
+    """The arrivals of stream number `index` alone, numbered from 0. The times of a closed loop have no meaning."""
     return _numbered(_drawn(load.streams[index], index, seed), load)
 
 
@@ -99,42 +97,44 @@ def _drawn(stream: Stream, index: int, seed: int) -> list[_Drawn]:
     generator = random.Random(f"{seed}/arrivals/{index}")
     times = _times(stream, generator)
     keys = _keys(stream, times, generator)
-    asked = _asked(stream, len(times), f"{seed}/content/{index}")
+    contents = _contents(stream, len(times), f"{seed}/content/{index}")
     methods = itertools.cycle(stream.methods)
-    return [(*one, index, stream) for one in zip(times, methods, keys, asked, strict=False)]
+    return [(*one, index, stream) for one in zip(times, methods, keys, contents, strict=False)]
 
 
 def _numbered(drawn: list[_Drawn], load: Load) -> tuple[Arrival, ...]:
-    homes: dict[int, tuple[int, str]] = {}
+    session_keys: dict[int, tuple[int, str]] = {}
     arrivals = []
-    for number, (at_s, method, key, what, index, stream) in enumerate(drawn):
-        arrival = _plain(number, at_s, index, stream, method, key)
-        arrivals.append(arrival if what is None else _special(arrival, what, len(load.streams), homes))
+    for number, (at_s, method, key, content, index, stream) in enumerate(drawn):
+        arrival = _without_content(number, at_s, index, stream, method, key)
+        arrivals.append(
+            arrival if content is None else _with_content(arrival, content, len(load.streams), session_keys)
+        )
     return tuple(arrivals)
 
 
-def share_of(arrivals: tuple[Arrival, ...], worker: int, workers: int) -> tuple[Arrival, ...]:
+def shard_of(arrivals: tuple[Arrival, ...], worker: int, workers: int) -> tuple[Arrival, ...]:
     """The arrivals that worker number `worker` of `workers` sends, numbers and times unchanged.
 
-    Every arrival is one worker's. What shares a session or a single connection goes to the same worker, in order;
-    sessions are dealt out as they begin, all other arrivals by their number, so that every worker sends all along.
+    Every arrival belongs to one worker. Requests of one session or of a single connection go to the same worker, in
+    order. Sessions are assigned in turn as they begin, other arrivals by number, so all workers send during the run.
     """
     if not 0 <= worker < workers:
         raise ValueError(f"worker {worker} of {workers}: expected 0 to {workers - 1}")
-    lots: dict[tuple[str, int], int] = {}
+    groups: dict[tuple[str, int], int] = {}
     mine = []
     for arrival in arrivals:
-        lot = arrival.number
+        group = arrival.number
         if arrival.connection >= 0:
-            lot = lots.setdefault(("connection", arrival.connection), len(lots))
+            group = groups.setdefault(("connection", arrival.connection), len(groups))
         elif arrival.session >= 0:
-            lot = lots.setdefault(("session", arrival.session), len(lots))
-        if lot % workers == worker:
+            group = groups.setdefault(("session", arrival.session), len(groups))
+        if group % workers == worker:
             mine.append(arrival)
     return tuple(mine)
 
 
-def _plain(number: int, at_s: float, index: int, stream: Stream, method: Method, key: int) -> Arrival:
+def _without_content(number: int, at_s: float, index: int, stream: Stream, method: Method, key: int) -> Arrival:
     return Arrival(
         number=number,
         stream=index,
@@ -151,43 +151,45 @@ def _plain(number: int, at_s: float, index: int, stream: Stream, method: Method,
     )
 
 
-def _special(arrival: Arrival, asked: RequestContent, streams: int, homes: dict[int, tuple[int, str]]) -> Arrival:
-    """`arrival` with content. `homes`: the key of each session, which is that of its first request."""
-    post = asked.update or arrival.method is Method.POST
-    session = arrival.stream + streams * asked.session if asked.session >= 0 else -1
-    key, key_text = (-1, "") if asked.update else (arrival.key, arrival.key_text)
+def _with_content(
+    arrival: Arrival, content: RequestContent, streams: int, session_keys: dict[int, tuple[int, str]]
+) -> Arrival:
+    """`arrival` with content. `session_keys`: the key of each session's first request, used for all of them."""
+    post = content.update or arrival.method is Method.POST
+    session = arrival.stream + streams * content.session if content.session >= 0 else -1
+    key, key_text = (-1, "") if content.update else (arrival.key, arrival.key_text)
     if session >= 0:
-        key, key_text = homes.setdefault(session, (key, key_text))
+        key, key_text = session_keys.setdefault(session, (key, key_text))
     return replace(
         arrival,
-        kind=Kind.UPDATE if asked.update else arrival.kind,
+        kind=Kind.UPDATE if content.update else arrival.kind,
         method=Method.POST if post else Method.GET,
         key=key,
         key_text=key_text,
-        prompt_tokens=asked.prompt_tokens,
-        output_tokens=asked.output_tokens,
-        fresh=arrival.connection < 0 and (arrival.fresh or asked.fresh),
-        urgency=asked.urgency,
+        prompt_tokens=content.prompt_tokens,
+        output_tokens=content.output_tokens,
+        fresh=arrival.connection < 0 and (arrival.fresh or content.fresh),
+        urgency=content.urgency,
         session=session,
-        turn=asked.turn,
-        history=asked.history,
-        blocks=asked.blocks,
-        payload_bytes=asked.payload_bytes if post else 0,
-        streams=asked.streams and post,
-        abort_after_s=asked.abort_after_s,
+        turn=content.turn,
+        history=content.history,
+        blocks=content.blocks,
+        payload_bytes=content.payload_bytes if post else 0,
+        streams=content.streams and post,
+        abort_after_s=content.abort_after_s,
     )
 
 
-def _asked(stream: Stream, requests: int, seed: str) -> Iterator[RequestContent | None]:
+def _contents(stream: Stream, requests: int, seed: str) -> Iterator[RequestContent | None]:
     if stream.content is None:
         yield from [None] * requests
     else:
-        yield from content.draw(stream.content, requests, stream.prompt_tokens, stream.output_tokens, seed)
+        yield from request_mix.draw(stream.content, requests, stream.prompt_tokens, stream.output_tokens, seed)
 
 
 def _times(stream: Stream, generator: random.Random) -> list[float]:
     if stream.shape is not None:
-        return [stream.start_s + at_s for at_s in shapes.times(stream.shape, generator)]
+        return [stream.start_s + at_s for at_s in arrival_rates.times(stream.shape, generator)]
     if stream.arrivals == "constant":
         return [stream.start_s + position / stream.rate_per_s for position in range(stream.requests)]
     if stream.arrivals != "poisson":

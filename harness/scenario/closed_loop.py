@@ -1,8 +1,8 @@
-"""The closed loop: chats that ask, wait for their answer, think, and ask again. Pure; simulator and engines use it.
+"""The closed loop: virtual users that send a request, wait for the answer, think and send the next one. Pure.
 
-What is asked, and how long each chat thinks, is drawn from the seed before the run; only when an answer comes is not.
-Latency still counts from when the chat meant to ask. A closed loop offers a slow balancer less than a fast one, as a
-crowd of people does; it says how that feels, not what the balancer can bear.
+The simulator and both load engines use it. Requests and think times are drawn from the seed before the run; only the
+times of the answers are not known. Latency counts from the time at which the user meant to send. A closed loop offers
+a slow balancer less load than a fast one, as real users do: it shows what users experience, not the capacity.
 """
 
 from __future__ import annotations
@@ -13,84 +13,84 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from harness.scenario.arrivals import Arrival, asked_by
+from harness.scenario.arrivals import Arrival, stream_arrivals
 from harness.scenario.model import Connections, Failure, Load, Stream
 
 BACK_OFF_S = 0.05
-"""How long a chat waits at least after a failure."""
+"""Shortest pause of a virtual user after a failure."""
 
 
 class VirtualUsers:
-    """All chats of a load, or a worker's share of them. `asked` is everything that they may ask for.
+    """All virtual users of a load, or one worker's part of them. `requests`: everything that they may send.
 
-    `first` is the number of their first request: those below are the open loop's. Numbers are dealt as requests are
-    made, so that no two workers use the same. ValueError for chats that cannot be played.
+    `first` is the number of their first request: lower numbers belong to the open loop. Numbers are assigned when a
+    request is sent, and no two workers use the same ones. ValueError for invalid settings.
     """
 
     def __init__(self, load: Load, seed: int, first: int, worker: int = 0, workers: int = 1) -> None:
         self._numbers = itertools.count(first + worker, workers)
-        self.chats: list[VirtualUser] = []
-        self.asked: list[Arrival] = []
-        dealt = 0
+        self.users: list[VirtualUser] = []
+        self.requests: list[Arrival] = []
+        assigned = 0
         for index, stream in enumerate(load.streams):
             if stream.chats is None:
                 continue
             _check(stream)
-            asked = asked_by(load, index, seed)
-            self.asked += asked
-            everything = _talks(asked)
+            requests = stream_arrivals(load, index, seed)
+            self.requests += requests
+            everything = _conversations(requests)
             # No two workers hold the same conversation at a time, unless there are fewer than workers.
-            talks = itertools.cycle(everything[worker::workers] or everything)
+            conversations = itertools.cycle(everything[worker::workers] or everything)
             for number in range(stream.chats.count):
-                if (dealt + number) % workers == worker:
-                    thinking = random.Random(f"{seed}/chat/{index}/{number}")
-                    self.chats.append(VirtualUser(self._numbers, talks, thinking, stream))
-            dealt += stream.chats.count
+                if (assigned + number) % workers == worker:
+                    generator = random.Random(f"{seed}/chat/{index}/{number}")
+                    self.users.append(VirtualUser(self._numbers, conversations, generator, stream))
+            assigned += stream.chats.count
 
 
 class VirtualUser:
-    """One chat of `stream`. It takes one talk after the other: all turns of a session, or a request without one."""
+    """One virtual user of `stream`. It takes one conversation after the other: a session's turns, or one request."""
 
-    __slots__ = ("_ends_s", "_generator", "_numbers", "_talks", "_think_s", "_turns", "begins_s")
+    __slots__ = ("_conversations", "_ends_s", "_generator", "_numbers", "_think_s", "_turns", "start_s")
 
     def __init__(
-        self, numbers: Iterator[int], talks: Iterator[list[Arrival]], generator: random.Random, stream: Stream
+        self, numbers: Iterator[int], conversations: Iterator[list[Arrival]], generator: random.Random, stream: Stream
     ) -> None:
-        self.begins_s = stream.start_s
+        self.start_s = stream.start_s
         self._numbers = numbers
-        self._talks = talks
+        self._conversations = conversations
         self._generator = generator
         self._think_s = stream.chats.think_s if stream.chats else 0.0
         self._ends_s = stream.end_s
         self._turns: Iterator[Arrival] = iter(())
 
     def due_s(self, free_s: float, failed: bool = False) -> float | None:
-        """When the chat asks next, having been free since `free_s`; None if its time is over by then."""
+        """Time of the next request of a user that is free since `free_s`; None if the stream has ended by then."""
         think_s = self._generator.expovariate(1.0 / self._think_s) if self._think_s > 0 else 0.0
         due_s = free_s + (max(think_s, BACK_OFF_S) if failed else think_s)
         return due_s if due_s < self._ends_s else None
 
-    def ask(self, at_s: float) -> Arrival:
-        """What it asks for, meant to be sent at `at_s`."""
+    def next_request(self, at_s: float) -> Arrival:
+        """The next request, with `at_s` as its intended time."""
         turn = next(self._turns, None)
         if turn is None:
-            self._turns = iter(next(self._talks))
+            self._turns = iter(next(self._conversations))
             turn = next(self._turns)
         return replace(turn, number=next(self._numbers), at_s=at_s)
 
 
-def disappoints(failure: Failure, status: int) -> bool:
-    """Whether an answer was none, or an error: its chat backs off."""
+def answer_failed(failure: Failure, status: int) -> bool:
+    """Whether an answer is missing or an error (status 400 or above), so that the virtual user backs off."""
     return failure is not Failure.NONE or status >= 400
 
 
-def _talks(asked: Iterable[Arrival]) -> list[list[Arrival]]:
-    """What belongs together, in the order of its first request."""
-    talks: dict[tuple[str, int], list[Arrival]] = {}
-    for arrival in asked:
-        one = ("session", arrival.session) if arrival.session >= 0 else ("alone", arrival.number)
-        talks.setdefault(one, []).append(arrival)
-    return list(talks.values())
+def _conversations(requests: Iterable[Arrival]) -> list[list[Arrival]]:
+    """Requests grouped by session, in the order of their first requests; one without a session is alone."""
+    conversations: dict[tuple[str, int], list[Arrival]] = {}
+    for arrival in requests:
+        group = ("session", arrival.session) if arrival.session >= 0 else ("alone", arrival.number)
+        conversations.setdefault(group, []).append(arrival)
+    return list(conversations.values())
 
 
 def _check(stream: Stream) -> None:

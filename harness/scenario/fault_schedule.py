@@ -1,4 +1,4 @@
-"""The order of a timeline, and which of its steps do not go together: the same for every world. Pure."""
+"""The order of a timeline's steps, and which steps conflict; equal for every world. Pure."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from harness.scenario.faults import (
 )
 
 RESTART_S = 0.5
-"""From the end of a process until the listener of its successor accepts; about what a mock server takes live."""
+"""Simulated seconds from a process's end until its successor accepts; about the time of a real mock server."""
 
 DIGITS = 9
-"""Times that are equal to so many digits are one."""
+"""Times are compared after rounding to this number of decimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Something to do at a time of the run: step number `position` of the timeline begins, or heals."""
+    """An event of the run: step number `position` of the timeline begins, or heals (`heal`)."""
 
     at_s: float
     position: int
@@ -43,9 +43,9 @@ class Due:
 
 
 def schedule(steps: Sequence[Step], restart_s: float = 0.0) -> list[Due]:
-    """All beginnings and heals in their order. At one moment what ends does so before anything begins.
+    """All beginnings and heals in order of time. At equal times, heals come before beginnings.
 
-    A `Restart` heals after `restart_s` seconds at least; where that waits for a real process, 0 is right.
+    A `Restart` heals after at least `restart_s` seconds; use 0 where the heal waits for a real process.
     """
     rows: list[tuple[tuple[float, int, int, bool], Due]] = []
     for position, step in enumerate(steps):
@@ -53,16 +53,16 @@ def schedule(steps: Sequence[Step], restart_s: float = 0.0) -> list[Due]:
         healed_s = step.at_s + max(step.for_s, restart_s) if isinstance(step, Restart) else heals_at_s(step)
         if healed_s is not None:
             moment_s = round(healed_s, DIGITS)
-            rank = int(moment_s == round(step.at_s, DIGITS))  # it does not heal before it began
+            rank = int(moment_s == round(step.at_s, DIGITS))  # a step does not heal before it begins
             rows.append(((moment_s, rank, position, True), Due(healed_s, position, step, heal=True)))
     due = [item for _, item in sorted(rows, key=lambda row: row[0])]
     latest_s = accumulate((item.at_s for item in due), max)
     return [replace(item, at_s=at_s) for item, at_s in zip(due, latest_s, strict=True)]
 
 
-# --- what goes together -----------------------------------------------------------------------------------
+# --- conflicts --------------------------------------------------------------------------------------------
 
-SEEN_BEHIND: Mapping[type[Fault], tuple[type[Fault], ...]] = MappingProxyType(
+VISIBLE_BEHIND: Mapping[type[Fault], tuple[type[Fault], ...]] = MappingProxyType(
     {
         Kill: (),
         Restart: (),
@@ -74,7 +74,7 @@ SEEN_BEHIND: Mapping[type[Fault], tuple[type[Fault], ...]] = MappingProxyType(
         LimitData: (Down, Reset, Blackhole, Timeout),
     }
 )
-"""The faults of the way that a probe can see while another fault is in force, where these are not all."""
+"""Link faults that a probe can detect while another fault is in force; a fault that is not listed hides none."""
 
 
 def clash(began: Fault, fault: Fault) -> str:
@@ -85,15 +85,14 @@ def clash(began: Fault, fault: Fault) -> str:
         return "a stopped process takes no change"
     if type(began) is type(fault) and not ends(began, fault):
         return "two of a kind cannot be told apart"
-    hidden = isinstance(fault, TransportFault) and type(fault) not in SEEN_BEHIND.get(type(began), (type(fault),))
-    return "no probe would see it behind that" if hidden else ""
+    hidden = isinstance(fault, TransportFault) and type(fault) not in VISIBLE_BEHIND.get(type(began), (type(fault),))
+    return "no probe could detect it behind that" if hidden else ""
 
 
 def ends(began: Fault, fault: Fault) -> bool:
-    """Whether `began`, in force on a backend, is over because `fault` begins there.
+    """Whether `began`, in force on a backend, ends because `fault` begins there.
 
-    What lives in a process ends with it; a fault of single requests that has no end of its own gives way to the next
-    one of its kind.
+    Faults inside a process end with it; a request fault without an end is replaced by the next one of its kind.
     """
     if isinstance(fault, Kill | Restart):
         return isinstance(began, RequestFault | Pause)
@@ -101,9 +100,9 @@ def ends(began: Fault, fault: Fault) -> bool:
 
 
 def conflict(steps: Sequence[Step]) -> str:
-    """What of a timeline cannot be carried out, or not be seen, in one line; "" if all can. Both worlds refuse it.
+    """The first step that cannot be carried out or verified, in one line; "" if there is none. Both worlds reject it.
 
-    Changes of membership and steps on other backends are no matter.
+    Membership changes and steps on other backends never conflict.
     """
     in_force: dict[str, dict[int, Fault]] = {}
     for due in schedule(steps, RESTART_S):
@@ -112,21 +111,21 @@ def conflict(steps: Sequence[Step]) -> str:
             continue
         here = in_force.setdefault(step.backend, {})
         if due.heal:
-            stops = [other for other in here.values() if isinstance(other, Pause)]
-            if stops and isinstance(step, RequestFault) and due.position in here:
-                told = f"{_told(step)} cannot heal at {due.at_s:g} s, during {_told(stops[0])}"
-                return f"{told}: a stopped process takes no change"
+            pauses = [other for other in here.values() if isinstance(other, Pause)]
+            if pauses and isinstance(step, RequestFault) and due.position in here:
+                what = f"{_name(step)} cannot heal at {due.at_s:g} s, during {_name(pauses[0])}"
+                return f"{what}: a stopped process takes no change"
             here.pop(due.position, None)
             continue
         for began in here.values():
             why = clash(began, step)
             if why:
-                return f"{_told(step)} cannot begin during {_told(began)}: {why}"
-        in_force[step.backend] = {place: began for place, began in here.items() if not ends(began, step)}
-        if not isinstance(step, Evict):  # it is over at once
+                return f"{_name(step)} cannot begin during {_name(began)}: {why}"
+        in_force[step.backend] = {number: began for number, began in here.items() if not ends(began, step)}
+        if not isinstance(step, Evict):  # an eviction has no duration
             in_force[step.backend][due.position] = step
     return ""
 
 
-def _told(step: Step) -> str:
+def _name(step: Step) -> str:
     return f"{type(step).__name__} of {step.backend} at {step.at_s:g} s"

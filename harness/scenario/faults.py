@@ -1,8 +1,7 @@
-"""What happens in a scenario beside its load: faults, which can heal, and changes of membership. Standard library only.
+"""Steps of a scenario's timeline: faults, which can heal, and membership changes. Standard library only.
 
-`at_s` and `for_s` are seconds of the run; a fault without `for_s` stays until the run ends. Those of single requests
-are in `harness.scenario.request_faults`; what comes in which order and what does not go together is in
-`harness.scenario.fault_schedule`.
+`at_s` and `for_s` are seconds of the run; a fault without `for_s` lasts until the run ends. Faults of single requests
+are in `harness.scenario.request_faults`; order and conflicts of steps are in `harness.scenario.fault_schedule`.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from harness.scenario.request_faults import WrongLength as WrongLength
 from harness.scenario.request_faults import Zombie as Zombie
 from harness.scenario.request_faults import as_mock as as_mock
 
-# --- faults of a process or of the way to it ----------------------------------------------------------------
+# --- faults of a process or of the link to it ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL of a backend; connects are refused until it is restarted, `for_s` later, with a cold cache."""
+    """SIGKILL of a backend; connects are refused until it restarts, `for_s` later, with a cold cache."""
 
     backend: str
     at_s: float
@@ -46,7 +45,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """SIGSTOP of a backend: its kernel still accepts, nothing is answered; `for_s` later SIGCONT, and it goes on."""
+    """SIGSTOP of a backend: its kernel accepts connections, nothing is answered; SIGCONT `for_s` later."""
 
     backend: str
     at_s: float
@@ -55,9 +54,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A backend's process ends, with all that is inside, and starts again at once with a cold cache.
+    """A backend's process ends, with all its requests, and starts again at once with a cold cache.
 
-    Connects are refused until its listener accepts again, which heals it. `for_s` is how long it stays away at least.
+    Connects are refused until its listener accepts again, which heals the fault. `for_s` is its minimum downtime.
     """
 
     backend: str
@@ -67,7 +66,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """The way to a backend is closed: live connections end, connects are refused. The backend itself lives on."""
+    """The link to a backend is closed: open connections end, connects are refused. The backend keeps running."""
 
     backend: str
     at_s: float
@@ -76,7 +75,7 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Everything that a backend sends arrives `latency_s` later, give or take `jitter_s` (uniform)."""
+    """All data from a backend arrives `latency_s` ± `jitter_s` (uniform) later."""
 
     backend: str
     at_s: float
@@ -87,7 +86,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Blackhole:
-    """Connections to a backend are accepted and then silent in both directions; nothing reaches it."""
+    """Connections to a backend are accepted, then no data passes in either direction."""
 
     backend: str
     at_s: float
@@ -105,7 +104,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """The way from a backend carries `kb_per_s` kilobytes (1,000 bytes) a second on each connection."""
+    """The link from a backend carries `kb_per_s` kilobytes (1,000 bytes) a second on each connection."""
 
     backend: str
     at_s: float
@@ -115,7 +114,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class SlowClose:
-    """That a backend closed a connection shows `delay_s` later."""
+    """A backend's close of a connection arrives `delay_s` later."""
 
     backend: str
     at_s: float
@@ -125,7 +124,7 @@ class SlowClose:
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """Nothing that is sent on a connection to a backend arrives, and after `after_s` it is closed."""
+    """No data on a connection to a backend arrives, and after `after_s` the connection is closed."""
 
     backend: str
     at_s: float
@@ -135,7 +134,7 @@ class Timeout:
 
 @dataclass(frozen=True, slots=True)
 class Slicer:
-    """What a backend sends comes in slices of about `slice_bytes`, with `gap_s` between two of them."""
+    """Data from a backend arrives in slices of about `slice_bytes`, `gap_s` apart."""
 
     backend: str
     at_s: float
@@ -146,9 +145,9 @@ class Slicer:
 
 @dataclass(frozen=True, slots=True)
 class LimitData:
-    """A connection to a backend is closed once `limit_bytes` have come from there.
+    """A connection to a backend is closed after `limit_bytes` from the backend.
 
-    The two worlds agree where one answer is longer than that, or none: `sim` counts each answer on its own.
+    `sim` counts each answer separately: the worlds agree only if a single answer exceeds the limit, or none does.
     """
 
     backend: str
@@ -170,7 +169,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A backend (back from a leave, or a spare one) joins the balancer's membership."""
+    """A backend (one that left, or a spare one) joins the balancer's membership."""
 
     backend: str
     at_s: float
@@ -187,7 +186,7 @@ class Weigh:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A backend is drained: it stays listed but is sent nothing new, until a `Join` (back to work) or a `Leave`."""
+    """A backend is drained: it stays listed but gets no new requests until a `Join` (active again) or a `Leave`."""
 
     backend: str
     at_s: float
@@ -201,11 +200,11 @@ Step = Fault | Membership
 
 
 def is_fault(step: Step) -> TypeGuard[Fault]:
-    """Whether a step is a fault and not a change of membership."""
+    """Whether a step is a fault, not a membership change."""
     return isinstance(step, Fault)
 
 
 def heals_at_s(step: Step) -> float | None:
-    """When a step is to be taken back, in seconds of the run; None if it never is, or heals by itself (`Restart`)."""
+    """Time at which a step is to be reverted, in seconds of the run; None: never, or it heals by itself (`Restart`)."""
     for_s = None if isinstance(step, Restart) else getattr(step, "for_s", None)
     return None if for_s is None else step.at_s + for_s

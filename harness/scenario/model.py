@@ -1,7 +1,7 @@
-"""The words of Steelyard as frozen data: scenarios, loads, errors. Standard library only.
+"""The domain model as frozen data: scenarios, loads, backends, errors. Standard library only.
 
-A scenario is what a world is asked to do. It is plain data, so that equal scenarios share a run, a run can be
-repeated from its seed, and every duration in it can be stretched by one function.
+A scenario describes one run for a world (sim or live). It is plain data: equal scenarios share a run, a run can be
+repeated from its seed, and one function scales every duration.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from harness.scenario.fast_dataclass import canonical
 from harness.scenario.faults import Drain, Join, Kill, Leave, Membership, Pause, Restart, Step, Weigh
 from harness.scenario.request_mix import Content
 
-# --- errors, split by who is at fault ---------------------------------------------------------------------
+# --- errors, by cause -------------------------------------------------------------------------------------
 
 
 class SteelyardError(Exception):
-    """Base of all errors that end a run with one line: what was seen, what was expected, what to do."""
+    """Base of all errors that end a run with one line: what was observed, what was expected, what to do."""
 
 
 class ClaimsError(SteelyardError):
-    """The user's claims file or command line is at fault."""
+    """The user's claims file or command line is invalid."""
 
 
 class TargetError(SteelyardError):
-    """The balancer under test does not start, refuses its configuration, or never gets ready."""
+    """The balancer under test does not start, rejects its configuration, or does not become ready."""
 
 
 class HarnessError(SteelyardError):
-    """Steelyard itself went wrong: the load process, the fleet or the fault proxy died."""
+    """Steelyard itself failed: the load process, the fleet or the fault proxy died."""
 
 
 class UnsupportedError(SteelyardError):
@@ -41,21 +41,21 @@ class UnsupportedError(SteelyardError):
 
 
 class DiedError(SteelyardError):
-    """The balancer exited or refused a change in the middle of a run; every property of that run fails."""
+    """The balancer exited or rejected a change during a run; every property of that run fails."""
 
 
-# --- small vocabularies -----------------------------------------------------------------------------------
+# --- enumerations -----------------------------------------------------------------------------------------
 
 
 class World(StrEnum):
-    """Where a scenario is played: in virtual time, or over real sockets."""
+    """Where a scenario runs: in virtual time (sim), or over real sockets (live)."""
 
     SIM = "sim"
     LIVE = "live"
 
 
 class Kind(IntEnum):
-    """What a request asks of a backend: tokens, or an update of its state."""
+    """Kind of a request: generate tokens, or update the backend's state."""
 
     INFERENCE = 0
     UPDATE = 1
@@ -71,8 +71,8 @@ class Method(IntEnum):
 class Failure(IntEnum):
     """How a request ended for its client, apart from its status.
 
-    STALE_CONNECTION is a bare close on a connection that had carried a request before: a balancer that closes idle
-    connections just as they are used again looks like this, and no attempt was made.
+    STALE_CONNECTION: a reused connection was closed without an answer. A balancer that closes an idle connection just
+    as the client uses it again looks like this; no attempt was made.
     """
 
     NONE = 0
@@ -87,7 +87,7 @@ class Failure(IntEnum):
 
 
 class Echo(IntEnum):
-    """Whose tag a client found in the body of its answer."""
+    """Which request's tag a client found in the body of its answer: none, its own, or another one's."""
 
     NONE = 0
     OWN = 1
@@ -95,9 +95,9 @@ class Echo(IntEnum):
 
 
 class Ending(IntEnum):
-    """How an attempt ended at its backend. OPEN: the backend died, or the run ended, before it did.
+    """How an attempt ended at its backend. OPEN: the backend died or the run ended before the attempt did.
 
-    REFUSED: for want of capacity or queue. CUT: the backend itself reset the connection, before its answer or within.
+    REFUSED: no capacity or queue space. CUT: the backend reset the connection, before or during its answer.
     """
 
     OPEN = 0
@@ -108,7 +108,7 @@ class Ending(IntEnum):
 
 
 class Residency(IntEnum):
-    """What happened to a model in GPU memory."""
+    """An event of a model in GPU memory."""
 
     LOADING = 0
     LOADED = 1
@@ -118,8 +118,8 @@ class Residency(IntEnum):
 class Connections(StrEnum):
     """How a stream of requests uses client connections.
 
-    KEPT: a pool of kept-alive connections. FRESH: one connection for each request. ONE: a single kept connection;
-    a request waits for the answer to the one before it, and its latency counts from its intended time all the same.
+    KEPT: a pool of keep-alive connections. FRESH: one connection per request. ONE: a single keep-alive connection;
+    a request waits for the answer to the previous one, and its latency still counts from its intended time.
     """
 
     KEPT = "kept"
@@ -132,11 +132,11 @@ class Connections(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The affinity keys of a stream: `count` names made from the run's seed.
+    """The affinity keys of a stream: `count` names derived from the run's seed.
 
-    `pick`: "sweep" takes them in turn, "uniform" draws evenly, "zipf" draws with `zipf_exponent`. "hot": one key gets
-    `hot_share` of all, the others share the rest; every `moves_every_s` the next key becomes the hot one (None: never).
-    `names`: words to use as they are, one for each key, instead of made ones.
+    `pick`: "sweep" uses them in turn, "uniform" draws evenly, "zipf" draws with `zipf_exponent`. "hot": one key gets
+    `hot_share` of all requests, the others share the rest; every `moves_every_s` the next key becomes the hot one
+    (None: never). `names`: literal key names, one per key, instead of derived ones.
     """
 
     count: int
@@ -149,10 +149,10 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """A closed loop for `duration_s`: `count` chats, each of which waits for its answer, thinks, and asks again.
+    """A closed loop for `duration_s`: `count` virtual users; each waits for its answer, thinks, and sends again.
 
-    Times to think are exponential with mean `think_s`, and a chat begins with one. After a failure it waits for a
-    twentieth of a second at least, so that a dead balancer is not hammered.
+    Think times are exponential with mean `think_s`; each user begins with one. After a failure a user pauses for at
+    least 0.05 s, so that a dead balancer is not flooded.
     """
 
     count: int
@@ -162,12 +162,12 @@ class Chats:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A source of requests, from `start_s` on: an open loop of `requests` at `rate_per_s` on average, or a closed one.
+    """A source of requests from `start_s` on: an open loop of `requests` at `rate_per_s` on average, or a closed loop.
 
-    `arrivals` is "constant" or "poisson". `methods` are used in turn. `keys` None sends no affinity key. A `shape`
-    takes the place of `arrivals`, `rate_per_s` and `requests`, which then only say what it comes to on average.
-    `content` says what the requests ask for where they differ among each other. With `chats` it is a closed loop, and
-    no time is known before the run: the `requests` are what its chats ask for in turn, over and over.
+    `arrivals` is "constant" or "poisson". `methods` are used in turn. `keys` None: no affinity key is sent. A `shape`
+    replaces `arrivals`, `rate_per_s` and `requests`, which then only state its averages. `content` describes requests
+    that differ from each other. With `chats` the stream is a closed loop whose times are not known before the run; its
+    virtual users send the `requests` in turn, repeatedly.
     """
 
     name: str
@@ -188,20 +188,20 @@ class Stream:
 
     @property
     def end_s(self) -> float:
-        """Time at which the stream's last request is due, on average, in seconds from the start of the run."""
-        lasting = self.chats or self.shape
-        return self.start_s + (lasting.duration_s if lasting else self.requests / self.rate_per_s)
+        """Mean time of the stream's last request, in seconds from the start of the run."""
+        timed = self.chats or self.shape
+        return self.start_s + (timed.duration_s if timed else self.requests / self.rate_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """All requests of a run. `key_carrier` says where the affinity key travels, as in a claims file."""
+    """All requests of a run. `key_carrier` says where the affinity key is sent, as in a claims file."""
 
     streams: tuple[Stream, ...]
     key_carrier: str = "header:x-model-id"
 
     def index(self, name: str) -> int:
-        """Position of the stream called `name`; KeyError lists the names there are."""
+        """Position of the stream called `name`; KeyError lists the valid names."""
         names = [stream.name for stream in self.streams]
         if name not in names:
             raise KeyError(f"no stream {name!r} in this load; there are {names}")
@@ -213,7 +213,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ModelServer:
-    """Every backend of a scenario: one mock GPU model server. Field by field a setup of `mockgpu`.
+    """Settings of every backend of a scenario, a mock GPU model server. The fields are those of a `mockgpu` setup.
 
     With `weights_mb` 0 and `load_s` 0 every model is resident everywhere and costs no memory.
     """
@@ -229,7 +229,7 @@ class ModelServer:
     decode_step_s: float = 0.0005
 
     def as_setup(self) -> str:
-        """The same server as JSON, in the words of `mockgpu.gpu.catalogue.Setup.from_json`."""
+        """The same settings as JSON for `mockgpu.gpu.catalogue.Setup.from_json`."""
         setup = {
             "gpu": {
                 "name": "scenario",
@@ -256,7 +256,7 @@ class ModelServer:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A named stretch of a run, in seconds from its start."""
+    """A named period of a run, in seconds from its start."""
 
     name: str
     start_s: float
@@ -265,10 +265,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What a world is asked to play. `intervals_s`: the durations that its timing findings rest on.
+    """One run, described for any world. `intervals_s`: the durations on which its timing findings depend.
 
-    `backends` are members from the start, `spare` further ones may join (addresses known at render).
-    A scenario without intervals has no seconds too noisy to judge. `off` names the features that must not run.
+    `backends` are members from the start; `spare` further ones may join (their addresses are known at render time).
+    Without intervals no second counts as too noisy to judge. `off` names the features that must be switched off.
     """
 
     name: str
@@ -283,7 +283,7 @@ class Scenario:
 
     @property
     def end_s(self) -> float:
-        """When the last stream, phase or step is over."""
+        """End of the last stream, phase or step, in seconds."""
         ends = [stream.end_s for stream in self.load.streams] + [phase.end_s for phase in self.phases]
         return max(ends + [step.at_s for step in self.timeline], default=0.0)
 
@@ -294,13 +294,13 @@ class Scenario:
 
     @property
     def kills(self) -> bool:
-        """Whether some backend's process is killed, paused or restarted, so that each must have one of its own."""
+        """Whether a backend process is killed, paused or restarted, so that each backend needs a process of its own."""
         return any(isinstance(step, Kill | Pause | Restart) for step in self.timeline)
 
     def members(self, changes: Sequence[Membership]) -> tuple[str, ...]:
-        """The backends that the balancer lists after these changes, in its order; `drained` ones among them.
+        """The balancer's member list after `changes`, in its order, `drained` members included.
 
-        Every change also rotates the list by one, so that a mapping which depends on its order shows.
+        Every change also rotates the list by one, which exposes a mapping that depends on the order.
         """
         names = list(self.backend_ids[: self.backends])
         for change in changes:
@@ -311,11 +311,11 @@ class Scenario:
                     names += [change.backend] if change.backend not in names else []
                 case Weigh() | Drain():
                     continue
-        turn = len(changes) % len(names) if names else 0
-        return tuple(names[turn:] + names[:turn])
+        offset = len(changes) % len(names) if names else 0
+        return tuple(names[offset:] + names[:offset])
 
     def drained(self, changes: Sequence[Membership]) -> frozenset[str]:
-        """Members that are to be sent nothing new after these changes: drained and neither gone nor back since."""
+        """Members that must get no new requests after `changes`: drained, and neither removed nor joined since."""
         names: set[str] = set()
         for change in changes:
             match change:
@@ -328,7 +328,7 @@ class Scenario:
         return frozenset(names)
 
     def weights(self, changes: Sequence[Membership]) -> dict[str, int]:
-        """The weight of each backend after these changes; 1 where none was given. A leave does not change it."""
+        """The weight of each backend after `changes`; 1 where none was set. A leave keeps the weight."""
         weights = dict.fromkeys(self.backend_ids, 1)
         weights |= {change.backend: change.weight for change in changes if isinstance(change, Weigh)}
         return weights
@@ -341,6 +341,6 @@ class Scenario:
         raise KeyError(f"no phase {name!r}; there are {[phase.name for phase in self.phases]}")
 
     def digest(self) -> str:
-        """Sixteen hex digits that are equal for equal scenarios, in every process."""
+        """Sixteen hex digits, equal for equal scenarios in every process."""
         text = json.dumps(canonical(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""Faults that strike single requests of a backend, or its reports, as data. Standard library only.
+"""Faults of single requests of a backend, or of its status reports, as data. Standard library only.
 
-They follow the rules of `mockgpu.faults.decisions`: one of each kind at a time on a backend, gone with its process.
-`at_s` and `for_s` are seconds of the run; one without `for_s` stays until the run ends.
+They follow the rules of `mockgpu.faults.decisions`: at most one of each kind on a backend, lost with its process.
+`at_s` and `for_s` are seconds of the run; a fault without `for_s` lasts until the run ends.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FailingStatus:
-    """A backend answers with `status` (400 to 599) at once: always, or the `first` requests, or a `share` of them.
+    """A backend answers with `status` (400 to 599) at once: always, to the `first` requests, or to a `share` of them.
 
-    Which ones a share (0 to 1) hits follows from the run's seed and their order of arrival there. `retry_after_s` is
-    sent in whole seconds, rounded up.
+    The run's seed and the order of arrival decide which requests a share (0 to 1) affects. `retry_after_s` is sent in
+    whole seconds, rounded up.
     """
 
     backend: str
@@ -28,7 +28,7 @@ class FailingStatus:
 
 @dataclass(frozen=True, slots=True)
 class OverCapacity:
-    """A backend takes `rate_per_s` requests, `burst` at once, as a full token bucket; the rest gets 503 at once."""
+    """A token bucket (`rate_per_s`, `burst`, initially full) admits requests; the others get 503 at once."""
 
     backend: str
     at_s: float
@@ -39,7 +39,7 @@ class OverCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """Service of requests that arrive takes `factor` times as long."""
+    """The service time of requests that arrive is multiplied by `factor`."""
 
     backend: str
     at_s: float
@@ -49,7 +49,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Requests that arrive are never answered, while the health routes stay fine; healing resets their connections."""
+    """Requests that arrive are never answered; health routes still answer. Healing resets their connections."""
 
     backend: str
     at_s: float
@@ -58,7 +58,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """Answers break off after `after_tokens` tokens, or that share of a body, at the latest before their last byte."""
+    """Answers are cut after `after_tokens` tokens, or that share of a body, at the latest before their last byte."""
 
     backend: str
     at_s: float
@@ -68,7 +68,7 @@ class CutOff:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """A backend reports that it is not ready (503), though it serves what it is sent."""
+    """A backend reports that it is not ready (503) but still serves requests."""
 
     backend: str
     at_s: float
@@ -77,7 +77,7 @@ class NotReady:
 
 @dataclass(frozen=True, slots=True)
 class QueueFull:
-    """Requests that arrive are refused with 503 as by a full queue: all, the `first`, or a `share` of them."""
+    """Requests that arrive get 503 as from a full queue: all, the `first`, or a `share` of them."""
 
     backend: str
     at_s: float
@@ -89,9 +89,9 @@ class QueueFull:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """The GPU's memory runs out under requests that arrive: 500.
+    """Requests that arrive exhaust the GPU's memory: 500, for all, the `first`, or a `share` of them.
 
-    `dead`: the engine dies of it, so all inside fails too, as does what comes until this is healed; it is not ready.
+    `dead`: the engine dies, so running requests fail too, as do new ones until this is healed; it is not ready.
     """
 
     backend: str
@@ -104,7 +104,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class Zombie:
-    """As `Hang`, and reports show it: requests wait, none runs."""
+    """Like `Hang`, but visible in the load report: requests wait, none runs."""
 
     backend: str
     at_s: float
@@ -113,7 +113,7 @@ class Zombie:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Answers fall silent after `after_tokens` tokens while their connections stay open."""
+    """Answers stop after `after_tokens` tokens while their connections stay open."""
 
     backend: str
     at_s: float
@@ -123,7 +123,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class StreamError:
-    """Streams end by an error event after `after_tokens` tokens; what is not streamed is answered 500 when ready."""
+    """Streams end with an error event after `after_tokens` tokens; other answers become 500 when they are due."""
 
     backend: str
     at_s: float
@@ -133,7 +133,7 @@ class StreamError:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """Answers are shorter than they should be, but well framed: they go as far as `after_tokens` tokens."""
+    """Answers are well framed but end after `after_tokens` tokens, short of their full length."""
 
     backend: str
     at_s: float
@@ -143,7 +143,7 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class Drip:
-    """Tokens of answers go out with at least `gap_s` between two of them."""
+    """Tokens of answers are sent at least `gap_s` apart."""
 
     backend: str
     at_s: float
@@ -153,7 +153,7 @@ class Drip:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Bodies are noise under the status and headers of a good answer."""
+    """Bodies are random bytes with the status and headers of a correct answer."""
 
     backend: str
     at_s: float
@@ -162,7 +162,7 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class WrongLength:
-    """The length that an answer announces is `by` bytes off (not 0); then its connection is closed."""
+    """The Content-Length of an answer is wrong by `by` bytes (not 0); its connection is closed afterwards."""
 
     backend: str
     at_s: float
@@ -172,7 +172,7 @@ class WrongLength:
 
 @dataclass(frozen=True, slots=True)
 class NotAlive:
-    """A backend reports that it is not alive (503 on liveness), though it is ready and serves."""
+    """A backend reports that it is not alive (503 on liveness) but is ready and serves requests."""
 
     backend: str
     at_s: float
@@ -181,7 +181,7 @@ class NotAlive:
 
 @dataclass(frozen=True, slots=True)
 class BadMetrics:
-    """A backend's load figures can't be had: `how` is garbage, missing or frozen."""
+    """A backend's load figures are unusable: `how` is garbage, missing or frozen."""
 
     backend: str
     at_s: float
@@ -191,7 +191,7 @@ class BadMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Once: what is idle and not pinned leaves a backend's GPU memory. There is nothing to heal."""
+    """One-time: idle, unpinned models are evicted from a backend's GPU memory. There is nothing to heal."""
 
     backend: str
     at_s: float
@@ -215,47 +215,47 @@ RequestFault = (
 
 
 def as_mock(fault: RequestFault, seed: int) -> dict[str, object]:
-    """The same fault as JSON for `mockgpu.faults.kinds.from_json`. `seed` decides which requests a share hits."""
+    """The same fault as JSON for `mockgpu.faults.kinds.from_json`. `seed` decides which requests a share affects."""
     match fault:
         case FailingStatus():
-            return _words("status", fault, seed, "status", "first", "share", "retry_after_s")
+            return _as_json("status", fault, seed, "status", "first", "share", "retry_after_s")
         case OverCapacity():
-            return _words("capacity", fault, None, "rate_per_s", "burst")
+            return _as_json("capacity", fault, None, "rate_per_s", "burst")
         case QueueFull():
-            return _words("queue-full", fault, seed, "first", "share", "retry_after_s")
+            return _as_json("queue-full", fault, seed, "first", "share", "retry_after_s")
         case OutOfMemory():
-            return _words("out-of-memory", fault, seed, "first", "share", "dead")
+            return _as_json("out-of-memory", fault, seed, "first", "share", "dead")
         case Slow():
-            return _words("slow", fault, None, "factor")
+            return _as_json("slow", fault, None, "factor")
         case Hang():
             return {"kind": "hang"}
         case Zombie():
             return {"kind": "zombie"}
         case CutOff():
-            return _words("cut", fault, None, "after_tokens")
+            return _as_json("cut", fault, None, "after_tokens")
         case Stall():
-            return _words("stall", fault, None, "after_tokens")
+            return _as_json("stall", fault, None, "after_tokens")
         case StreamError():
-            return _words("stream-error", fault, None, "after_tokens")
+            return _as_json("stream-error", fault, None, "after_tokens")
         case Truncated():
-            return _words("truncated", fault, None, "after_tokens")
+            return _as_json("truncated", fault, None, "after_tokens")
         case Drip():
-            return _words("drip", fault, None, "gap_s")
+            return _as_json("drip", fault, None, "gap_s")
         case Garbage():
             return {"kind": "garbage"}
         case WrongLength():
-            return _words("wrong-length", fault, None, "by")
+            return _as_json("wrong-length", fault, None, "by")
         case NotReady():
             return {"kind": "not-ready"}
         case NotAlive():
             return {"kind": "not-alive"}
         case BadMetrics():
-            return _words("metrics", fault, None, "how")
+            return _as_json("metrics", fault, None, "how")
         case Evict():
             return {"kind": "evict"}
 
 
-def _words(kind: str, fault: RequestFault, seed: int | None, *names: str) -> dict[str, object]:
-    """The fields of a fault that are given, by name; with the seed where it plays a part."""
+def _as_json(kind: str, fault: RequestFault, seed: int | None, *names: str) -> dict[str, object]:
+    """The fault's fields that are set, by name, and the seed where given."""
     given = {name: value for name in names if (value := getattr(fault, name)) is not None}
     return {"kind": kind, **given, **({} if seed is None else {"seed": seed})}

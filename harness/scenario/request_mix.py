@@ -1,6 +1,6 @@
-"""What the requests of a stream ask for, as frozen data, and its drawing from a seed. Standard library only.
+"""The content of a stream's requests as frozen data, and its generation from a seed. Standard library only.
 
-Every aspect has a generator of its own, so that a greater share of streaming requests, say, changes no prompt.
+Every aspect has its own random generator: a greater share of streaming requests, for example, changes no prompt.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 URGENCIES = ("normal", "high", "critical")
-"""Words of the header x-urgency; a request without it is normal."""
+"""Values of the header x-urgency; a request without it is normal."""
 
 BLOCK_TOKENS = 512
-"""Tokens that one block of a replayed prompt stands for, as in the Mooncake traces."""
+"""Tokens per block of a replayed prompt, as in the Mooncake traces."""
 
 MOST_PAYLOAD_BYTES = 64 * 2**20
-"""No drawn body is padded beyond this, so that a slip in the settings fills no memory."""
+"""Limit of drawn padding, so that a wrong setting does not fill the memory."""
 
 # --- lengths ----------------------------------------------------------------------------------------------
 # In tokens, or in bytes for payloads. `form` names the class in JSON.
@@ -42,9 +42,9 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class LongTail:
-    """Lognormal: half of the lengths are below `median`, and few are very long; from 1 to `most`.
+    """Lognormal with the given `median`, limited to 1 to `most`.
 
-    `sigma` is the deviation of the logarithm: with 1.0 one in a hundred exceeds ten times the median.
+    `sigma` is the standard deviation of the logarithm: with 1.0, one in a hundred exceeds ten times the median.
     """
 
     median: float
@@ -65,7 +65,7 @@ class LongTail:
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """Drawn from `lengths`, each equally likely, so that one which stands there twice comes twice as often."""
+    """Drawn uniformly from `lengths`; a length listed twice is twice as likely."""
 
     lengths: tuple[int, ...]
     form: Literal["empirical"] = "empirical"
@@ -86,11 +86,11 @@ Lengths = Fixed | LongTail | Empirical
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Conversations: `count` at a time, of `turns` requests each; the prompt of a turn begins with all before it.
+    """Conversations: `count` at a time, of `turns` requests each; a prompt begins with all earlier turns.
 
-    The one that has been quiet for longest speaks next, so that a session's requests are `count` ÷ rate apart. One
-    that is over makes room for a new one; so does one whose next prompt would exceed `most_tokens`. Those of the
-    beginning are caught at different turns' distance from their end, or all would start anew together.
+    The session with the oldest request sends the next one, so a session's requests are `count` ÷ rate apart. A session
+    ends after its last turn, or when its next prompt would exceed `most_tokens`, and a new one replaces it. The first
+    sessions start with different numbers of turns left, so that they do not all end together.
     """
 
     count: int
@@ -105,11 +105,10 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a trace says of its requests, in order; beside `harness.scenario.arrival_rates.Recorded`, one entry for
-    each of its times.
+    """The requests of a trace, in order, one entry for each time of `harness.scenario.arrival_rates.Recorded`.
 
-    An empty tuple: the trace does not say. `sessions`: numbers, -1 for none. `blocks`: what a prompt consists of, from
-    its beginning, in blocks of `BLOCK_TOKENS`; equal numbers are equal text.
+    An empty tuple: not in the trace. `sessions`: numbers, -1 for none. `blocks`: the prompt as block numbers, each
+    for `BLOCK_TOKENS` tokens; equal numbers mean equal text.
     """
 
     prompt_tokens: tuple[int, ...] = ()
@@ -121,13 +120,13 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What the requests of a stream ask for. Shares are from 0 to 1, of the inferences unless it says otherwise.
+    """The mix of a stream's requests. Shares are from 0 to 1, of the inferences unless stated otherwise.
 
-    `prompt` and `output`: tokens; None as the stream has them. In sessions `prompt` is what a turn adds.
-    `update_share` of all requests are updates, `high_share` and `critical_share` more urgent than normal.
+    `prompt` and `output`: tokens; None: those of the stream. In sessions `prompt` is the tokens that a turn adds.
+    `update_share` of all requests are updates; `high_share` and `critical_share` have an urgency above normal.
     `streaming_share` of the POSTs ask for a stream. `payload_bytes`: bodies are padded to this size.
-    `abort_share` of all requests are given up by their client after `abort_after_s`, `fresh_share` of all come on a
-    connection of their own.
+    `abort_share` of all requests are cancelled by their client after `abort_after_s`; `fresh_share` of all use a new
+    connection.
     """
 
     prompt: Lengths | None = None
@@ -156,7 +155,7 @@ class Content:
 
 
 class RequestContent(NamedTuple):
-    """What one request asks for; see `harness.scenario.arrivals.Arrival` for the fields."""
+    """The content of one request; `harness.scenario.arrivals.Arrival` explains the fields."""
 
     update: bool
     prompt_tokens: int
@@ -173,36 +172,36 @@ class RequestContent(NamedTuple):
 
 
 def draw(content: Content, requests: int, prompt_tokens: int, output_tokens: int, seed: str) -> list[RequestContent]:
-    """What each of `requests` asks for; the token counts are those of the stream, for what `content` leaves open.
+    """The content of each of `requests`. The token counts are the stream's, used where `content` sets none.
 
-    Sessions are numbered from 0 within the stream. ValueError if a replay has not one entry for each request.
+    Sessions are numbered from 0 within the stream. ValueError if a replay does not have one entry per request.
     """
     replay = content.replay or Replay()
     _check(replay, requests)
     chances = _Chances(seed)
     lengths = {name: random.Random(f"{seed}/{name}") for name in ("prompt", "output", "payload")}
-    talk = _Talk(content.sessions) if content.sessions else _Told(replay)
+    sessions = _DrawnSessions(content.sessions) if content.sessions else _RecordedSessions(replay)
     found = []
     for position in range(requests):
         update = chances.hit("update", content.update_share)
         prompt = content.prompt.draw(lengths["prompt"]) if content.prompt else prompt_tokens
         output = content.output.draw(lengths["output"]) if content.output else output_tokens
         padding = content.payload_bytes.draw(lengths["payload"]) if content.payload_bytes else 0
-        urgent = chances.draw("urgency")
+        urgency_draw = chances.draw("urgency")
         if replay.prompt_tokens:
             prompt = replay.prompt_tokens[position]
         if replay.output_tokens:
             output = replay.output_tokens[position]
-        said = _NO_TURN if update else talk.turn(position, prompt, output)
+        turn = _NO_TURN if update else sessions.turn(position, prompt, output)
         found.append(
             RequestContent(
                 update=update,
-                prompt_tokens=said.prompt_tokens if said.session >= 0 else prompt,
+                prompt_tokens=turn.prompt_tokens if turn.session >= 0 else prompt,
                 output_tokens=output,
-                urgency="normal" if update else _urgency(urgent, content),
-                session=said.session,
-                turn=said.number,
-                history=said.history,
+                urgency="normal" if update else _urgency(urgency_draw, content),
+                session=turn.session,
+                turn=turn.number,
+                history=turn.history,
                 blocks=replay.blocks[position] if replay.blocks and not update else (),
                 payload_bytes=min(padding, MOST_PAYLOAD_BYTES),
                 streams=chances.hit("streaming", content.streaming_share) and not update,
@@ -217,7 +216,7 @@ def draw(content: Content, requests: int, prompt_tokens: int, output_tokens: int
 
 
 class Turn(NamedTuple):
-    """One request of a session. `history`: tokens of what was said before, asked and answered in turn."""
+    """One request of a session. `history`: tokens of the earlier prompts and answers, alternating."""
 
     session: int
     number: int
@@ -228,29 +227,29 @@ class Turn(NamedTuple):
 _NO_TURN = Turn(-1, 0, 0, ())
 
 
-class _Talk:
-    """Sessions that are drawn: who speaks next, and what was said before."""
+class _DrawnSessions:
+    """Generated sessions: which one sends next, and its earlier turns."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._next = sessions.count
-        # Quiet ones, longest first: number, turns left, turns so far, history.
-        self._quiet: deque[tuple[int, int, int, tuple[int, ...]]] = deque(
+        # Waiting sessions, oldest first: number, turns left, turns so far, history.
+        self._waiting: deque[tuple[int, int, int, tuple[int, ...]]] = deque(
             (number, 1 + number % sessions.turns, 0, ()) for number in range(sessions.count)
         )
 
     def turn(self, position: int, added_tokens: int, output_tokens: int) -> Turn:
-        """The next request, which adds `added_tokens` to its session and is answered with `output_tokens`."""
+        """The next request; it adds `added_tokens` to its session, and its answer adds `output_tokens`."""
         most = self._sessions.most_tokens
-        session, left, so_far, history = self._quiet.popleft()
+        session, left, so_far, history = self._waiting.popleft()
         if history and sum(history) + added_tokens > most:
             session, left, so_far, history = self._new()
         added_tokens = min(added_tokens, most)
         turn = Turn(session, so_far, sum(history) + added_tokens, history)
         if left > 1:
-            self._quiet.append((session, left - 1, so_far + 1, (*history, added_tokens, output_tokens)))
+            self._waiting.append((session, left - 1, so_far + 1, (*history, added_tokens, output_tokens)))
         else:
-            self._quiet.append(self._new())
+            self._waiting.append(self._new())
         return turn
 
     def _new(self) -> tuple[int, int, int, tuple[int, ...]]:
@@ -258,28 +257,28 @@ class _Talk:
         return self._next - 1, self._sessions.turns, 0, ()
 
 
-class _Told:
-    """Sessions of a trace. A prompt shorter than what was said before begins with so much of it as it can hold."""
+class _RecordedSessions:
+    """Sessions of a trace. A prompt no longer than its session's history starts the conversation anew."""
 
     def __init__(self, replay: Replay) -> None:
         self._sessions = replay.sessions
-        self._said: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._so_far: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     def turn(self, position: int, prompt_tokens: int, output_tokens: int) -> Turn:
-        """The request at `position`, whose whole prompt has `prompt_tokens`."""
+        """The request at `position` with a prompt of `prompt_tokens` in all."""
         session = self._sessions[position] if self._sessions else -1
         if session < 0:
             return _NO_TURN
-        number, history = self._said.get(session, (0, ()))
+        number, history = self._so_far.get(session, (0, ()))
         if sum(history) >= prompt_tokens:
-            history = ()  # it cannot contain all of that: it has begun anew
+            history = ()  # too short to contain the history: a new conversation
         added_tokens = prompt_tokens - sum(history)
-        self._said[session] = (number + 1, (*history, added_tokens, output_tokens))
+        self._so_far[session] = (number + 1, (*history, added_tokens, output_tokens))
         return Turn(session, number, prompt_tokens, history)
 
 
 class _Chances:
-    """Independent draws by name, each name with a generator of its own."""
+    """Independent random draws by name, each name with its own generator."""
 
     def __init__(self, seed: str) -> None:
         self._seed = seed
@@ -293,7 +292,7 @@ class _Chances:
         return generator.random()
 
     def hit(self, name: str, share: float) -> bool:
-        """True in `share` of all cases; asked once for each request, whatever the share."""
+        """True with probability `share`. Call it once per request for any share, so that draws stay aligned."""
         return self.draw(name) < share
 
 

@@ -10,7 +10,7 @@ from harness.gateway.parse_request import described
 from harness.gateway.protocol import ClientGone, Event, Request, RequestArrived
 from harness.load.wire import request_of
 from harness.scenario.arrivals import Arrival
-from harness.scenario.closed_loop import VirtualUser, VirtualUsers, disappoints
+from harness.scenario.closed_loop import VirtualUser, VirtualUsers, answer_failed
 from harness.scenario.model import Echo, Failure, HarnessError
 from harness.sim.event_queue import EventQueue
 from harness.sim.evidence import ClientRow
@@ -117,8 +117,8 @@ class Clients:
     def begin(self) -> None:
         """Put the first request on the event queue, which each is followed by the next, and the first of every chat."""
         self._next()
-        for chat in self._crowd.chats:
-            self._think(chat, chat.begins_s)
+        for chat in self._crowd.users:
+            self._think(chat, chat.start_s)
 
     def _next(self) -> None:
         arrival = next(self._coming, None)
@@ -145,7 +145,7 @@ class Clients:
             self._event_queue.at(due_s, self._ask, chat)
 
     def _ask(self, chat: VirtualUser) -> None:
-        arrival = chat.ask(self._event_queue.now.now_s)
+        arrival = chat.next_request(self._event_queue.now.now_s)
         self._arrivals.append(arrival)
         self._rows.append(ClientRow(arrival.number))
         self._chat_of[arrival.number] = chat
@@ -184,7 +184,7 @@ class Clients:
         connection = self._connection_of.pop(row.number)
         chat = self._chat_of.pop(row.number, None)
         if chat is not None:
-            self._think(chat, self._event_queue.now.now_s, disappoints(row.failure, row.status))
+            self._think(chat, self._event_queue.now.now_s, answer_failed(row.failure, row.status))
         queue = self._queues.get(connection)
         if queue is None:
             if not self._arrivals[row.number].fresh:

@@ -25,7 +25,7 @@ from harness.load.results.figures import gave_up, is_good
 from harness.load.results.shard import Shard
 from harness.load.wire import WireRequest
 from harness.scenario.arrivals import Arrival
-from harness.scenario.closed_loop import VirtualUser, disappoints
+from harness.scenario.closed_loop import VirtualUser, answer_failed
 from harness.scenario.model import HarnessError
 
 GRACE_S = 1.0
@@ -109,7 +109,7 @@ class AsyncioEngine(Shard):
         async with asyncio.TaskGroup() as group:
             for lane in lanes.values():
                 group.create_task(lane.work())
-            for chat in self.crowd.chats:
+            for chat in self.crowd.users:
                 group.create_task(self._talk(chat, kept, fresh))
             walk = group.create_task(self._walk(group, waiting, kept, fresh, lanes))
             stop = group.create_task(self._stopped.wait())
@@ -141,17 +141,17 @@ class AsyncioEngine(Shard):
     async def _talk(self, chat: VirtualUser, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession) -> None:
         """One chat, to the end of its time or a stop of the job."""
         start_s = self.job.start_s
-        free_s, failed = start_s + chat.begins_s, False
+        free_s, failed = start_s + chat.start_s, False
         while (due_s := chat.due_s(free_s - start_s, failed)) is not None:
             while (left_s := start_s + due_s - monotonic()) > 0 and not self.stopped:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopped.wait(), left_s)
             if self.stopped:
                 return
-            arrival = chat.ask(due_s)
+            arrival = chat.next_request(due_s)
             client = fresh if arrival.fresh else kept
             answer = await self.send(client, arrival, self.request(arrival), start_s + due_s)
-            free_s, failed = monotonic(), disappoints(answer.failure, answer.status)
+            free_s, failed = monotonic(), answer_failed(answer.failure, answer.status)
 
 
 class _Lane:

@@ -31,7 +31,7 @@ from harness.load.results.progress import LoadProgress, Told
 from harness.load.results.shard import Shard
 from harness.load.wire import WireRequest
 from harness.scenario.arrivals import Arrival
-from harness.scenario.closed_loop import VirtualUser, disappoints
+from harness.scenario.closed_loop import VirtualUser, answer_failed
 from harness.scenario.model import Failure, HarnessError
 
 
@@ -119,7 +119,7 @@ class Play(Shard):
 
     def walk(self) -> None:
         """Send everything there is to send, then wait for all answers."""
-        talking = [self._at_work.spawn(self._talk, chat) for chat in self.crowd.chats]
+        talking = [self._at_work.spawn(self._talk, chat) for chat in self.crowd.users]
         for lane in self._lanes.values():
             self._at_work.spawn(lane.work)
         with Pacer() as pacer:
@@ -172,12 +172,12 @@ class Play(Shard):
     def _talk(self, chat: VirtualUser) -> None:
         """One chat, to the end of its time."""
         start_s = self.ledger.start_s
-        free_s, failed = start_s + chat.begins_s, False
+        free_s, failed = start_s + chat.start_s, False
         while (due_s := chat.due_s(free_s - start_s, failed)) is not None:
             if start_s + due_s > monotonic():
                 sleep_until(start_s + due_s)
-            answer = self.send(self._shared, self.ready(chat.ask(due_s)), start_s + due_s)
-            free_s, failed = monotonic(), disappoints(answer.failure, answer.status)
+            answer = self.send(self._shared, self.ready(chat.next_request(due_s)), start_s + due_s)
+            free_s, failed = monotonic(), answer_failed(answer.failure, answer.status)
 
     def _tell_locust(self, ready: Ready, answer: ExchangeResult) -> None:
         """An event for Locust's own statistics, which like the record counts from the intended time."""

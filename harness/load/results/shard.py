@@ -10,7 +10,7 @@ import resource
 from harness.load.job import LoadJob
 from harness.load.results.answer import ExchangeResult, Ledger
 from harness.load.wire import WireRequest, forms_of, request_of
-from harness.scenario.arrivals import Arrival, draw, share_of
+from harness.scenario.arrivals import Arrival, draw, shard_of
 from harness.scenario.closed_loop import VirtualUsers
 
 SPARE_S = 2.0
@@ -34,7 +34,7 @@ class Shard:
     def __init__(self, job: LoadJob) -> None:
         everything = draw(job.load, job.seed)
         self.job = job
-        self.arrivals = share_of(everything, job.worker, job.workers)
+        self.arrivals = shard_of(everything, job.worker, job.workers)
         self.crowd = VirtualUsers(job.load, job.seed, len(everything), job.worker, job.workers)
         self.ledger = Ledger(job.start_s, job.backends, open_ended=not job.backends)
         self.dropped = 0
@@ -43,9 +43,9 @@ class Shard:
         self._under_way = 0
         self._over = False
         self._most = most_in_flight()
-        if len(self.crowd.chats) > self._most:
-            raise ValueError(f"{len(self.crowd.chats)} chats: at most {self._most} connections may be open here")
-        asked = [*self.arrivals, *self.crowd.asked]
+        if len(self.crowd.users) > self._most:
+            raise ValueError(f"{len(self.crowd.users)} chats: at most {self._most} connections may be open here")
+        asked = [*self.arrivals, *self.crowd.requests]
         for one in forms_of(asked):
             self.request(one)  # one of each form, so that a job that cannot be said fails before anything is sent
         last_s = max((arrival.at_s for arrival in self.arrivals), default=0.0)

@@ -53,7 +53,7 @@ def test_what_would_hide_behind_another_fault_is_exit_code_2(stage: Up) -> None:
     assert stage.fault("add", "--name", "two", "gpu-1", "down").returncode == 0
     done = stage.fault("add", "--name", "two", "gpu-1", "latency", "--latency", "1s")
     assert done.returncode == 2
-    assert "latency does not go with it: no probe would see it behind that" in done.stderr
+    assert "latency does not go with it: no probe could detect it behind that" in done.stderr
     assert stage.fault("clear", "--name", "two").stdout == "down on gpu-1 cleared\n"
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from harness.scenario.arrival_rates import Constant, OnOff, Poisson, Recorded, Spike
-from harness.scenario.arrivals import Arrival, draw, key_name, session_name, share_of
+from harness.scenario.arrivals import Arrival, draw, key_name, session_name, shard_of
 from harness.scenario.model import Connections, Keys, Kind, Load, Method, Stream
 from harness.scenario.request_mix import Content, Fixed, LongTail, Replay, Sessions
 
@@ -274,7 +274,7 @@ CROWD = load(
 @given(st.integers(1, 9), st.integers(0, 5))
 def test_all_shares_together_are_the_whole(workers: int, seed: int) -> None:
     whole = draw(CROWD, seed)
-    shares = [share_of(draw(CROWD, seed), worker, workers) for worker in range(workers)]
+    shares = [shard_of(draw(CROWD, seed), worker, workers) for worker in range(workers)]
     together = [arrival for share in shares for arrival in share]
     assert len(together) == len(whole)
     assert tuple(sorted(together, key=lambda arrival: arrival.number)) == whole
@@ -289,9 +289,9 @@ def test_all_shares_together_are_the_whole(workers: int, seed: int) -> None:
 
 def test_shares_are_about_equal_all_along() -> None:
     for one in (POISSON, CHAT):
-        parts: list[tuple[Arrival, ...]] = [share_of(draw(load(one), 1), worker, 4) for worker in range(4)]
+        parts: list[tuple[Arrival, ...]] = [shard_of(draw(load(one), 1), worker, 4) for worker in range(4)]
         sizes = [len(part) for part in parts]
         assert max(sizes) < 1.2 * min(sizes)
     for worker in (-1, 4):
         with pytest.raises(ValueError, match=f"worker {worker} of 4: expected 0 to 3"):
-            share_of((), worker, 4)
+            shard_of((), worker, 4)

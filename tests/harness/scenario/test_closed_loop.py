@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from harness.scenario.arrival_rates import Poisson
-from harness.scenario.arrivals import asked_by, draw
-from harness.scenario.closed_loop import BACK_OFF_S, VirtualUser, VirtualUsers, disappoints
+from harness.scenario.arrivals import draw, stream_arrivals
+from harness.scenario.closed_loop import BACK_OFF_S, VirtualUser, VirtualUsers, answer_failed
 from harness.scenario.model import Chats, Connections, Failure, Keys, Load, Stream
 from harness.scenario.request_mix import Content, Fixed, Sessions
 
@@ -21,20 +21,20 @@ def load(*others: Stream, chats: Chats = THREE, **fields: object) -> Load:
     return Load((Stream("chats", 1.0, 10.0, chats=chats, **settings), *others))  # type: ignore[arg-type]
 
 
-def times_of(chat: VirtualUser) -> list[float]:
-    """When a chat asks whose answers take no time."""
-    found, at_s = [], chat.due_s(chat.begins_s)
+def times_of(user: VirtualUser) -> list[float]:
+    """When a user sends requests whose answers take no time."""
+    found, at_s = [], user.due_s(user.start_s)
     while at_s is not None:
         found.append(at_s)
-        at_s = chat.due_s(at_s)
+        at_s = user.due_s(at_s)
     return found
 
 
 def test_times_to_think_are_drawn_and_exponential() -> None:
     many = Chats(count=200, think_s=0.5, duration_s=20.0)
-    times = [times_of(chat) for chat in VirtualUsers(load(chats=many), 1, 0).chats]
-    assert times == [times_of(chat) for chat in VirtualUsers(load(chats=many), 1, 0).chats]
-    assert times != [times_of(chat) for chat in VirtualUsers(load(chats=many), 2, 0).chats]
+    times = [times_of(user) for user in VirtualUsers(load(chats=many), 1, 0).users]
+    assert times == [times_of(user) for user in VirtualUsers(load(chats=many), 1, 0).users]
+    assert times != [times_of(user) for user in VirtualUsers(load(chats=many), 2, 0).users]
     gaps = sorted(later - at_s for one in times for at_s, later in zip([1.0, *one], one, strict=False))
     assert len(gaps) == pytest.approx(200 * 20 / 0.5, rel=0.05)
     assert sum(gaps) / len(gaps) == pytest.approx(0.5, rel=0.05)
@@ -43,17 +43,17 @@ def test_times_to_think_are_drawn_and_exponential() -> None:
 
 
 def test_a_failure_is_thought_over() -> None:
-    (chat,) = VirtualUsers(load(chats=Chats(1, 0.0, 1.0)), 1, 0).chats
-    assert chat.due_s(1.5) == 1.5
-    assert chat.due_s(1.5, failed=True) == 1.5 + BACK_OFF_S
-    assert chat.due_s(1.99, failed=True) is None
-    assert chat.due_s(2.0) is None
+    (user,) = VirtualUsers(load(chats=Chats(1, 0.0, 1.0)), 1, 0).users
+    assert user.due_s(1.5) == 1.5
+    assert user.due_s(1.5, failed=True) == 1.5 + BACK_OFF_S
+    assert user.due_s(1.99, failed=True) is None
+    assert user.due_s(2.0) is None
 
 
 def test_requests_are_asked_in_turn_and_over_again() -> None:
-    crowd = VirtualUsers(load(), 1, first=40)
-    first, second, _ = crowd.chats
-    asked = [chat.ask(7.5) for chat in (first, second, second, first, second, second, first, first)]
+    loop = VirtualUsers(load(), 1, first=40)
+    first, second, _ = loop.users
+    asked = [user.next_request(7.5) for user in (first, second, second, first, second, second, first, first)]
     assert [arrival.number for arrival in asked] == list(range(40, 48))
     assert [arrival.key for arrival in asked] == [0, 1, 2, 3, 4, 5, 0, 1]
     assert {arrival.at_s for arrival in asked} == {7.5}
@@ -62,8 +62,8 @@ def test_requests_are_asked_in_turn_and_over_again() -> None:
 def test_a_chat_keeps_to_its_session() -> None:
     """Turn after turn, each with what was said before, and nobody else asks in between."""
     content = Content(prompt=Fixed(3), output=Fixed(5), sessions=Sessions(2, 3))
-    crowd = VirtualUsers(load(requests=60, content=content), 1, 0)
-    asked = {number: [chat.ask(0.0) for _ in range(12)] for number, chat in enumerate(crowd.chats[:2])}
+    loop = VirtualUsers(load(requests=60, content=content), 1, 0)
+    asked = {number: [user.next_request(0.0) for _ in range(12)] for number, user in enumerate(loop.users[:2])}
     for arrivals in asked.values():
         for before, after in pairwise(arrivals):
             assert (after.session, after.turn) == (before.session, before.turn + 1) or after.turn == 0
@@ -75,36 +75,36 @@ def test_the_open_loop_beside_it_is_drawn_as_ever() -> None:
     without = draw(Load((Stream("none", 0.0, 1.0, 0), alone)), 3)
     assert draw(load(alone), 3) == without
     assert len(without) == 5
-    assert [one.at_s for one in asked_by(load(), 0, 3)] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.4, 1.5])
+    assert [one.at_s for one in stream_arrivals(load(), 0, 3)] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.4, 1.5])
 
 
 def test_workers_share_chats_and_numbers() -> None:
-    shares = [VirtualUsers(load(), 1, 10, worker, 2) for worker in (0, 1)]
-    assert [len(share.chats) for share in shares] == [2, 1]
-    assert [[chat.ask(0.0).number for chat in share.chats] for share in shares] == [[10, 12], [11]]
-    thoughts = [times_of(chat) for share in shares for chat in share.chats]
-    assert sorted(thoughts) == sorted(times_of(chat) for chat in VirtualUsers(load(), 1, 0).chats)
+    shards = [VirtualUsers(load(), 1, 10, worker, 2) for worker in (0, 1)]
+    assert [len(shard.users) for shard in shards] == [2, 1]
+    assert [[user.next_request(0.0).number for user in shard.users] for shard in shards] == [[10, 12], [11]]
+    times = [times_of(user) for shard in shards for user in shard.users]
+    assert sorted(times) == sorted(times_of(user) for user in VirtualUsers(load(), 1, 0).users)
 
 
 def test_no_two_workers_hold_the_same_conversation() -> None:
     content = Content(prompt=Fixed(3), output=Fixed(5), sessions=Sessions(4, 3))
-    shares = [VirtualUsers(load(requests=60, content=content), 1, 0, worker, 2) for worker in (0, 1)]
-    held = [{chat.ask(0.0).session for chat in share.chats for _ in range(6)} for share in shares]
+    shards = [VirtualUsers(load(requests=60, content=content), 1, 0, worker, 2) for worker in (0, 1)]
+    held = [{user.next_request(0.0).session for user in shard.users for _ in range(6)} for shard in shards]
     assert len(held[0]) > 1 and not held[0] & held[1]
-    few = [VirtualUsers(load(requests=1), 1, 0, worker, 2).chats[0].ask(0.0) for worker in (0, 1)]
+    few = [VirtualUsers(load(requests=1), 1, 0, worker, 2).users[0].next_request(0.0) for worker in (0, 1)]
     assert [one.key for one in few] == [0, 0]
 
 
 @pytest.mark.parametrize(
-    ("failure", "status", "put_off"),
+    ("failure", "status", "backs_off"),
     [(Failure.NONE, 200, False), (Failure.NONE, 399, False), (Failure.NONE, 400, True), (Failure.TIMEOUT, 0, True)],
 )
-def test_what_makes_a_chat_back_off(failure: Failure, status: int, put_off: bool) -> None:
-    assert disappoints(failure, status) is put_off
+def test_what_makes_a_chat_back_off(failure: Failure, status: int, backs_off: bool) -> None:
+    assert answer_failed(failure, status) is backs_off
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"chats": Chats(0, 0.5, 1.0)}, "0 chats"),
         ({"chats": Chats(1, -0.5, 1.0)}, "think -0.5 s"),
@@ -114,8 +114,8 @@ def test_what_makes_a_chat_back_off(failure: Failure, status: int, put_off: bool
         ({"shape": Poisson(10.0, 1.0)}, "neither a shape nor a single connection"),
     ],
 )
-def test_what_cannot_be_played(changes: dict[str, object], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_played(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         VirtualUsers(load(**changes), 1, 0)  # type: ignore[arg-type]
 
 

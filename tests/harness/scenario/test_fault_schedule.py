@@ -116,7 +116,7 @@ def test_which_faults_go_together(began: Any, fault: Any) -> None:
 def test_a_conflict_is_one_line_that_names_both() -> None:
     steps = (Down("gpu-1", 1.0, 2.0), Latency("gpu-1", 1.3, 0.1))
     assert conflict(steps) == (
-        "Latency of gpu-1 at 1.3 s cannot begin during Down of gpu-1 at 1 s: no probe would see it behind that"
+        "Latency of gpu-1 at 1.3 s cannot begin during Down of gpu-1 at 1 s: no probe could detect it behind that"
     )
 
 

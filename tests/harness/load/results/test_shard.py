@@ -64,7 +64,7 @@ def test_more_chats_than_connections_are_refused_but_may_be_shared(monkeypatch: 
     monkeypatch.setattr(share, "most_in_flight", lambda: 2)
     with pytest.raises(ValueError, match="3 chats: at most 2 connections may be open here"):
         shared(TALK)
-    assert len(shared(TALK, worker=0, workers=2).crowd.chats) == 2
+    assert len(shared(TALK, worker=0, workers=2).crowd.users) == 2
 
 
 def test_files_limit_what_may_be_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

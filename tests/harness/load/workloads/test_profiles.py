@@ -22,7 +22,7 @@ from harness.load.workloads.profiles import (
     talking,
 )
 from harness.scenario.arrival_rates import expected
-from harness.scenario.arrivals import asked_by, draw
+from harness.scenario.arrivals import draw, stream_arrivals
 from harness.scenario.closed_loop import VirtualUsers
 from harness.scenario.model import Chats, ClaimsError, Connections, Kind, Load, Method, Stream
 
@@ -151,12 +151,12 @@ def test_chats_ask_what_their_load_asks(name: str) -> None:
         assert stream.content == replace(open_loop.content, sessions=seven), "as many conversations as chats"
     else:
         assert stream.content == open_loop.content
-    assert draw(talking(load, 7, 0.5), 1) == () and len(VirtualUsers(talking(load, 7, 0.5), 1, 0).chats) == 7
+    assert draw(talking(load, 7, 0.5), 1) == () and len(VirtualUsers(talking(load, 7, 0.5), 1, 0).users) == 7
     assert planned(talking(load, 7, 0.5)) == 200
 
 
 def test_chats_have_whole_conversations_however_short_the_load() -> None:
-    turns = Counter(arrival.session for arrival in asked_by(crowd_of("chat", 10, 0.1, 2.0), 0, 1))
+    turns = Counter(arrival.session for arrival in stream_arrivals(crowd_of("chat", 10, 0.1, 2.0), 0, 1))
     assert sum(count == 6 for count in turns.values()) > 0.8 * len(turns)
 
 
@@ -171,7 +171,7 @@ def test_chats_ask_what_a_trace_asks_for_as_long_as_asked(tmp_path: Path) -> Non
     path.write_text("time,input,output\n" + "".join(f"{n},{100 + n},1\n" for n in range(5)))
     load = crowd_of(f"trace:{path}", 3, 0.0, 12.0)
     assert load.streams[0].chats == Chats(3, 0.0, 12.0)
-    assert [arrival.prompt_tokens for arrival in asked_by(load, 0, 1)] == [100, 101, 102, 103, 104]
+    assert [arrival.prompt_tokens for arrival in stream_arrivals(load, 0, 1)] == [100, 101, 102, 103, 104]
 
 
 ONE = Stream("one", 0.0, 1.0, 1)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.evidence.run_timeseries import is_course
+from harness.evidence.run_timeseries import is_timeseries
 from harness.property.verdict import Record
 
 COURSE = "course"
@@ -21,7 +21,7 @@ COURSE = "course"
 def course_in(record: Record) -> Mapping[str, Any] | None:
     """The course of a record's run, if it has one: runs with faults or changes of membership do."""
     course = record.facts.get(COURSE)
-    return course if is_course(course) else None
+    return course if is_timeseries(course) else None
 
 
 def course_table(course: Mapping[str, Any]) -> Table:

@@ -20,7 +20,7 @@ AT_MOST = 0.5
 
 def more_models_than_fit_one(claims: Claims) -> Scenario:
     """Six models for each backend, twelve fit one: more than one GPU holds, half of what the fleet holds."""
-    if not claims[Affinity].names_model:
+    if not claims[Affinity].key_is_model:
         raise UnsupportedError(f"the affinity key {claims[Affinity].key} is not the model")
     backends = claims.fleet(4, at_least=3)
     traffic = Stream(

@@ -65,7 +65,7 @@ def many_fail(claims: Claims) -> Scenario:
     if claims[Ejection].cap_share is None:
         raise UnsupportedError("no cap is claimed")
     backends = claims.fleet(4, at_least=3)
-    if claims[Ejection].most_out(backends) >= backends - 1:
+    if claims[Ejection].most_ejected(backends) >= backends - 1:
         raise UnsupportedError(f"a cap of {claims[Ejection].cap_share:g} is none for {backends} backends")
     return _failing("many-fail-in-a-row", claims, backends, sick=backends - 1)
 
@@ -126,7 +126,7 @@ def cap_never_more(history: History, claims: Claims) -> Findings:
     if not len(out) or not out.any():
         return
     worst = int(out.argmax())
-    seen, most, at_s = int(out[worst]), ejection.most_out(scenario.backends), float(moments_s[worst])
+    seen, most, at_s = int(out[worst]), ejection.most_ejected(scenario.backends), float(moments_s[worst])
     note = (
         f"{seen} of {scenario.backends} backends got nothing for {window_s:g} s until {at_s:.2f} s, at most {most} may"
     )

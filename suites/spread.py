@@ -49,9 +49,9 @@ def one_connection(claims: Claims) -> Scenario:
     if claims.protocol != "http":
         raise UnsupportedError(f"protocol {claims.protocol} has no updates")
     backends, spread = claims.fleet(4), claims[Spread]
-    if spread.weighs and HealthShare in claims:
+    if spread.is_weighted and HealthShare in claims:
         raise UnsupportedError("weights that follow health need not be equal")
-    if spread.takes_turns:
+    if spread.is_round_robin:
         requests = TURNS * backends
     else:
         requests = ShareTest(*_zone(backends, spread.policy), ALPHA / backends).cap
@@ -96,7 +96,7 @@ def one_connection_even(history: History, claims: Claims) -> Findings:
         yield undecided(poor)
         return
     end_s = history.scenario.end_s
-    if claims[Spread].takes_turns:
+    if claims[Spread].is_round_robin:
         counts = np.bincount(first, minlength=backends)
         off_by = float(np.abs(counts - len(first) / backends).max())
         note = f"requests by backend: {', '.join(str(count) for count in counts)}"
@@ -143,7 +143,7 @@ def one_slow(claims: Claims) -> Scenario:
     """
     if claims.protocol != "http":
         raise UnsupportedError(f"protocol {claims.protocol} has no updates")
-    if not claims[Spread].minds_load:
+    if not claims[Spread].is_load_aware:
         raise UnsupportedError(f"{claims[Spread].policy} minds no load")
     backends = claims.fleet(4)
     salvos = math.ceil(2 * ShareTest(*loaded_zone(backends)).cap / (STEADY_PER_S * SALVO_EVERY_S))

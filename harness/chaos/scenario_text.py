@@ -12,7 +12,9 @@ from functools import cache
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from harness.claims.features import CARRIER, nearest
+from harness.claims.features import CARRIER
+
+from harness.claims.validation import nearest
 from harness.scenario import arrival_rates as shapes
 from harness.scenario import faults as timeline
 from harness.scenario import model

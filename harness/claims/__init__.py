@@ -1,4 +1,4 @@
-"""What a target says it does, with its numbers: one frozen class for each feature, and the file that states them."""
+"""Claims: what a target promises, as one frozen class per feature, and the claims file that states them."""
 
 from harness.claims.features import (
     FEATURES,

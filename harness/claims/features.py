@@ -1,24 +1,23 @@
-"""What a target says it does, with its numbers: one frozen class per feature.
+"""Claims: what a target promises, with its numbers, as one frozen class per feature.
 
-A claim that makes no sense is a ValueError of one line; harness.claims.file reads claims from a file.
+Invalid settings raise a ValueError of one line. `harness.claims.file` reads claims from a file.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
+from harness.claims.validation import one_of, positive
 from harness.scenario.model import UnsupportedError
 
 PROTOCOLS = ("http", "openai", "chat", "kserve")
-"""How requests are put: any path, OpenAI's completions, its chat completions, KServe's open inference protocol v2."""
+"""Form of requests: any path, OpenAI completions, OpenAI chat completions, KServe open inference protocol v2."""
 
 CARRIER = re.compile(r"^(header:[A-Za-z0-9-]+|json:[A-Za-z0-9_.]+|prompt-prefix:[0-9]+|session|cookie:[\w-]+)$")
 MODEL_CARRIERS = ("header:x-model-id", "json:model")
-"""Keys that are the model itself."""
+"""Key carriers whose key is the model name."""
 
 SPREAD_POLICIES = (
     "round_robin",
@@ -29,12 +28,12 @@ SPREAD_POLICIES = (
     "two_choices",
     "ewma",
 )
-"""Ways to pick a backend for what has no key. `ewma`: the cheaper of two by recent latency times requests in flight."""
+"""Policies for requests without a key. `ewma`: of two backends the lower recent latency × requests in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Base of all claims. `table` is the claim's name in a claims file and in `off` lists."""
+    """Base class of all claims. `table` is the claim's name in claims files and `off` lists."""
 
     table: ClassVar[str] = ""
 
@@ -43,9 +42,12 @@ class Feature:
 class Affinity(Feature):
     """Requests with equal keys go to the same backend.
 
-    `key`: where the key travels, one of `header:NAME`, `json:PATH`, `prompt-prefix:N` (characters), `session` (header
-    x-session-id), `cookie:NAME`. `algorithm`: ring, maglev, rendezvous, jump or any. `virtual_nodes`: ring points of
-    a backend of weight 1.
+    `key`: where the key is sent: `header:NAME`, `json:PATH`, `prompt-prefix:N` (characters), `session` (header
+    x-session-id) or `cookie:NAME`. `algorithm`: ring, maglev, rendezvous, jump or any. `virtual_nodes`: ring points
+    of a backend of weight 1.
+
+    >>> Affinity(key="json:model", algorithm="maglev").key_is_model
+    True
     """
 
     table: ClassVar[str] = "affinity"
@@ -59,11 +61,11 @@ class Affinity(Feature):
                 f"key {self.key!r} is none of header:NAME, json:PATH, prompt-prefix:N, session, cookie:NAME"
             )
         one_of(self.algorithm, "algorithm", ("ring", "maglev", "rendezvous", "jump", "any"))
-        _positive(self, "virtual_nodes")
+        positive(self, "virtual_nodes")
 
     @property
-    def names_model(self) -> bool:
-        """Whether the key is the model itself, so that affinity keeps models resident."""
+    def key_is_model(self) -> bool:
+        """Whether the key is the model name, so that affinity keeps models resident."""
         return self.key in MODEL_CARRIERS
 
 
@@ -71,8 +73,11 @@ class Affinity(Feature):
 class Spread(Feature):
     """Updates (`POST /v1/updates`, no key) are spread over all backends.
 
-    `policy`: one of `SPREAD_POLICIES`; the weighted ones are judged where all weights are equal. `workers`: processes
-    or threads of the balancer that count on their own; with a policy that takes turns each may be off by one.
+    `policy`: one of `SPREAD_POLICIES`; weighted ones are judged with equal weights. `workers`: processes or threads
+    of the balancer with counters of their own; with round robin each may be off by one.
+
+    >>> Spread(policy="least_connections").is_load_aware
+    True
     """
 
     table: ClassVar[str] = "spread"
@@ -81,41 +86,48 @@ class Spread(Feature):
 
     def __post_init__(self) -> None:
         one_of(self.policy, "policy", SPREAD_POLICIES)
-        _positive(self, "workers")
+        positive(self, "workers")
 
     @property
-    def takes_turns(self) -> bool:
-        """Whether equal backends get the same to one request, and not by chance."""
+    def is_round_robin(self) -> bool:
+        """Whether equal backends get equal numbers of requests, within one request, deterministically."""
         return self.policy in ("round_robin", "weighted_round_robin")
 
     @property
-    def weighs(self) -> bool:
-        """Whether weights, and what changes them, change the shares."""
+    def is_weighted(self) -> bool:
+        """Whether weights, and mechanisms that change them, change the shares."""
         return self.policy.startswith("weighted_")
 
     @property
-    def minds_load(self) -> bool:
-        """Whether a backend with more in flight than the others is picked less."""
+    def is_load_aware(self) -> bool:
+        """Whether a backend with more requests in flight than the others is picked less often."""
         return self.policy in ("least_connections", "two_choices", "ewma")
 
 
 @dataclass(frozen=True, slots=True)
 class Failover(Feature):
-    """After a backend died, no request sent more than `within_s` later is lost."""
+    """After a backend's death, no request sent more than `within_s` later is lost.
+
+    >>> Failover(within_s=2.5)
+    Failover(within_s=2.5)
+    """
 
     table: ClassVar[str] = "failover"
     within_s: float = 5.0
 
     def __post_init__(self) -> None:
-        _positive(self, "within_s")
+        positive(self, "within_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Ejection(Feature):
-    """Passive ejection: after `failures` failed attempts in a row a backend gets nothing for `open_s`.
+    """Passive ejection: after `failures` consecutive failed attempts a backend gets no requests for `open_s`.
 
-    `statuses`: answers that count as failures, besides connections that fail. Of the backends at most `cap_share`
-    (above 0, up to 1) are out at once, but one always may be; None: not claimed.
+    `statuses`: answers that count as failures, besides connection failures. At most `cap_share` (above 0, up to 1) of
+    the backends are ejected at once, but always at least one may be; None: not claimed.
+
+    >>> Ejection(failures=5, open_s=30.0, cap_share=0.5).most_ejected(backends=5)
+    2
     """
 
     table: ClassVar[str] = "ejection"
@@ -125,18 +137,22 @@ class Ejection(Feature):
     cap_share: float | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "failures", "open_s")
+        positive(self, "failures", "open_s")
         if self.cap_share is not None and not 0 < self.cap_share <= 1:
             raise ValueError(f"cap_share must be above 0 and at most 1, not {self.cap_share}")
 
-    def most_out(self, backends: int) -> int:
-        """Most of so many backends that may be out at once."""
+    def most_ejected(self, backends: int) -> int:
+        """Largest number of `backends` that may be ejected at once."""
         return backends if self.cap_share is None else max(1, int(self.cap_share * backends + 1e-9))
 
 
 @dataclass(frozen=True, slots=True)
 class HealthChecks(Feature):
-    """Active checks: every `interval_s`, out after `unhealthy` failures in a row, back after `healthy` successes."""
+    """Active health checks every `interval_s`: out after `unhealthy` failures in a row, in after `healthy` successes.
+
+    >>> HealthChecks(interval_s=1.0, unhealthy=3)
+    HealthChecks(interval_s=1.0, timeout_s=1.0, unhealthy=3, healthy=1)
+    """
 
     table: ClassVar[str] = "health_checks"
     interval_s: float = 0.5
@@ -145,27 +161,34 @@ class HealthChecks(Feature):
     healthy: int = 1
 
     def __post_init__(self) -> None:
-        _positive(self, "interval_s", "timeout_s", "unhealthy", "healthy")
+        positive(self, "interval_s", "timeout_s", "unhealthy", "healthy")
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedLoad(Feature):
-    """No backend has more than ceil(factor × all in flight ÷ backends) requests in flight; the rest spill over."""
+    """No backend has more than ceil(factor × all in flight ÷ backends) requests in flight; others go elsewhere.
+
+    >>> BoundedLoad(factor=1.5)
+    BoundedLoad(factor=1.5)
+    """
 
     table: ClassVar[str] = "bounded_load"
     factor: float = 1.25
 
     def __post_init__(self) -> None:
-        _positive(self, "factor")
+        positive(self, "factor")
 
 
 @dataclass(frozen=True, slots=True)
 class Retry(Feature):
-    """A failed attempt may be followed by others, `attempts` in all, on another backend first.
+    """A failed attempt is retried, up to `attempts` in all, on another backend first.
 
-    `statuses`: answers that are tried again, besides connection failures; time limits only with `on_timeout`. Retries
-    that a backend sees in any `budget_window_s` are at most `budget_share` of the fresh requests of that time plus
-    `budget_floor`; None: no budget is claimed. `deadline_s` bounds all attempts of a request together.
+    `statuses`: answers that are retried, besides connection failures; timeouts only with `on_timeout`. Retries at a
+    backend in any `budget_window_s` are at most `budget_share` of the first attempts of that time plus `budget_floor`;
+    None: no budget is claimed. `deadline_s` limits all attempts of a request together.
+
+    >>> Retry(attempts=3, statuses=(502, 503), budget_share=0.2).budget_floor
+    10
     """
 
     table: ClassVar[str] = "retry"
@@ -178,16 +201,19 @@ class Retry(Feature):
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "attempts", "budget_window_s")
+        positive(self, "attempts", "budget_window_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Hedge(Feature):
-    """A slow inference is joined by a second attempt on another backend; at most `share` of the requests.
+    """A slow inference gets a second attempt on another backend; at most a `share` of the requests is hedged.
 
-    The delay is the `quantile` of the model's recent latencies, known after `minimum` of them; `window` are kept.
-    A quiet spell saves up `burst` hedges at most. Nothing is hedged with more than `load_threshold` requests inside for
-    each backend, on average. None: neither is claimed, and overload is what any balancer must take for one.
+    The delay is the `quantile` of the model's last `window` latencies, available after `minimum` of them. At most
+    `burst` unused hedges accumulate. Nothing is hedged with more than `load_threshold` requests in flight per backend
+    on average. None: not claimed; then only a load that any balancer must treat as overload counts.
+
+    >>> Hedge(quantile=0.99, share=0.02).minimum
+    40
     """
 
     table: ClassVar[str] = "hedge"
@@ -199,20 +225,23 @@ class Hedge(Feature):
     load_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "quantile", "share", "window", "minimum")
+        positive(self, "quantile", "share", "window", "minimum")
         for name in ("burst", "load_threshold"):
             if getattr(self, name) is not None:
-                _positive(self, name)
+                positive(self, name)
 
 
 @dataclass(frozen=True, slots=True)
 class HealthShare(Feature):
-    """Updates are shared out in proportion to a health score, where no policy of Spread is on.
+    """Updates are distributed in proportion to a health score, where no policy of Spread is on.
 
     Score = errors × (1 − error rate) + latency × min(1, baseline p99 ÷ p99) + memory × (free + evictable) ÷ total +
     connections × (1 up to `free_connections` active ones, then falling to 0 over the next `connection_span`), over
-    `window_s`; with fewer than `minimum_calls` calls, or without a report, a part counts as whole. `baseline_p99_s`
+    `window_s`. With fewer than `minimum_calls` calls, or without a report, a term counts in full. `baseline_p99_s`
     None: the fleet's median.
+
+    >>> HealthShare(errors=0.7, latency=0.3, memory=0.0, connections=0.0).window_s
+    10.0
     """
 
     table: ClassVar[str] = "health_share"
@@ -227,16 +256,19 @@ class HealthShare(Feature):
     connection_span: int = 500
 
     def __post_init__(self) -> None:
-        _positive(self, "window_s", "minimum_calls", "connection_span")
+        positive(self, "window_s", "minimum_calls", "connection_span")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits(Feature):
-    """What is too much is refused with 429 or 503, at once. Off in all other properties, which cannot be judged else.
+    """Excess requests are rejected at once with 429 or 503. Off in all other properties, which need every answer.
 
-    In any time t at most `burst` + `rate_per_s` × t requests are let in (None: no rate is claimed). At most
-    `concurrency` are let in and not ended (None: any number), and up to `queue` more wait for that. `by_urgency`: those
-    that wait go by x-urgency (critical, high, normal), and one of a higher takes the place of one of the lowest.
+    In any time t at most `burst` + `rate_per_s` × t requests are admitted (None: no rate is claimed). At most
+    `concurrency` admitted requests are in flight (None: any number); up to `queue` more wait. `by_urgency`: the queue
+    is ordered by x-urgency (critical, high, normal); a more urgent arrival displaces one of the least urgent.
+
+    >>> Limits(rate_per_s=None, concurrency=64, queue=128, by_urgency=True).burst
+    10
     """
 
     table: ClassVar[str] = "limits"
@@ -247,10 +279,10 @@ class Limits(Feature):
     by_urgency: bool = False
 
     def __post_init__(self) -> None:
-        _positive(self, "burst")
+        positive(self, "burst")
         for name in ("rate_per_s", "concurrency"):
             if getattr(self, name) is not None:
-                _positive(self, name)
+                positive(self, name)
         if self.queue < 0:
             raise ValueError(f"queue must be 0 or more, not {self.queue}")
         if self.rate_per_s is None and self.concurrency is None:
@@ -259,22 +291,25 @@ class Limits(Feature):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Growth of a breaker's open time: times `multiplier` up to `max_s`, each within ± `jitter` of itself."""
+    """Growth of a breaker's open time: each is `multiplier` times the last, at most `max_s`, ± a share of `jitter`."""
 
     multiplier: float = 1.0
     max_s: float = 60.0
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive(self, "multiplier", "max_s")
+        positive(self, "multiplier", "max_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker(Feature):
-    """A circuit breaker per backend: opens for `open_s`, then lets through `probes` at a time.
+    """A circuit breaker per backend: opens for `open_s`, then admits `probes` requests at a time.
 
-    It opens after `failures` in a row, at `error_rate` over `window_s` from `minimum_calls` calls on, or when the
-    window's p99 exceeds `slow_p99_s`; None: not by that. `successes` good probes close it.
+    It opens after `failures` consecutive failures, at `error_rate` over `window_s` with at least `minimum_calls`
+    calls, or when the window's p99 exceeds `slow_p99_s`; None: not by that. `successes` good probes close it.
+
+    >>> Breaker(failures=3, open_s=2.0, backoff=Backoff(multiplier=2.0, jitter=0.1)).shortest_open_s
+    1.8
     """
 
     table: ClassVar[str] = "breaker"
@@ -289,43 +324,34 @@ class Breaker(Feature):
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
-        _positive(self, "open_s", "probes", "successes", "minimum_calls", "window_s")
+        positive(self, "open_s", "probes", "successes", "minimum_calls", "window_s")
         for name in ("failures", "error_rate", "slow_p99_s"):
             if getattr(self, name) is not None:
-                _positive(self, name)
+                positive(self, name)
 
     @property
     def shortest_open_s(self) -> float:
-        """The shortest that a first open time can be."""
+        """Shortest possible first open time, in seconds."""
         return min(self.open_s, self.backoff.max_s) * (1 - self.backoff.jitter)
 
 
-FEATURES: dict[str, type[Feature]] = {
-    cls.table: cls
-    for cls in (
-        Affinity,
-        BoundedLoad,
-        Breaker,
-        Ejection,
-        Failover,
-        HealthChecks,
-        HealthShare,
-        Hedge,
-        Limits,
-        Retry,
-        Spread,
-    )
-}
+_ALL = (Affinity, BoundedLoad, Breaker, Ejection, Failover, HealthChecks, HealthShare, Hedge, Limits, Retry, Spread)
+FEATURES: dict[str, type[Feature]] = {cls.table: cls for cls in _ALL}
+"""Every feature by its table name."""
 
 AnyFeature = TypeVar("AnyFeature", bound=Feature)
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """All claims of a target, and the fleet that it can be given.
+    """All claims of a target, and the limits of its fleet.
 
-    `fixed_backends`: the number of backends if it can't be chosen. `can_join`: whether backends can leave and join
-    while it runs. `protocol`: "http" (any path passes), "openai", "chat" or "kserve" (only that route does).
+    `fixed_backends`: the number of backends if it cannot be chosen. `can_join`: backends can leave and join at run
+    time. `protocol`: "http" (any path passes), "openai", "chat" or "kserve" (only that route passes).
+
+    >>> claims = Claims((Affinity(), Retry(attempts=3)), fixed_backends=4)
+    >>> Retry in claims, claims[Retry].attempts, claims.names, claims.fleet(8)
+    (True, 3, ('affinity', 'retry'), 4)
     """
 
     features: tuple[Feature, ...] = ()
@@ -350,11 +376,11 @@ class Claims:
 
     @property
     def key_carrier(self) -> str:
-        """Where the affinity key travels; the header of the model where no affinity is claimed."""
+        """Where the affinity key is sent; the model header where no affinity is claimed."""
         return self[Affinity].key if Affinity in self else MODEL_CARRIERS[0]
 
     def fleet(self, want: int, at_least: int = 2) -> int:
-        """Number of backends for a scenario that would like `want`; UnsupportedError below `at_least`."""
+        """Number of backends for a scenario that requests `want`; UnsupportedError below `at_least`."""
         count = want if self.fixed_backends is None else min(want, self.fixed_backends)
         if count < at_least:
             raise UnsupportedError(f"needs {at_least} backends")
@@ -363,29 +389,6 @@ class Claims:
         return count
 
     def need_membership(self) -> None:
-        """UnsupportedError unless backends can leave and join while the target runs."""
+        """UnsupportedError unless backends can leave and join at run time."""
         if not self.can_join:
             raise UnsupportedError("cannot change membership")
-
-
-# --- small checks, each with its one-line error -----------------------------------------------------------
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """ "; did you mean x or y?" for a misspelt name, or the list of valid ones when none is near."""
-    options = sorted(valid)
-    near = difflib.get_close_matches(name, options, n=2, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"valid: {', '.join(options)}"
-
-
-def one_of(value: str, what: str, valid: tuple[str, ...]) -> None:
-    """ValueError with the nearest valid names unless `value` is one of them."""
-    if value not in valid:
-        raise ValueError(f"{what} {value!r} is unknown; {nearest(value, valid)}")
-
-
-def _positive(owner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if not value > 0:
-            raise ValueError(f"{name} must be above 0, not {value}")

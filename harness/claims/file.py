@@ -1,7 +1,7 @@
-"""The claims file: TOML that says what balancer is tested, how it is run, and what it claims (see README).
+"""The claims file: TOML that names the balancer under test, how to run it, and its claims (see README).
 
-Everything wrong with one is a `ClaimsError` of one line that says what was seen, what was expected and, for a misspelt
-name, which valid names are nearest.
+An invalid file is a `ClaimsError` of one line: what was read, what was expected and, for a misspelt name, the most
+similar valid names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.claims.features import FEATURES, PROTOCOLS, Backoff, Claims, Feature, nearest, one_of
+from harness.claims.features import FEATURES, PROTOCOLS, Backoff, Claims, Feature
+from harness.claims.validation import nearest, one_of
 from harness.scenario.model import ClaimsError
 
 
@@ -23,11 +24,10 @@ from harness.scenario.model import ClaimsError
 class RunSection:
     """`[run]`: how Steelyard starts, reloads and stops the balancer.
 
-    `config` is a Jinja template (path relative to the claims file) that is given `workdir, host, port, admin_port,
-    backends[] (id, host, port, weight, draining), off[]`; `{config}`, `{workdir}` and `{port}` are filled in in the
-    commands.
-    `check` is run before `start` and tells by its exit status whether the configuration is fine. `switches` names the
-    features that the template leaves out when they stand in `off`.
+    `config` is a Jinja template (path relative to the claims file) with the variables `workdir, host, port, admin_port,
+    backends[] (id, host, port, weight, draining), off[]`; in the commands `{config}`, `{workdir}` and `{port}` are
+    replaced. `check` runs before `start`; its exit status says whether the configuration is valid. `switches` names
+    the features that the template omits when they are in `off`.
     """
 
     config: str
@@ -39,7 +39,7 @@ class RunSection:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsFile:
-    """A whole claims file, checked. `folder` is where it lies, for paths relative to it."""
+    """A validated claims file. `folder`: its folder, the base of relative paths."""
 
     folder: Path
     name: str
@@ -56,7 +56,7 @@ class ClaimsFile:
 CORRELATE = re.compile(r"^(header:x-request-id|header:x-mock-tag|json:seed|prompt-suffix)$")
 URL = re.compile(r"http://(?:127\.0\.0\.1|localhost):([0-9]+)/?")
 MOST_LISTEN = 28
-"""`listen` addresses at most: behind each stands a backend on a port of the run's block, which has so many."""
+"""Limit of `listen` addresses: each needs a backend on a port of the run's block, which has this many."""
 
 _BALANCER_KEYS = ("name", "version", "url", "protocol", "correlate", "python")
 _BACKENDS_KEYS = ("listen", "health_path")
@@ -64,7 +64,7 @@ _RUN_KEYS = ("config", "check", "start", "reload", "switches")
 
 
 def claims_file(path: Path) -> ClaimsFile:
-    """Read and check the claims file at `path`. ClaimsError: one line on whatever is wrong with it."""
+    """Read and validate the claims file at `path`. ClaimsError: one line on the first error found."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -123,7 +123,7 @@ def _checked(path: Path, document: dict[str, Any]) -> ClaimsFile:
 
 
 def features_of(tables: object) -> tuple[Feature, ...]:
-    """The features under `[claims]`; ValueError names the table and key that is wrong, or says none is claimed."""
+    """The features under `[claims]`; ValueError names the invalid table and key, or says that none is claimed."""
     if not isinstance(tables, Mapping) or not tables:
         raise ValueError("claims nothing; add at least one table such as [claims.affinity]")
     _known(tables, tuple(FEATURES), "[claims.*] table")
@@ -141,13 +141,13 @@ def _feature(name: str, table: object) -> Feature:
     if isinstance(backoff, Mapping):
         _known(backoff, tuple(item.name for item in dataclasses.fields(Backoff)), f"[claims.{name}.backoff] key")
     try:
-        # As JSON, because strict Python would take no table for a dataclass; lax takes true for 1 and "5" for 5.
+        # As JSON: strict Python mode accepts no table for a dataclass, lax mode accepts true for 1 and "5" for 5.
         return TypeAdapter(cls).validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        told = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"[claims.{name}]{' ' + where if where else ''}: saw {first['input']!r}: {told}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"[claims.{name}]{' ' + where if where else ''}: saw {first['input']!r}: {message}") from None
 
 
 def _run_section(document: Mapping[str, Any]) -> RunSection | None:
@@ -187,9 +187,9 @@ def _listen_addresses(backends: Mapping[str, Any], balancer_port: int | None) ->
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`; ValueError otherwise. Only loopback addresses are taken.
+    """Host and port of `HOST:PORT`; ValueError otherwise. Only IPv4 loopback addresses are accepted.
 
-    IPv6's is not: probes of faults speak IPv4, so each fault there would count as effective whatever became of it.
+    IPv6 is rejected because fault probes use IPv4: every fault there would count as effective, whether it was or not.
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:

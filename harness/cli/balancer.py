@@ -136,7 +136,7 @@ def _settings(path: Path | None, without: list[str], drain_deadline_s: float | N
     from dataclasses import replace
 
     from harness.balancer.core.settings_file import settings_from
-    from harness.claims.features import nearest
+    from harness.claims.validation import nearest
     from harness.proxy.settings import live_settings
     from harness.scenario.model import ClaimsError
     from harness.targets.reference import ReferenceTarget

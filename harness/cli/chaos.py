@@ -70,7 +70,7 @@ def chaos(
 
 def _world(name: str, target: Any) -> Any:
     """The world to play in: the one asked for, else sim where the target can. ClaimsError otherwise."""
-    from harness.claims.features import nearest
+    from harness.claims.validation import nearest
     from harness.scenario.model import ClaimsError, World
 
     valid = [item.value for item in World]
@@ -104,7 +104,7 @@ def _check_without(without: str, fault_plan: str) -> None:
 def _kinds(without: str, target: Any) -> frozenset[str]:
     """Kinds that are not to be drawn: those named, and changes of membership where the target's list is fixed."""
     from harness.chaos.swarm import KINDS, MEMBERSHIP
-    from harness.claims.features import nearest
+    from harness.claims.validation import nearest
     from harness.scenario.model import ClaimsError
 
     named = {word.strip() for word in without.split(",") if word.strip()}
@@ -129,7 +129,7 @@ def _plans(
     """Seed and scenario of each run. ClaimsError for a file or a name that won't do."""
     from harness.chaos.fault_plans import FAULT_PLANS
     from harness.chaos.swarm import random_fault_plan
-    from harness.claims.features import nearest
+    from harness.claims.validation import nearest
     from harness.cli.fleet_size import fleet_size
     from harness.scenario.model import ClaimsError, UnsupportedError
     from suites.chaos.evidence import BEFORE_S, under
@@ -173,7 +173,8 @@ def _read(path: Path, target: Any) -> Any:
 
 def _check_off(off: frozenset[str], target: Any) -> None:
     """ValueError where something is to be off that is nothing, or that the target cannot leave out."""
-    from harness.claims.features import FEATURES, nearest
+    from harness.claims.features import FEATURES
+    from harness.claims.validation import nearest
 
     for name in sorted(off):
         if name not in FEATURES:

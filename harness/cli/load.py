@@ -197,7 +197,8 @@ def _waiting(made: Any, timeout_s: float | None) -> Any:
 
 def _prepare(out: Path, records: Path | None, profile: str, about: Mapping[str, Any]) -> None:
     """What can be known to be wrong before anything is sent. `profile`: empty for a trace."""
-    from harness.claims.features import PROTOCOLS, nearest
+    from harness.claims.features import PROTOCOLS
+    from harness.claims.validation import nearest
     from harness.cli.load_file import check_writable
     from harness.live.load.ad_hoc import reach
     from harness.load.wire import forms_of, request_of

@@ -130,7 +130,7 @@ def seconds_of(option: str, text: str | None, or_zero: bool = False) -> float | 
 
 def columns_of(texts: Sequence[str]) -> dict[str, str]:
     """Names of columns by what they mean, from words such as `time=sent_at`. ClaimsError for others."""
-    from harness.claims.features import nearest
+    from harness.claims.validation import nearest
     from harness.load.workloads.traces import ALIASES
     from harness.scenario.model import ClaimsError
 

@@ -1,1 +1,1 @@
-"""What a run left behind: the history, its binary records, and its time series."""
+"""Evidence of a run: the history, its binary records, and its time series."""

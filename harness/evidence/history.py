@@ -1,7 +1,7 @@
-"""Evidence of one run, columnar, from outside only, and the questions that checks ask of it.
+"""Evidence of one run in columns, observed from outside the balancer, and the queries of checks.
 
 All times are seconds from the start of the run; nan where nothing happened. Backends are numbers (`gpu-3` is 3).
-A history never looks into the balancer, so that one check judges every balancer.
+A history contains nothing from inside the balancer, so one check judges every balancer.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ ATTEMPT = np.dtype(
         ("service_actual_s", "<f8"),
     ]
 )
-"""One stay of a request at a backend, as the backend saw it. `request` -1: foreign (without this run's tag)."""
+"""One attempt as observed by its backend. `request` -1: foreign (without this run's tag)."""
 
 HEALTH_CHECK = np.dtype([("backend", "<i4"), ("status", "<u2"), ("at_s", "<f8")])
-"""A health or load poll that the balancer itself sent."""
+"""A health check or load poll sent by the balancer."""
 
 RESIDENCY = np.dtype([("backend", "<i4"), ("event", "u1"), ("model", "S64"), ("at_s", "<f8")])
-"""A model's weights began to load, were loaded, or were evicted (`event`: harness.scenario.model.Residency)."""
+"""A model's weights started loading, were loaded, or were evicted (`event`: harness.scenario.model.Residency)."""
 
 CONNECTION = np.dtype(
     [
@@ -59,17 +59,20 @@ CONNECTION = np.dtype(
         ("closed_s", "<f8"),
     ]
 )
-"""A connection between balancer and backend, as the fault proxy saw it."""
+"""A connection between balancer and backend, as observed by the fault proxy."""
 
 UNSEEN = -1
+"""No backend received the request, or a request with the key."""
+
 SEVERAL = -2
+"""More than one backend was the first for requests with the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeen:
-    """A fault or a membership change: what was asked when, when it took effect, and when it was healed (nan: never).
+    """A fault or membership change as carried out: when requested, effective and healed (nan: never), in seconds.
 
-    `hits` is how many requests, or reports, a fault of single requests has struck; None if nobody counted.
+    `hits`: number of requests or reports that a request fault affected; None if not counted.
     """
 
     kind: str
@@ -81,7 +84,7 @@ class StepSeen:
 
     @property
     def took_effect(self) -> bool:
-        """Whether a probe saw the step take effect."""
+        """Whether a probe confirmed the step's effect."""
         return not math.isnan(self.effective_s)
 
 
@@ -91,11 +94,18 @@ def _empty(dtype: np.dtype[Any]) -> Rows:
 
 @dataclass(frozen=True)
 class History:
-    """What clients asked and got, and what backends and the fault proxy saw. Rows are ordered by time.
+    """Observations of clients, backends and the fault proxy in one run. Rows are ordered by time.
 
-    `requests` has one row for every arrival, at the row of its number. `slack_s` has one value for each second of
-    the run. `died` is the balancer's own end in the middle of the run, if it ended. `correlated` says whether attempts
-    could be tied to requests at all. `baselines` are the same arrivals under a policy of the simulator.
+    `requests` has one row per arrival, at the index of its number. `slack_s` (timing uncertainty) has one value per
+    second of the run. `died`: how the balancer ended during the run, if it did. `correlated`: whether attempts can be
+    matched to requests. `baselines`: the same arrivals under policies of the simulator.
+
+    The methods' examples use this history: three answered chat requests and a failed update.
+
+    >>> from harness.evidence.example import example_history
+    >>> history = example_history()
+    >>> history.requests["status"].tolist()
+    [200, 200, 200, 503]
     """
 
     scenario: Scenario
@@ -115,34 +125,53 @@ class History:
     # --- selections ---------------------------------------------------------------------------------------
 
     def in_stream(self, name: str) -> Mask:
-        """Which requests belong to the stream called `name`."""
+        """Mask of the requests of the stream called `name`. KeyError if there is none.
+
+        >>> history.in_stream("updates").tolist()
+        [False, False, False, True]
+        """
         mask: Mask = self.requests["stream"] == self.scenario.load.index(name)
         return mask
 
     def answered(self) -> Mask:
-        """Which requests got a complete answer with a 2xx status."""
+        """Mask of the requests that got a complete answer with a 2xx status.
+
+        >>> history.answered().tolist()
+        [True, True, True, False]
+        """
         status = self.requests["status"]
         mask: Mask = (status >= 200) & (status < 300) & (self.requests["failure"] == Failure.NONE)
         return mask
 
     def first_attempts(self) -> Numbers:
-        """For each request the row of its first attempt, -1 where no backend saw it."""
+        """For each request the row of its first attempt, -1 where no backend received it.
+
+        >>> history.first_attempts().tolist()
+        [0, 1, 2, -1]
+        """
         rows = np.full(len(self.requests), UNSEEN, dtype=np.int64)
-        own = np.flatnonzero(self.attempts["request"] >= 0)[::-1]  # last write wins: the earliest
+        own = np.flatnonzero(self.attempts["request"] >= 0)[::-1]  # reversed: the last write is the earliest attempt
         rows[self.attempts["request"][own]] = own
         return rows
 
     def first_backends(self) -> Numbers:
-        """For each request the backend of its first attempt, -1 where no backend saw it."""
+        """For each request the backend of its first attempt, -1 where no backend received it.
+
+        >>> history.first_backends().tolist()
+        [0, 1, 0, -1]
+        """
         rows = self.first_attempts()
         if not len(self.attempts):
             return rows
         return np.where(rows >= 0, self.attempts["backend"][rows], UNSEEN).astype(np.int64)
 
     def owners(self, stream: str) -> Numbers:
-        """For each key of a stream the backend that all its requests went to first.
+        """For each key of a stream the backend of the first attempts of all its requests.
 
-        UNSEEN (-1) if no backend saw a request of that key, SEVERAL (-2) if more than one did.
+        UNSEEN (-1) if no backend received a request with the key, SEVERAL (-2) if several were first.
+
+        >>> history.owners("chat").tolist()
+        [0, 1]
         """
         keys = self.scenario.load.streams[self.scenario.load.index(stream)].keys
         owners = np.full(keys.count if keys else 0, UNSEEN, dtype=np.int64)
@@ -155,7 +184,11 @@ class History:
         return owners
 
     def step(self, kind: str, backend: str) -> StepSeen | None:
-        """The first step of this kind ("Kill", "Leave", ...) on `backend` that took effect, or None."""
+        """The first step of this kind ("Kill", "Leave", ...) on `backend` that took effect, or None.
+
+        >>> history.step("Kill", "gpu-1").effective_s
+        0.51
+        """
         number = self.scenario.backend_ids.index(backend)
         for step in self.steps:
             if step.kind == kind and step.backend == number and step.took_effect:
@@ -163,31 +196,52 @@ class History:
         return None
 
     def baseline(self, name: str) -> History:
-        """The same arrivals under the simulator's policy `name`; KeyError if the property did not declare it."""
+        """The same arrivals under the simulator's policy `name`. KeyError unless the property declares it.
+
+        >>> compared = history.with_baselines({"round-robin": history})
+        >>> compared.baseline("round-robin").cold_loads()
+        1
+        """
         return self.baselines[name]
 
     def with_baselines(self, baselines: Mapping[str, History]) -> History:
-        """This history with comparison runs attached."""
+        """A copy of this history with comparison runs attached."""
         return replace(self, baselines=dict(baselines))
 
     # --- figures ------------------------------------------------------------------------------------------
 
     def cold_loads(self) -> int:
-        """How many times a model's weights were loaded into some GPU."""
+        """Number of times that a model's weights were loaded into a GPU.
+
+        >>> history.cold_loads()
+        1
+        """
         return int(np.count_nonzero(self.residency["event"] == Residency.LOADING))
 
     def latencies_s(self, mask: Mask | None = None) -> Times:
-        """Latency of the answered requests (among `mask`) from their intended time to their last byte, seconds."""
+        """Latency of the answered requests (of those in `mask`), intended time to last byte, in seconds.
+
+        >>> history.latencies_s(history.in_stream("chat")).round(3).tolist()
+        [0.05, 0.05, 0.05]
+        """
         chosen = self.answered() if mask is None else self.answered() & mask
         latencies: Times = self.requests["end_s"][chosen] - self.requests["intended_s"][chosen]
         return latencies
 
     def unfinished_attempts(self) -> int:
-        """Attempts that had not ended when the run did."""
+        """Number of attempts that had not ended at the end of the run.
+
+        >>> history.unfinished_attempts()
+        0
+        """
         return int(np.count_nonzero(self.attempts["ending"] == Ending.OPEN))
 
     def worst_slack_s(self, start_s: float, end_s: float | None = None) -> float:
-        """Largest slack of the seconds that [start_s, end_s] touches."""
+        """Largest slack of the seconds that overlap [start_s, end_s]; `end_s` None: the second of `start_s`.
+
+        >>> history.worst_slack_s(0.2, 1.5)
+        0.004
+        """
         if not len(self.slack_s):
             return 0.0
         last = len(self.slack_s) - 1
@@ -196,7 +250,7 @@ class History:
         return float(self.slack_s[first_second : last_second + 1].max())
 
     def digest(self) -> str:
-        """SHA-256 over every record of the history; equal for the same seed in `sim`, in every process."""
+        """SHA-256 of all records; in `sim` equal for equal scenario and seed, in every process."""
         total = hashlib.sha256()
         for rows in (self.requests, self.attempts, self.health_checks, self.residency, self.connections, self.slack_s):
             total.update(f"{rows.dtype.descr} {len(rows)}".encode())
@@ -213,7 +267,7 @@ class History:
 
 
 def empty_requests(count: int) -> Rows:
-    """`count` rows of requests that were never sent: nan times, no answer, numbered in order."""
+    """`count` rows of requests not sent: nan times, no answer, numbered in order."""
     rows = np.zeros(count, dtype=REQUEST)
     rows["number"] = np.arange(count)
     rows["key"] = rows["connection"] = rows["answered_by"] = -1

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.claims.features import Limits, nearest
+from harness.claims.features import Limits
+
+from harness.claims.validation import nearest
 from harness.live.balancer import Balancer
 from harness.live.deployment import listening, place_after
 from harness.live.faults.command_words import KINDS, duration, kind_of, parse, told

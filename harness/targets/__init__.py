@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.balancer.core.loading import PYTHON, REFERENCE
-from harness.claims.features import nearest
+from harness.claims.validation import nearest
 from harness.claims.file import claims_file
 from harness.scenario.model import ClaimsError, TargetError
 from harness.targets.base import Target

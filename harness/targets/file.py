@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from harness.claims.features import nearest
+from harness.claims.validation import nearest
 from harness.claims.file import ClaimsFile, RunSection, address_of
 from harness.scenario.model import ClaimsError, TargetError, UnsupportedError
 from harness.targets.base import ChangeStep, Deployment, Launch, RunCommand, Target, WriteFile

@@ -90,7 +90,7 @@ def winners(history: History) -> Numbers:
 
 def models(history: History, claims: Claims) -> Numbers:
     """For each request a number for its model; all alike where the key that travels is something else."""
-    named = Affinity not in claims or claims[Affinity].names_model
+    named = Affinity not in claims or claims[Affinity].key_is_model
     keys = history.requests["key"].astype(np.int64)
     numbers: Numbers = keys if named else np.zeros_like(keys)
     return numbers

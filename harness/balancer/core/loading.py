@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from harness.balancer.core.bare import BareGateway
 from harness.balancer.core.gateway import ReferenceGateway
 from harness.balancer.settings import Settings
-from harness.claims.features import nearest
+from harness.claims.validation import nearest
 from harness.gateway.crash_report import crash_line
 from harness.gateway.protocol import Gateway, NowFunction
 from harness.scenario.model import ClaimsError

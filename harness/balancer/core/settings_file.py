@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from harness.balancer.core.gateway import ReferenceGateway
 from harness.balancer.picking.policies import POLICIES
 from harness.balancer.settings import Settings
-from harness.claims.features import nearest, one_of
+from harness.claims.validation import nearest, one_of
 from harness.scenario.model import ClaimsError
 
 

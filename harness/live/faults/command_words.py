@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
-from harness.claims.features import nearest
+from harness.claims.validation import nearest
 from harness.scenario.faults import Step
 from harness.scenario.model import ClaimsError
 from harness.scenario.request_faults import RequestFault, as_mock

@@ -20,7 +20,9 @@ from locust.event import EventHook
 from locust.exception import StopUser
 from locust.runners import LocalRunner, MasterRunner, Runner, WorkerRunner
 
-from harness.claims.features import PROTOCOLS, nearest
+from harness.claims.features import PROTOCOLS
+
+from harness.claims.validation import nearest
 from harness.load.job import LoadJob, text_of
 from harness.load.locust_engine.coordinator import Coordinator
 from harness.load.locust_engine.messages import Plan

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.claims.features import nearest
+from harness.claims.validation import nearest
 from harness.load.results.figures import SERIES, Figures, quantile_of
 from harness.scenario.model import ClaimsError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.claims.features import nearest
+from harness.claims.validation import nearest
 from harness.load.wire import NUMBER_BITS
 from harness.load.workloads import traces
 from harness.scenario.arrival_rates import (

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from harness.claims.features import nearest
+from harness.claims.validation import nearest
 from harness.load.wire import NUMBER_BITS
 from harness.scenario.arrival_rates import Recorded
 from harness.scenario.model import ClaimsError, Keys, Load, Stream

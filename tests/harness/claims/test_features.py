@@ -16,9 +16,9 @@ from harness.claims.features import (
     Hedge,
     Limits,
     Retry,
-    nearest,
 )
 from harness.claims.file import ClaimsFile, address_of, claims_file
+from harness.claims.validation import nearest
 from harness.scenario.model import ClaimsError, UnsupportedError
 
 WHOLE = """
@@ -201,7 +201,7 @@ def test_python_code_can_change_membership(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("share", "most"), [(None, 4), (1.0, 4), (0.5, 2), (0.74, 2), (0.75, 3), (0.1, 1)])
 def test_a_cap_rounds_down_but_one_may_always_be_out(share: float | None, most: int) -> None:
-    assert Ejection(cap_share=share).most_out(4) == most
+    assert Ejection(cap_share=share).most_ejected(4) == most
 
 
 def test_limits_claim_something() -> None:

@@ -96,7 +96,7 @@ def test_what_is_told_about_the_rows_comes_back(tmp_path: Path) -> None:
 def test_about_that_is_no_object(tmp_path: Path, told: bytes) -> None:
     path = tmp_path / "run.records"
     path.write_bytes(MAGIC + struct.pack("<QI", 0, len(told)) + told)
-    assert_one_line(path, "no JSON object")
+    assert_one_line(path, "not a JSON object")
 
 
 def test_a_row_packed_by_struct_is_a_row_of_numpy() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from harness.evidence.history import History, StepSeen
-from harness.evidence.run_timeseries import is_course, plan_of, run_timeseries
+from harness.evidence.run_timeseries import is_timeseries, plan_of, run_timeseries
 from harness.scenario.faults import FailingStatus, Kill, Leave, Reset
 from harness.scenario.model import Load, Scenario, Stream
 from tests.suites.histories import history_of, lost
@@ -75,7 +75,7 @@ def test_long_runs_have_few_rows() -> None:
 def test_it_is_plain_json() -> None:
     course = run_timeseries(run())
     assert json.loads(json.dumps(course)) == course
-    assert is_course(course) and not is_course({}) and not is_course(None)
+    assert is_timeseries(course) and not is_timeseries({}) and not is_timeseries(None)
 
 
 def test_a_plan_is_in_order_of_time_and_names_what_is_not_ordinary() -> None:

@@ -1,4 +1,4 @@
-"""`steelyard chaos`: whole-system runs under a named or a drawn fault plan; what fails in sim is shrunk."""
+"""`steelyard chaos`: whole-system runs under a named or random fault plan; failing sim runs are shrunk."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 
 RANDOM = "random"
-READY_FILE = "steelyard-chaos-{name}-{seed}.json"
+SHRUNK_FILE = "steelyard-chaos-{name}-{seed}.json"
 NAME = re.compile(r"[a-z0-9-]+")
-"""Of a scenario: it becomes part of the names of properties."""
+"""Valid scenario names: they become part of property names."""
 
 
 def chaos(
@@ -26,50 +26,51 @@ def chaos(
     fault_plan: Annotated[
         str, typer.Option("--plan", help="random, or the name of a fault plan such as node-crash")
     ] = RANDOM,
-    seed: Annotated[int, typer.Option(help="Seed of the first run; each further one counts up.", min=0)] = 1,
-    runs: Annotated[int, typer.Option(help="How many runs, one seed each.", min=1)] = 1,
-    without: Annotated[str, typer.Option(help="Kinds never to draw for random, such as kill,reset")] = "",
-    seconds: Annotated[float, typer.Option(help="How long the fault plan lasts.", min=0.5, max=600.0)] = 4.0,
+    seed: Annotated[int, typer.Option(help="Seed of the first run; each further run adds 1.", min=0)] = 1,
+    runs: Annotated[int, typer.Option(help="Number of runs, one seed each.", min=1)] = 1,
+    without: Annotated[str, typer.Option(help="Kinds excluded from random plans, such as kill,reset")] = "",
+    seconds: Annotated[float, typer.Option(help="Duration of the fault plan.", min=0.5, max=600.0)] = 4.0,
     backends: Annotated[
-        int | None, typer.Option(help="Size of the fleet: 4, or as many as a claims file names.", min=2, max=8)
+        int | None,
+        typer.Option(help="Size of the fleet: 4, or the number of addresses in a claims file.", min=2, max=8),
     ] = None,
     world: Annotated[str, typer.Option(help="sim or live")] = "",
-    scenario: Annotated[Path | None, typer.Option(help="Play the scenario of this file instead (JSON).")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for scenarios that fail.")] = None,
+    scenario: Annotated[Path | None, typer.Option(help="Play the scenario in this JSON file instead.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for failing scenarios.")] = None,
     toxiproxy: Annotated[str, typer.Option(help="embedded, real, or the URL of a running one")] = "embedded",
     nginx: Annotated[str, typer.Option(help="Path of another nginx binary.")] = "",
 ) -> None:
-    """Print a plan, play it, and judge what must hold under any fault plan. Exit code: 0 all held, 1 something did not.
+    """Print a plan, play it, and judge the properties of any fault plan. Exit code: 0 all hold, 1 some do not.
 
-    A run that fails in sim is shrunk to the shortest list of faults and the smallest load that still fail, printed as
-    a scenario that can be pasted into a test, and kept as a file for --scenario. That file is judged as it is.
+    A run that fails in sim is shrunk to the fewest faults and the smallest load that still fail, printed as a scenario
+    that can be pasted into a test, and written to a file for --scenario. Such a file is judged without shrinking.
     """
     from harness.scenario.model import World
     from harness.targets import resolve
 
     chosen = resolve(target, nginx or None)
-    where = _world(world, chosen)
+    chosen_world = _world(world, chosen)
     if scenario is not None:
         _check_alone(context)
     _check_without(without, fault_plan)
     plans = list(_plans(chosen, fault_plan, seed, runs, _kinds(without, chosen), seconds, backends, scenario))
     failed = 0
-    with _worlds(where, toxiproxy) as worlds:
+    with _worlds(chosen_world, toxiproxy) as worlds:
         for number, plan in plans:
-            held, broken = _played(chosen, plan, number, where, worlds)
+            held, failing = _play(chosen, plan, number, chosen_world, worlds)
             failed += not held
-            if broken and where is World.SIM and scenario is None:
-                _make_ready(chosen, target, plan, number, broken[0], worlds, out or Path())
+            if failing and chosen_world is World.SIM and scenario is None:
+                _shrink_and_write(chosen, target, plan, number, failing[0], worlds, out or Path())
     if runs > 1:
         print(f"{failed} of {runs} runs did not hold.")
     raise typer.Exit(1 if failed else 0)
 
 
-# --- what is to be played ---------------------------------------------------------------------------------
+# --- options and plans ------------------------------------------------------------------------------------
 
 
 def _world(name: str, target: Any) -> Any:
-    """The world to play in: the one asked for, else sim where the target can. ClaimsError otherwise."""
+    """The requested world, by default sim if the target supports it. ClaimsError for an unsupported one."""
     from harness.claims.validation import nearest
     from harness.scenario.model import ClaimsError, World
 
@@ -78,23 +79,24 @@ def _world(name: str, target: Any) -> Any:
         raise ClaimsError(f"--world {name!r} is unknown; {nearest(name, valid)}")
     chosen = World(name) if name else (World.SIM if World.SIM in target.worlds else World.LIVE)
     if chosen not in target.worlds:
-        can = " and ".join(sorted(item.value for item in target.worlds))
-        raise ClaimsError(f"target {target.name} runs in {can} only; saw --world {name}")
+        supported = " and ".join(sorted(item.value for item in target.worlds))
+        raise ClaimsError(f"target {target.name} runs in {supported} only; saw --world {name}")
     return chosen
 
 
 def _check_alone(context: typer.Context) -> None:
-    """ClaimsError where something is given beside --scenario that the file says."""
+    """ClaimsError if an option is given that the file of --scenario replaces."""
     from harness.scenario.model import ClaimsError
 
     for name in ("fault_plan", "without", "seconds", "backends"):
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
-            raise ClaimsError(f"--{name} does not go with --scenario, whose file says all of that; leave one out")
+            option = name.removeprefix("fault_")
+            raise ClaimsError(f"--{option} does not go with --scenario, whose file replaces it; leave one out")
 
 
 def _check_without(without: str, fault_plan: str) -> None:
-    """ClaimsError where --without is given for something that isn't drawn."""
+    """ClaimsError if --without is given for a plan that is not random."""
     from harness.scenario.model import ClaimsError
 
     if without and fault_plan != RANDOM:
@@ -102,7 +104,7 @@ def _check_without(without: str, fault_plan: str) -> None:
 
 
 def _kinds(without: str, target: Any) -> frozenset[str]:
-    """Kinds that are not to be drawn: those named, and changes of membership where the target's list is fixed."""
+    """Kinds that are not drawn: those named, and membership changes if the target's backends are fixed."""
     from harness.chaos.swarm import KINDS, MEMBERSHIP
     from harness.claims.validation import nearest
     from harness.scenario.model import ClaimsError
@@ -126,7 +128,7 @@ def _plans(
     backends: int | None,
     file: Path | None,
 ) -> Iterator[tuple[int, Any]]:
-    """Seed and scenario of each run. ClaimsError for a file or a name that won't do."""
+    """Seed and scenario of each run. ClaimsError for an invalid file or name."""
     from harness.chaos.fault_plans import FAULT_PLANS
     from harness.chaos.swarm import random_fault_plan
     from harness.claims.validation import nearest
@@ -153,7 +155,7 @@ def _plans(
 
 
 def _read(path: Path, target: Any) -> Any:
-    """The scenario of a file. ClaimsError if it cannot be played, or not with this target."""
+    """The scenario in a file. ClaimsError if it cannot be played, or not with this target."""
     from harness.chaos.scenario_text import from_json
     from harness.scenario.model import ClaimsError
     from harness.sim.playable import check
@@ -172,7 +174,7 @@ def _read(path: Path, target: Any) -> Any:
 
 
 def _check_off(off: frozenset[str], target: Any) -> None:
-    """ValueError where something is to be off that is nothing, or that the target cannot leave out."""
+    """ValueError if `off` names an unknown feature, or one that the target cannot switch off."""
     from harness.claims.features import FEATURES
     from harness.claims.validation import nearest
 
@@ -188,7 +190,7 @@ def _check_off(off: frozenset[str], target: Any) -> None:
 
 @contextmanager
 def _worlds(world: Any, toxiproxy: str) -> Iterator[dict[Any, Any]]:
-    """The one world that is played in; a live one is taken down however this ends."""
+    """The runner of `world`, by world; a live session is closed in every case."""
     from harness.scenario.model import World
 
     if world is World.SIM:
@@ -202,8 +204,8 @@ def _worlds(world: Any, toxiproxy: str) -> Iterator[dict[Any, Any]]:
         yield {World.LIVE: session.play}
 
 
-def _played(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, Any]) -> tuple[bool, list[str]]:
-    """Print the plan, play it, print outcomes and the course. Whether all held, and the properties that failed."""
+def _play(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, Any]) -> tuple[bool, list[str]]:
+    """Play a plan; print it, the time series and the outcomes. Returns whether all held, and the failed properties."""
     from rich.console import Console
     from rich.text import Text
 
@@ -224,8 +226,8 @@ def _played(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any,
         word = Text(f"{record.outcome.value}: ", style=STYLES[record.outcome])
         console.print(word + Text(f"{record.property}: {record.reason}", style=""))
     console.print()
-    broken = [record.property for record in records if record.outcome is Outcome.FAIL]
-    return all(record.outcome in (Outcome.PASS, Outcome.UNSUPPORTED) for record in records), broken
+    failing = [record.property for record in records if record.outcome is Outcome.FAIL]
+    return all(record.outcome in (Outcome.PASS, Outcome.UNSUPPORTED) for record in records), failing
 
 
 def _plan(scenario: Any) -> Any:
@@ -241,23 +243,23 @@ def _plan(scenario: Any) -> Any:
     return table
 
 
-def _make_ready(
+def _shrink_and_write(
     target: Any, option: str, scenario: Any, seed: int, name: str, worlds: dict[Any, Any], folder: Path
 ) -> None:
-    """Shrink a scenario on which the property `name` fails in sim, keep it as a file, and print how to play it.
+    """Shrink a scenario on which property `name` fails in sim, write it to a file, and print how to play it.
 
-    `option` is what `target` is called on the command line.
+    `option` is the name of `target` on the command line.
     """
     from harness.scenario.model import World
 
     found = _shrunk(target, scenario, seed, name, worlds)
-    path = _kept(found, folder, READY_FILE.format(name=scenario.name, seed=seed))
+    path = _write(found, folder, SHRUNK_FILE.format(name=scenario.name, seed=seed))
     words = [*target.repeat_prefix(World.SIM), "steelyard", "chaos", "--target", option]
     print(f"Play it again with: {shlex.join([*words, '--seed', str(seed), '--scenario', str(path)])}\n")
 
 
 def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, Any]) -> Any:
-    """Shrink a scenario on which the property `name` fails, and print what is left."""
+    """Shrink a scenario on which property `name` fails, and print the result."""
     from harness.chaos.scenario_text import to_python
     from harness.chaos.shrink import shrink
     from harness.judge import Judge
@@ -272,19 +274,19 @@ def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, 
     found = shrink(replace(scenario, phases=()), fails)
     streams = found.scenario.load.streams
     load = f"{sum(stream.requests for stream in streams if stream.chats is None)} requests"
-    if chats := sum(stream.chats.count for stream in streams if stream.chats is not None):
-        load += f", {chats} chats"
-    told = ", cut short" if found.cut_short else ""
+    if users := sum(stream.chats.count for stream in streams if stream.chats is not None):
+        load += f", {users} virtual users"
+    note = ", cut short" if found.cut_short else ""
     print(
         f"Shrunk to {len(found.scenario.timeline)} of {len(scenario.timeline)} steps, {load} and"
-        f" {found.scenario.backends} backends in {found.runs} runs{told}; {name} still fails:\n"
+        f" {found.scenario.backends} backends in {found.runs} runs{note}; {name} still fails:\n"
     )
     print(to_python(found.scenario))
     return found.scenario
 
 
-def _kept(scenario: Any, folder: Path, name: str) -> Path:
-    """Write a scenario to a file of `folder`. ClaimsError if that cannot be done."""
+def _write(scenario: Any, folder: Path, name: str) -> Path:
+    """Write a scenario to file `name` in `folder`. ClaimsError on failure."""
     from harness.chaos.scenario_text import to_json
     from harness.scenario.model import ClaimsError
 

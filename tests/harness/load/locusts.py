@@ -17,7 +17,7 @@ from typing import Any
 from tests.harness.load.conftest import PATIENCE_S, ROOT
 
 LEAN = Path(__file__).with_name("lean_server.py")
-LOCUSTFILE = ROOT / "harness" / "load" / "locustfile.py"
+LOCUSTFILE = ROOT / "harness" / "load" / "locust_engine" / "locustfile.py"
 
 
 @contextmanager

@@ -56,9 +56,9 @@ def test_only_its_user_can_read_it() -> None:
 def test_what_a_killed_one_left_counts_for_nothing(folder: Path) -> None:
     script = (
         "import os, signal\n"
-        "from harness.up.run_lock import Where, claimed\n"
+        "from harness.up.run_lock import RunAddress, claimed\n"
         "with claimed('default') as claim:\n"
-        "    claim.tell(Where(os.getpid(), 'http://127.0.0.1:1', 'secret'))\n"
+        "    claim.tell(RunAddress(os.getpid(), 'http://127.0.0.1:1', 'secret'))\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}

@@ -164,9 +164,9 @@ def test_rows_survive_sigkill_of_their_writer(tmp_path: Path) -> None:
     code = (
         "import sys, time, pathlib; from mockgpu.server.attempt_log import *\n"
         "log = AttemptLog(pathlib.Path(sys.argv[1]), 10)\n"
-        "row = Row(Kind.INFERENCE, 1.0); ticket = log.add(row)\n"
-        "log.add(Row(Kind.INFERENCE, 2.0))\n"
-        "row.outcome = Outcome.ANSWERED; log.update(ticket, row)\n"
+        "row = LogRow(RowKind.INFERENCE, 1.0); ticket = log.add(row)\n"
+        "log.add(LogRow(RowKind.INFERENCE, 2.0))\n"
+        "row.outcome = RowOutcome.ANSWERED; log.update(ticket, row)\n"
         "print('written', flush=True); time.sleep(60)"
     )
     path = tmp_path / "log"

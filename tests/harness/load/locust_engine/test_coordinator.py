@@ -19,10 +19,10 @@ from dataclasses import replace
 from time import monotonic
 from locust.env import Environment
 from locust.runners import LocalRunner
-from harness.load.locust_engine.coordinator import Conductor
+from harness.load.locust_engine.coordinator import Coordinator
 from harness.load.job import text_of
 from harness.load.locust_engine.messages import Plan, Receipts
-from harness.load.locust_engine.worker import Player
+from harness.load.locust_engine.worker import Worker
 from harness.load.workloads.profiles import load_of
 from harness.scenario.model import HarnessError
 
@@ -35,7 +35,7 @@ environment = Environment()
 
 STOPPED_BEFORE_THE_PLAN = """
 environment.runner = runner = LocalRunner(environment)
-conductor, player = Conductor(environment, runner), Player(environment, runner)
+conductor, player = Coordinator(environment, runner), Worker(environment, runner)
 with gevent.Timeout(60.0):
     conductor.begin(plan, out)
     conductor.stop()  # nobody had a chance to say the plan yet
@@ -50,7 +50,7 @@ class Silent(LocalRunner):
         said.append((msg_type.removeprefix("steelyard_"), data))
 
 environment.runner = runner = Silent(environment)
-player = Player(environment, runner)
+player = Worker(environment, runner)
 
 def until(holds):
     while not holds():
@@ -81,14 +81,14 @@ for run in (1, 2):
 UNWRITABLE = """
 environment.runner = runner = LocalRunner(environment)
 try:
-    Conductor(environment, runner).begin(plan, out + "/no/such/folder")
+    Coordinator(environment, runner).begin(plan, out + "/no/such/folder")
 except HarnessError as error:
     print(error)
 """
 
 DEAF = """
 from types import SimpleNamespace
-from harness.load import conductor as ours
+from harness.load.locust_engine import coordinator as ours
 from harness.scenario.model import Load, Stream
 
 deaf_to = out.rpartition("-")[2]  # a kind of message, and what comes after it
@@ -110,7 +110,7 @@ answers = {
 
 ours.SILENT_S = 2.0
 environment.runner = runner = Deaf(environment)
-conductor, player = Conductor(environment, runner), Player(environment, runner)
+conductor, player = Coordinator(environment, runner), Worker(environment, runner)
 conductor.players = lambda: [runner.client_id, "deaf"]
 if deaf_to == "clock":  # which only a master asks for
     ours.MasterRunner = Deaf
@@ -132,7 +132,7 @@ class Echo(LocalRunner):
             super().send_message(msg_type, {**data, "player": "echo"})
 
 environment.runner = runner = Echo(environment)
-conductor, player = Conductor(environment, runner), Player(environment, runner)
+conductor, player = Coordinator(environment, runner), Worker(environment, runner)
 conductor.players = lambda: [runner.client_id, "echo"]
 with gevent.Timeout(60.0):
     conductor.begin(replace(plan, load=text_of(load_of("steady", 100.0, 0.2))), out)

@@ -1,4 +1,4 @@
-"""The `steelyard` command. Each group of subcommands has a file of its own and loads what it needs when it runs."""
+"""The `steelyard` command. Each group of subcommands has its own file, which imports its dependencies when it runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from harness.cli.balancer import balancer
 from harness.cli.catalogue import catalogue
 from harness.cli.chaos import chaos
+from harness.cli.errors import USAGE_ERROR, print_error, print_usage_error
 from harness.cli.fault import fault
 from harness.cli.load import load
 from harness.cli.run import run
@@ -24,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its tables cut long option names off at 80 columns
+    rich_markup_mode=None,  # its tables truncate long option names at 80 columns
 )
 app.command()(run)
 app.command()(catalogue)
@@ -48,9 +49,13 @@ def steelyard(version: Annotated[bool, typer.Option("--version", help="Show the 
 
 
 def main() -> None:
-    """Entry point of the command: mistakes of the user and balancers that won't start are one line and exit code 2."""
+    """Entry point of the command. Usage errors and balancers that do not start: one line, exit code 2."""
     try:
-        app()
+        code = app(prog_name="steelyard", standalone_mode=False)
     except (ClaimsError, TargetError) as error:
-        print(f"steelyard: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        print_error(error)
+        code = 2
+    except USAGE_ERROR as error:
+        print_usage_error(error)
+        code = 2
+    sys.exit(code or 0)

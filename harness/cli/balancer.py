@@ -12,11 +12,11 @@ ANY_SEED = 2**31
 Backends = Annotated[
     list[str],
     typer.Option(
-        "--backend", metavar="URL", help="http://HOST:PORT, or NAME=URL, or URL#weight=2; repeat it for each backend."
+        "--backend", metavar="URL", help="http://HOST:PORT, or NAME=URL, or URL#weight=2; repeat for each backend."
     ),
 ]
 Host = Annotated[str, typer.Option(help="Address for clients.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for clients; 0: any free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for clients; 0: any free port.")]
 AdminPort = Annotated[
     int | None,
     typer.Option(min=0, max=65535, help="Port of /backends and /metrics, on 127.0.0.1; --port + 1 by default."),
@@ -24,16 +24,16 @@ AdminPort = Annotated[
 WithAdmin = Annotated[bool, typer.Option("--admin/--no-admin", help="Serve /backends and /metrics.")]
 Without = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAMES", help="Mechanisms to switch off, as in retry,hedge; may be repeated."),
+    typer.Option(metavar="NAMES", help="Mechanisms to switch off, such as retry,hedge; repeatable."),
 ]
-SettingsFile = Annotated[Path | None, typer.Option(help="TOML file with numbers of the mechanisms.")]
-HealthPath = Annotated[str, typer.Option(help="Route of the backends that answers 200 when ready.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of all random choices; drawn by default.")]
+SettingsFile = Annotated[Path | None, typer.Option(help="TOML file with the settings of the mechanisms.")]
+HealthPath = Annotated[str, typer.Option(help="Route on which a ready backend answers 200.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of all random choices; random by default.")]
 DrainDeadline = Annotated[
     float | None,
-    typer.Option(help="Longest wait for answers on a shutdown, drain or leave, 30 by default; what is left is cut."),
+    typer.Option(help="Longest wait (s) for answers on shutdown, drain or leave, 30 by default; then they are cut."),
 ]
-MaxAge = Annotated[float | None, typer.Option(help="Age at which a client connection gets its last answer.")]
+MaxAge = Annotated[float | None, typer.Option(help="Age (s) at which a client connection gets its last answer.")]
 MaxRequests = Annotated[int | None, typer.Option(help="Requests after which a client connection is closed.")]
 
 
@@ -51,13 +51,13 @@ def balancer(
     max_connection_age_s: MaxAge = None,
     max_connection_requests: MaxRequests = None,
 ) -> None:
-    """Balance requests over backends as the reference balancer does, until SIGTERM or Ctrl-C.
+    """Run the reference balancer in front of backends, until SIGTERM or Ctrl-C.
 
-    Limits, ejection, slow start and breakers that trip on slowness are off unless --settings gives their numbers; all
-    else is on.
+    Limits, ejection, slow start and latency breakers are off unless --settings gives their values; everything else is
+    on.
 
-    When it listens, one line says so: ready, and JSON with the URLs. Health checks ask each backend's --health-path; a
-    backend without one needs --without health-checks.
+    When it listens, it prints one line: ready, and JSON with the URLs. Health checks poll each backend's --health-path;
+    backends without such a route need --without health-checks.
     """
     import asyncio
     import json
@@ -75,24 +75,24 @@ def balancer(
         if admin_port > 65_535:
             raise ClaimsError("--port 65535 leaves no port for the admin interface: add --admin-port or --no-admin")
     if admin_port == port and port and admin:
-        raise ClaimsError(f"--admin-port {admin_port}: expected another one than --port")
-    made = _settings(settings, without or [], drain_deadline_s)
+        raise ClaimsError(f"--admin-port {admin_port}: expected a port other than --port")
+    effective = _settings(settings, without or [], drain_deadline_s)
     serving = Serving(
-        spec=reference_spec(made),
+        spec=reference_spec(effective),
         host=host,
         port=port,
         admin_port=admin_port if admin else None,
         health_path=health_path,
         key_carrier="header:x-model-id",
         seed=secrets.randbelow(ANY_SEED) if seed is None else seed,
-        backends=_places(backend),
-        drain_deadline_s=made.drain_deadline_s,
+        backends=_backends(backend),
+        drain_deadline_s=effective.drain_deadline_s,
         limits=limits,
     )
 
     def ready(listening: Listening) -> None:
-        told = {"url": listening.url, "admin": listening.admin, "backends": [place.id for place in serving.backends]}
-        print(f"ready {json.dumps(told)}", flush=True)
+        message = {"url": listening.url, "admin": listening.admin, "backends": [item.id for item in serving.backends]}
+        print(f"ready {json.dumps(message)}", flush=True)
 
     try:
         asyncio.run(run(serving, ready))
@@ -101,7 +101,7 @@ def balancer(
 
 
 def _checked(age_s: float | None, requests: int | None, drain_s: float | None) -> Any:
-    """The limits of client connections. ClaimsError for numbers that make no sense."""
+    """The limits of client connections. ClaimsError for invalid numbers."""
     from harness.proxy.client_connections import ConnectionLimits
     from harness.scenario.model import ClaimsError
 
@@ -113,26 +113,26 @@ def _checked(age_s: float | None, requests: int | None, drain_s: float | None) -
         raise ClaimsError(f"--max-connection-{str(error).replace('_', '-', 1)}") from None
 
 
-def _places(texts: list[str]) -> tuple[Any, ...]:
-    """The backends. ClaimsError for one that cannot be, or two of one name or address."""
-    from harness.proxy.upstreams import place_from
+def _backends(texts: list[str]) -> tuple[Any, ...]:
+    """The backends' addresses. ClaimsError for an invalid one, or two with the same name or address."""
+    from harness.proxy.upstreams import address_from_text
     from harness.scenario.model import ClaimsError
 
-    places = []
+    backends = []
     try:
-        places = [place_from(text) for text in texts]
+        backends = [address_from_text(text) for text in texts]
     except ValueError as error:
         raise ClaimsError(str(error)) from None
-    for what in ("id", "address"):
-        seen = [getattr(place, what) for place in places]
-        twice = next((value for value in seen if seen.count(value) > 1), None)
-        if twice is not None:
-            raise ClaimsError(f"--backend {twice} is there twice; expected different names and addresses")
-    return tuple(places)
+    for attribute in ("id", "address"):
+        values = [getattr(item, attribute) for item in backends]
+        duplicate = next((value for value in values if values.count(value) > 1), None)
+        if duplicate is not None:
+            raise ClaimsError(f"--backend {duplicate} is given twice; expected different names and addresses")
+    return tuple(backends)
 
 
 def _settings(path: Path | None, without: list[str], drain_deadline_s: float | None) -> Any:
-    """The reference's settings for real use, with those of a file, of options, and without what is switched off."""
+    """The reference's production settings, changed by a settings file and options, without disabled mechanisms."""
     from dataclasses import replace
 
     from harness.balancer.core.settings_file import settings_from
@@ -145,6 +145,7 @@ def _settings(path: Path | None, without: list[str], drain_deadline_s: float | N
     for name in off:
         if name not in ReferenceTarget.switches:
             raise ClaimsError(f"--without {name!r} is unknown; {nearest(name, ReferenceTarget.switches)}")
-    made = live_settings() if path is None else settings_from(path, live_settings())
-    made = made if drain_deadline_s is None else replace(made, drain_deadline_s=drain_deadline_s)
-    return made.without(frozenset(off))
+    settings = live_settings() if path is None else settings_from(path, live_settings())
+    if drain_deadline_s is not None:
+        settings = replace(settings, drain_deadline_s=drain_deadline_s)
+    return settings.without(frozenset(off))

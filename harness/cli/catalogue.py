@@ -1,4 +1,4 @@
-"""`steelyard catalogue`: all properties, for people, for programs, or as the text of CATALOGUE.md."""
+"""`steelyard catalogue`: all properties, as a table, as JSON, or as the text of CATALOGUE.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 
 class Format(StrEnum):
-    """How the catalogue is printed."""
+    """Output format of the catalogue."""
 
     TABLE = "table"
     JSON = "json"
@@ -20,9 +20,9 @@ class Format(StrEnum):
 
 
 def catalogue(
-    form: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+    form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
 ) -> None:
-    """List all properties: what each promises, what a balancer must claim, what must be off."""
+    """List all properties: the promise, the claims it needs, the features that must be off."""
     from harness.property.declare import catalogue as all_properties
     from harness.property.declare import catalogue_row
 
@@ -69,7 +69,7 @@ def _named(tables: Sequence[str]) -> str:
 
 
 def _off(row: dict[str, Any]) -> str:
-    """What must be off, and what is switched off where the target can."""
+    """Features that must be off, and features that are switched off if the target can."""
     parts = [_named(row["without"])] if row["without"] else []
     if row["off"]:
         parts.append(f"{_named(row['off'])} where the target can")

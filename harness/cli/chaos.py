@@ -212,7 +212,7 @@ def _play(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, A
     from harness.judge import Judge
     from harness.property.verdict import Outcome
     from reports.terminal import STYLES
-    from reports.timeline import course_in, course_table
+    from reports.timeline import timeseries_in, timeseries_table
     from suites.chaos.evidence import under_any
 
     console = Console(highlight=False)
@@ -220,8 +220,8 @@ def _play(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, A
     console.print(_plan(scenario))
     judge = Judge(target, seed, worlds)
     records = [judge.judge(item, world) for item in under_any(scenario)]
-    if (course := course_in(records[0])) is not None:
-        console.print(course_table(course))
+    if (course := timeseries_in(records[0])) is not None:
+        console.print(timeseries_table(course))
     for record in records:
         word = Text(f"{record.outcome.value}: ", style=STYLES[record.outcome])
         console.print(word + Text(f"{record.property}: {record.reason}", style=""))

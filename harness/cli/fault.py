@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ fault = typer.Typer(
     help="Set, list and clear faults of a running steelyard up.", no_args_is_help=True, rich_markup_mode=None
 )
 
-Name = Annotated[str, typer.Option(help="Which steelyard up, where several are running.")]
+Name = Annotated[str, typer.Option(help="Name of the steelyard up, if several are running.")]
 
 
 @fault.command(
@@ -22,29 +21,27 @@ Name = Annotated[str, typer.Option(help="Which steelyard up, where several are r
 def add(
     backend: Annotated[str, typer.Argument(help="gpu-0, gpu-1, ...")],
     kind: Annotated[str, typer.Argument(help="latency, kill, pause, blackhole, failing-status, leave, ...")],
-    options: Annotated[list[str] | None, typer.Argument(help="As --latency-ms 800 --for 10s.")] = None,
+    options: Annotated[list[str] | None, typer.Argument(help="Such as --latency-ms 800 --for 10s.")] = None,
     name: Name = "default",
 ) -> None:
-    """Set a fault or change membership, and say when it was seen to take effect.
+    """Set a fault or change membership, and report when a probe observed its effect.
 
-    Exit code: 0 in force, 1 it never took effect, 2 there is no such thing.
+    Exit code: 0 in force, 1 no effect observed, 2 invalid backend, kind or option.
     """
     from harness.live.faults.command_words import parse
 
     words = options or []
-    parse(backend, kind, words)  # mistakes show without a stage, too
-    told = _ask(name, "POST", "/faults", {"backend": backend, "kind": kind, "words": words})
-    print(told["told"])
-    if not told["effective"]:
+    parse(backend, kind, words)  # reports mistakes even if no steelyard up is running
+    result = _request(name, "POST", "/faults", {"backend": backend, "kind": kind, "words": words})
+    print(result["told"])
+    if not result["effective"]:
         raise typer.Exit(1)
 
 
 @fault.command("list")
-def list_(
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False, name: Name = "default"
-) -> None:
-    """List what is in force, and when it heals."""
-    rows = _ask(name, "GET", "/faults")
+def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False, name: Name = "default") -> None:
+    """List the faults in force, and when they heal."""
+    rows = _request(name, "GET", "/faults")
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -68,31 +65,29 @@ def list_(
 
 @fault.command()
 def clear(
-    backend: Annotated[str | None, typer.Argument(help="Only those of this backend.")] = None,
-    kind: Annotated[str | None, typer.Argument(help="Only this kind.")] = None,
+    backend: Annotated[str | None, typer.Argument(help="Only faults of this backend.")] = None,
+    kind: Annotated[str | None, typer.Argument(help="Only faults of this kind.")] = None,
     name: Name = "default",
 ) -> None:
     """Heal faults and undo changes of membership."""
-    told = _ask(name, "POST", "/faults/clear", {"backend": backend, "kind": kind})["told"]
-    print("\n".join(told) or "nothing to clear")
+    lines = _request(name, "POST", "/faults/clear", {"backend": backend, "kind": kind})["told"]
+    print("\n".join(lines) or "nothing to clear")
 
 
 @fault.command()
 def kinds() -> None:
-    """List all kinds with their options and what they do."""
-    from harness.live.faults.command_words import KINDS, described, usage_of
+    """List all kinds with their options and a description."""
+    from harness.live.faults.command_words import KINDS, kind_summary, usage_of
 
     for name, kind in KINDS.items():
         print(f"{name} {usage_of(kind)}".rstrip())
-        print(f"    {described(kind)}")
+        print(f"    {kind_summary(kind)}")
 
 
-def _ask(name: str, method: str, path: str, asked: dict[str, Any] | None = None) -> Any:
+def _request(name: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    from harness.cli.errors import exit_on
     from harness.scenario.model import HarnessError
-    from harness.up.run_lock import ask, find
+    from harness.up.run_lock import call_control, find
 
-    try:
-        return ask(find(name), method, path, asked)
-    except HarnessError as error:
-        print(f"steelyard: {' '.join(str(error).split())}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    with exit_on(HarnessError):
+        return call_control(find(name), method, path, body)

@@ -1,4 +1,4 @@
-"""`steelyard load`: a load against any URL, conditions that fail it, the highest rate that keeps a bound."""
+"""`steelyard load`: a load against any URL, thresholds that fail it, a search for the highest rate within a bound."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from harness.cli.load_options import (
 )
 
 GENERATOR_LATE = 2
+"""Exit code if only the generator delay decides a threshold."""
 
 
 def load(
@@ -63,67 +64,69 @@ def load(
     to_per_s: To = 2000.0,
     error_rate: ErrorRate = 0.01,
 ) -> None:
-    """Send an open-loop load to a balancer, or the closed loop of --chats, and say what came of it.
+    """Send an open-loop load to a balancer, or the closed loop of --chats, and print its results.
 
-    Requests leave at their times whatever became of those before, and latency counts from when they were due. Exit
+    Requests are sent at their intended times, independent of earlier ones, and latency counts from these times. Exit
     code: 0, 1 if no request was good or a --fail-if was true (or no rate keeps the bound of a --search), 2 for wrong
-    usage, an unreachable target, or a --fail-if that only the generator's own lateness decides, 130 after Ctrl-C, 143
-    after SIGTERM.
+    usage, an unreachable target, or a --fail-if that only the generator delay decides, 130 after Ctrl-C, 143 after
+    SIGTERM.
     """
-    from harness.cli.load_search import flat, search_of, searched
+    from harness.cli.errors import exit_on
+    from harness.cli.load_search import constant_rate, run_search, search_of
     from harness.load.results.thresholds import threshold_of
     from harness.scenario.model import HarnessError
 
     options = {"--rate": rate, "--trace": trace, "--fail-if": fail_if, "--chats": chats, "--records": records}
-    of_chats = {"--think-time": think_time}
-    of_traces = {"--column": column, "--time-unit": time_unit, "--scale": scale}
-    _check_together(options, {"--profile": profile, "--search": search}, of_chats, of_traces)
+    closed_loop_only = {"--think-time": think_time}
+    trace_only = {"--column": column, "--time-unit": time_unit, "--scale": scale}
+    _check_together(options, {"--profile": profile, "--search": search}, closed_loop_only, trace_only)
     thresholds = [threshold_of(text) for text in fail_if or []]
     duration_s, timeout_s = seconds_of("--duration", duration), seconds_of("--timeout", timeout)
     about = {"target": target, "protocol": protocol, "seed": seed, "engine": engine.value}
-    named = profile or "poisson"
-    try:
+    name = profile or "poisson"
+    with exit_on(HarnessError):
         if search:
-            found = search_of(search, from_per_s, to_per_s, error_rate, duration_s)
-            make = flat(named, lambda made: _waiting(made, timeout_s))
-            _prepare(out, None, named, about)
-            code = searched(found, make, named, about, out)
+            planned = search_of(search, from_per_s, to_per_s, error_rate, duration_s)
+            make = constant_rate(name, lambda workload: _with_timeout(workload, timeout_s))
+            _validate(out, None, name, about)
+            code = run_search(planned, make, name, about, out)
         else:
             if trace is not None:
-                made, said = _replayed(trace, columns_of(column or []), time_unit, scale, rate, duration_s, seed)
+                workload, info = _replay(trace, columns_of(column or []), time_unit, scale, rate, duration_s, seed)
             elif chats is not None:
-                made, said = _talking(named, chats, seconds_of("--think-time", think_time, or_zero=True), duration_s)
+                think_s = seconds_of("--think-time", think_time, or_zero=True)
+                workload, info = _closed_loop(name, chats, think_s, duration_s)
             else:
-                made, said = _named(named, rate, duration_s)
-            made = _waiting(made, timeout_s)
-            said["timeout_s"] = max(stream.timeout_s for stream in made.streams)
-            _prepare(out, records, named if trace is None else "", about)
-            code = _played(made, said, thresholds, about, out, records)
-    except HarnessError as error:
-        print(f"steelyard: {' '.join(str(error).split())}", file=sys.stderr)
-        raise typer.Exit(1) from None
+                workload, info = _open_loop(name, rate, duration_s)
+            workload = _with_timeout(workload, timeout_s)
+            info["timeout_s"] = max(stream.timeout_s for stream in workload.streams)
+            _validate(out, records, name if trace is None else "", about)
+            code = _play(workload, info, thresholds, about, out, records)
     raise typer.Exit(code)
 
 
 def _check_together(
-    options: Mapping[str, Any], kinds: Mapping[str, Any], of_chats: Mapping[str, Any], of_traces: Mapping[str, Any]
+    options: Mapping[str, Any],
+    kinds: Mapping[str, Any],
+    closed_loop_only: Mapping[str, Any],
+    trace_only: Mapping[str, Any],
 ) -> None:
-    """ClaimsError for options that say nothing beside each other, or nothing alone."""
+    """ClaimsError for options that exclude or require each other."""
     from harness.scenario.model import ClaimsError
 
     trace, chats = options["--trace"], options["--chats"]
     if trace is not None and kinds["--profile"] is not None:
         profile = kinds["--profile"]
-        raise ClaimsError(f"--trace {trace} says all that --profile {profile} would; leave one of them out")
+        raise ClaimsError(f"--trace {trace} replaces --profile {profile}; leave one of them out")
     if kinds["--search"]:
-        _leave_out("--search chooses rates by itself and keeps no records", options)
+        _leave_out("--search chooses the rates itself and keeps no records", options)
     if chats is not None:
-        beside = {name: options[name] for name in ("--rate", "--trace")}
-        _leave_out("--chats ask whenever they have been answered, at no rate and at no given times", beside)
+        timed = {name: options[name] for name in ("--rate", "--trace")}
+        _leave_out("--chats is a closed loop, without a rate or given send times", timed)
     else:
-        _leave_out("without --chats nobody thinks", of_chats)
+        _leave_out("think time needs --chats", closed_loop_only)
     if trace is None:
-        _leave_out("without --trace there are no rows to read", of_traces)
+        _leave_out("trace options need --trace", trace_only)
 
 
 def _leave_out(why: str, options: Mapping[str, Any]) -> None:
@@ -134,28 +137,28 @@ def _leave_out(why: str, options: Mapping[str, Any]) -> None:
         raise ClaimsError(f"{why}; leave out {' and '.join(given)}")
 
 
-Said = dict[str, Any]
-"""What a load is, for the files and the title."""
+LoadInfo = dict[str, Any]
+"""Parameters of a load, for the files and the title."""
 
 
-def _named(profile: str, rate_per_s: float | None, duration_s: float | None) -> tuple[Any, Said]:
+def _open_loop(profile: str, rate_per_s: float | None, duration_s: float | None) -> tuple[Any, LoadInfo]:
     from harness.load.workloads.profiles import load_of
 
     _check_rate(rate_per_s)
     rate_per_s, duration_s = rate_per_s or 50.0, duration_s or 30.0
-    said = {"profile": profile, "rate_per_s": rate_per_s, "duration_s": duration_s}
-    return load_of(profile, rate_per_s, duration_s), said
+    info = {"profile": profile, "rate_per_s": rate_per_s, "duration_s": duration_s}
+    return load_of(profile, rate_per_s, duration_s), info
 
 
-def _talking(profile: str, count: int, think_s: float | None, duration_s: float | None) -> tuple[Any, Said]:
+def _closed_loop(profile: str, count: int, think_s: float | None, duration_s: float | None) -> tuple[Any, LoadInfo]:
     from harness.load.workloads.profiles import crowd_of
 
     think_s, duration_s = 1.0 if think_s is None else think_s, duration_s or 30.0
-    said = {"profile": profile, "chats": count, "think_s": think_s, "duration_s": duration_s}
-    return crowd_of(profile, count, think_s, duration_s), said
+    info = {"profile": profile, "chats": count, "think_s": think_s, "duration_s": duration_s}
+    return crowd_of(profile, count, think_s, duration_s), info
 
 
-def _replayed(
+def _replay(
     trace: Path,
     columns: Mapping[str, str],
     unit: str | None,
@@ -163,7 +166,7 @@ def _replayed(
     rate_per_s: float | None,
     duration_s: float | None,
     seed: int,
-) -> tuple[Any, Said]:
+) -> tuple[Any, LoadInfo]:
     from harness.load.workloads import traces
 
     _check_rate(rate_per_s)
@@ -175,10 +178,10 @@ def _replayed(
         rows = traces.scaled(rows, time_scale=len(rows) / rate_per_s / lasts_s)
     if duration_s is not None:
         rows = [row for row in rows if row.at_s < duration_s]
-    made = traces.load_of_rows(rows)
-    (stream,) = made.streams
+    workload = traces.load_of_rows(rows)
+    (stream,) = workload.streams
     scaling = {} if scale is None else {"scale": scale}
-    return made, {"trace": str(trace), **scaling, "rate_per_s": stream.rate_per_s, "duration_s": stream.end_s}
+    return workload, {"trace": str(trace), **scaling, "rate_per_s": stream.rate_per_s, "duration_s": stream.end_s}
 
 
 def _check_rate(rate_per_s: float | None) -> None:
@@ -188,19 +191,19 @@ def _check_rate(rate_per_s: float | None) -> None:
         raise ClaimsError(f"--rate {rate_per_s:g}: expected a number above 0")
 
 
-def _waiting(made: Any, timeout_s: float | None) -> Any:
-    """The load `made` with clients that wait so long; None: as they are."""
+def _with_timeout(workload: Any, timeout_s: float | None) -> Any:
+    """The load with this client timeout; unchanged for None."""
     if timeout_s is None:
-        return made
-    return replace(made, streams=tuple(replace(stream, timeout_s=timeout_s) for stream in made.streams))
+        return workload
+    return replace(workload, streams=tuple(replace(stream, timeout_s=timeout_s) for stream in workload.streams))
 
 
-def _prepare(out: Path, records: Path | None, profile: str, about: Mapping[str, Any]) -> None:
-    """What can be known to be wrong before anything is sent. `profile`: empty for a trace."""
+def _validate(out: Path, records: Path | None, profile: str, about: Mapping[str, Any]) -> None:
+    """ClaimsError for mistakes that can be found before anything is sent. `profile`: empty for a trace."""
     from harness.claims.features import PROTOCOLS
     from harness.claims.validation import nearest
     from harness.cli.load_file import check_writable
-    from harness.live.load.ad_hoc import reach
+    from harness.live.load.ad_hoc import check_reachable
     from harness.load.wire import forms_of, request_of
     from harness.load.workloads.profiles import PROFILES
     from harness.scenario.arrivals import draw
@@ -210,64 +213,64 @@ def _prepare(out: Path, records: Path | None, profile: str, about: Mapping[str, 
     if protocol not in PROTOCOLS:
         raise ClaimsError(f"--protocol {protocol!r} is unknown; {nearest(protocol, PROTOCOLS)}")
     if profile in PROFILES:
-        # Enough to have every form of request in it; chats ask in the same forms.
-        part = PROFILES[profile].make(100.0, 10.0)
+        # Long enough to contain every form of request; a closed loop uses the same forms.
+        sample = PROFILES[profile].make(100.0, 10.0)
         try:
-            for arrival in forms_of(draw(part, 1)):
-                request_of(arrival, part.key_carrier, 1, 1, protocol)
+            for arrival in forms_of(draw(sample, 1)):
+                request_of(arrival, sample.key_carrier, 1, 1, protocol)
         except ValueError as error:
             raise ClaimsError(f"--profile {profile} with --protocol {protocol}: {error}") from None
     for option, path in (("--out", out), ("--records", records)):
         if path is not None:
             check_writable(option, path)
-    reach(about["target"])
+    check_reachable(about["target"])
 
 
-def _played(
-    made: Any, said: Said, thresholds: list[Any], about: dict[str, Any], out: Path, records: Path | None
+def _play(
+    workload: Any, info: LoadInfo, thresholds: list[Any], about: dict[str, Any], out: Path, records: Path | None
 ) -> int:
-    """Play one load, show and write what came of it; the exit code."""
+    """Play one load, print and write its results; returns the exit code."""
     from harness.cli.load_file import write_summary
     from harness.cli.load_view import View, closing_line, summary_lines, threshold_line, title_of
     from harness.evidence.records import write_requests
     from harness.live.load.ad_hoc import generator
     from harness.load.results.figures import figures_of, on_time
 
-    with generator(about["engine"]) as generating, View(title_of(said), said["duration_s"]) as view:
-        news_s = max(1.0, said["duration_s"] / 60) if not sys.stderr.isatty() else 0.5
-        played = generating.play(made, about["target"], about["seed"], about["protocol"], view.look, news_s)
-    leaving, closed = played.about["leaving"], "chats" in said
+    with generator(about["engine"]) as generating, View(title_of(info), info["duration_s"]) as view:
+        progress_s = max(1.0, info["duration_s"] / 60) if not sys.stderr.isatty() else 0.5
+        played = generating.play(workload, about["target"], about["seed"], about["protocol"], view.update, progress_s)
+    leaving, closed = played.about["leaving"], "chats" in info
     figures = figures_of(played.rows, leaving, closed)
-    punctual = figures_of(on_time(played.rows), leaving, closed)
-    late = [item for item in thresholds if item.only_late(figures, punctual)]
-    broken = [item for item in thresholds if item.fails(figures) and item not in late]
-    print("\n".join(summary_lines(figures, said)))
+    undelayed = figures_of(on_time(played.rows), leaving, closed)
+    undecided = [item for item in thresholds if item.only_late(figures, undelayed)]
+    failed = [item for item in thresholds if item.fails(figures) and item not in undecided]
+    print("\n".join(summary_lines(figures, info)))
     for threshold in thresholds:
-        print(threshold_line(threshold, figures, punctual))
+        print(threshold_line(threshold, figures, undelayed))
     results = [
         {
             "condition": item.text,
-            "value": _known(item.value(figures)),
-            "value_on_time": _known(item.value(punctual)),
-            "broken": item in broken,
-            "only_generator_late": item in late,
+            "value": _or_none(item.value(figures)),
+            "value_on_time": _or_none(item.value(undelayed)),
+            "broken": item in failed,
+            "only_generator_late": item in undecided,
         }
         for item in thresholds
     ]
     interrupted = played.interrupted != 0
     if records is not None:
-        told = {**about, **said, **played.about, "interrupted": interrupted}
-        told["url"] = told.pop("target")  # as in the records that Locust writes
-        write_requests(records, played.rows, told)
-    write_summary(out, about, {**said, "interrupted": interrupted, "figures": figures.summary(), "thresholds": results})
-    if (line := closing_line(figures, said["timeout_s"], interrupted, broken, late)) is not None:
+        metadata = {**about, **info, **played.about, "interrupted": interrupted}
+        metadata["url"] = metadata.pop("target")  # the key in records written by Locust
+        write_requests(records, played.rows, metadata)
+    write_summary(out, about, {**info, "interrupted": interrupted, "figures": figures.summary(), "thresholds": results})
+    if (line := closing_line(figures, info["timeout_s"], interrupted, failed, undecided)) is not None:
         print(line)
     if interrupted:
         return 128 + played.interrupted
-    if broken or not figures.good:
+    if failed or not figures.good:
         return 1
-    return GENERATOR_LATE if late else 0
+    return GENERATOR_LATE if undecided else 0
 
 
-def _known(value: float) -> float | None:
+def _or_none(value: float) -> float | None:
     return value if value == value else None

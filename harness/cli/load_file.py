@@ -1,4 +1,4 @@
-"""The files of `steelyard load`: whether they can be written, and the summary."""
+"""The files of `steelyard load`: check that they can be written, and write the summary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def check_writable(option: str, path: Path) -> None:
-    """ClaimsError if `path`, given as `option`, cannot be written. Creates nothing: the load may not come about."""
+    """ClaimsError if `path`, given as `option`, cannot be written. Creates nothing: the load may still be refused."""
     from harness.scenario.model import ClaimsError
 
     if path.is_dir():
@@ -17,16 +17,16 @@ def check_writable(option: str, path: Path) -> None:
     elif not path.parent.is_dir():
         why = f"there is no folder {path.parent}"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "it may not be written"
+        why = "no permission to write"
     else:
         return
     raise ClaimsError(f"{option} {path}: {why}; give a file that can be written")
 
 
-def write_summary(out: Path, about: dict[str, Any], told: dict[str, Any]) -> None:
-    """Write what a load or a search came to as JSON, and say so."""
+def write_summary(out: Path, about: dict[str, Any], results: dict[str, Any]) -> None:
+    """Write the results of a load or a search as JSON, and print the path."""
     import importlib.metadata
 
-    text = json.dumps({"steelyard": importlib.metadata.version("steelyard"), **about, **told}, indent=2)
+    text = json.dumps({"steelyard": importlib.metadata.version("steelyard"), **about, **results}, indent=2)
     out.write_text(f"{text}\n", encoding="utf-8")
     print(f"written to {out}")

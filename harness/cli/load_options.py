@@ -1,4 +1,4 @@
-"""The options of `steelyard load`, and what their words mean."""
+"""The options of `steelyard load`, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 
 class EngineChoice(StrEnum):
-    """What sends the requests."""
+    """The engine that sends the requests."""
 
     AIOHTTP = "aiohttp"
     LOCUST = "locust"
@@ -20,12 +20,12 @@ class EngineChoice(StrEnum):
 
 Target = Annotated[
     str,
-    typer.Option(metavar="URL", help="http://HOST:PORT of the balancer; a path is put before every request's own."),
+    typer.Option(metavar="URL", help="http://HOST:PORT of the balancer; a path is prefixed to every request's path."),
 ]
 
 
-def _listed(profile: str | None) -> str | None:
-    """Show what loads there are, and leave, where that is asked for; else the name as it is."""
+def _list_on_help(profile: str | None) -> str | None:
+    """Print all profiles and exit if `profile` is help; else return it unchanged."""
     if profile != "help":
         return profile
     from harness.load.workloads.profiles import PROFILES
@@ -36,12 +36,12 @@ def _listed(profile: str | None) -> str | None:
 
 
 Profile = Annotated[
-    # Eager: who asks what there is has no target yet.
+    # Eager: `--profile help` needs no target.
     str | None,
     typer.Option(
         metavar="NAME",
         help="Shape of the load, poisson by default; `help` lists them.",
-        callback=_listed,
+        callback=_list_on_help,
         is_eager=True,
     ),
 ]
@@ -51,19 +51,18 @@ Columns = Annotated[
     typer.Option(
         "--column",
         metavar="MEANING=NAME",
-        help="A trace's column that is not known by its name, as time=sent_at; MEANING: time, input, output, model, "
-        "session, blocks. Repeat for more.",
+        help="A trace column with another name, such as time=sent_at; MEANING: time, input, output, model, session, "
+        "blocks. Repeatable.",
     ),
 ]
 TimeUnit = Annotated[
-    str | None, typer.Option(metavar="UNIT", help="Unit of a trace's times: s, ms, us or ns; by its column else.")
+    str | None, typer.Option(metavar="UNIT", help="Unit of a trace's times: s, ms, us or ns; by default the column's.")
 ]
 Scale = Annotated[
     float | None,
     typer.Option(
         metavar="FACTOR",
-        help="So many times the requests of a trace in the same time: 0.5 leaves half of its sessions out, 2 adds one "
-        "like it for each.",
+        help="Scales the requests of a trace in the same time: 0.5 drops half of its sessions, 2 adds a copy of each.",
     ),
 ]
 Rate = Annotated[float | None, typer.Option(help="Requests per second on average; 50, or a trace's own.")]
@@ -73,42 +72,50 @@ ChatCount = Annotated[
         "--chats",
         min=1,
         metavar="N",
-        help="A closed loop instead: N chats, each of which waits for its answer, thinks, and asks again.",
+        help="A closed loop: N virtual users, each of which waits for its answer, thinks, and sends its next request.",
     ),
 ]
 ThinkTime = Annotated[
-    str | None, typer.Option(metavar="TIME", help="How long a chat thinks on average, 1s by default; 0 for not at all.")
+    str | None, typer.Option(metavar="TIME", help="Mean think time of a virtual user, 1s by default; may be 0.")
 ]
 Duration = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Length, as 10s or 2m, 30s by default; least length of a run with --search, 5s."),
+    typer.Option(
+        metavar="TIME",
+        help="Length, such as 10s or 2m, 30s by default; with --search the least length of a run, 5s by default.",
+    ),
 ]
 Timeout = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="How long a client waits for its whole answer: 10s; chat, long-tail, payloads 60s; --trace 120s.",
+        help="Client timeout for the complete answer: 10s; chat, long-tail, payloads 60s; --trace 120s.",
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same load.")]
 Protocol = Annotated[str, typer.Option(help="Form of the requests: http, openai, chat or kserve.")]
-ByEngine = Annotated[EngineChoice, typer.Option(help="What sends them: the same load and records from both.")]
+ByEngine = Annotated[EngineChoice, typer.Option(help="Engine that sends the same load and writes the same records.")]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="JSON file for the summary.")]
-Records = Annotated[Path | None, typer.Option(metavar="FILE", help="A binary record of every request, too.")]
+Records = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a binary record of every request.")]
 FailIf = Annotated[
     list[str] | None,
-    typer.Option(metavar="CONDITION", help="Exit with 1 if it is true: 'p99 > 500ms', 'errors > 1%'. Repeat for more."),
+    typer.Option(
+        metavar="CONDITION",
+        help="Threshold: exit with 1 if it is true, such as 'p99 > 500ms', 'errors > 1%'. Repeatable.",
+    ),
 ]
-SearchFor = Annotated[str, typer.Option(metavar="BOUND", help="Find the highest rate with, say, 'p99 <= 200ms'.")]
+SearchFor = Annotated[
+    str, typer.Option(metavar="BOUND", help="Find the highest rate within a bound such as 'p99 <= 200ms'.")
+]
 From = Annotated[float, typer.Option("--from", help="Lowest rate of the search.")]
 To = Annotated[float, typer.Option("--to", help="Highest rate of the search.")]
-ErrorRate = Annotated[float, typer.Option(min=1e-6, max=0.2, help="Chance of a wrong answer of the search.")]
+ErrorRate = Annotated[float, typer.Option(min=1e-6, max=0.2, help="Probability of a wrong result of the search.")]
 
 
 def seconds_of(option: str, text: str | None, or_zero: bool = False) -> float | None:
-    """The time that `text` says, in seconds if it names no unit; None for none.
+    """The time in `text` in seconds, which is also the default unit; None for None.
 
-    ClaimsError unless it is one above 0, or 0 where `or_zero` allows it.
+    ClaimsError unless it is above 0, or 0 if `or_zero`.
     """
     from harness.live.faults.command_words import QUANTITY, UNITS_S
     from harness.scenario.model import ClaimsError
@@ -129,7 +136,7 @@ def seconds_of(option: str, text: str | None, or_zero: bool = False) -> float | 
 
 
 def columns_of(texts: Sequence[str]) -> dict[str, str]:
-    """Names of columns by what they mean, from words such as `time=sent_at`. ClaimsError for others."""
+    """Column names by meaning, from texts such as `time=sent_at`. ClaimsError for invalid ones."""
     from harness.claims.validation import nearest
     from harness.load.workloads.traces import ALIASES
     from harness.scenario.model import ClaimsError
@@ -142,8 +149,6 @@ def columns_of(texts: Sequence[str]) -> dict[str, str]:
         if meaning not in ALIASES:
             raise ClaimsError(f"--column {text!r}: {meaning!r} is no meaning of a column; {nearest(meaning, ALIASES)}")
         if meaning in found:
-            raise ClaimsError(
-                f"--column {text!r}: {meaning} is said to be {found[meaning]!r} already; give one of them"
-            )
+            raise ClaimsError(f"--column {text!r}: {meaning} is given as {found[meaning]!r} already; give one of them")
         found[meaning] = name
     return found

@@ -1,4 +1,4 @@
-"""`steelyard load --search`: runs at rate after rate, until the highest one that keeps a bound is known."""
+"""`steelyard load --search`: runs at different rates to find the highest one within a bound."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from harness.cli.load_file import write_summary
 
 
 def search_of(text: str, from_per_s: float, to_per_s: float, error_rate: float, duration_s: float | None) -> Any:
-    """The harness.load.results.search.Search for the bound that `text` says. ClaimsError if it says none."""
+    """The harness.load.results.search.Search for the bound in `text`. ClaimsError if it is invalid."""
     from harness.load.results.search import Search, goal_of
     from harness.load.results.thresholds import threshold_of
 
     return Search(goal_of(threshold_of(text)), from_per_s, to_per_s, error_rate, least_s=duration_s or 5.0)
 
 
-def flat(profile: str, wait: Callable[[Any], Any]) -> Callable[[float, float], Any]:
-    """`(rate, seconds) -> load` of a profile whose rate does not change over time. ClaimsError for another.
+def constant_rate(profile: str, with_timeout: Callable[[Any], Any]) -> Callable[[float, float], Any]:
+    """`(rate, seconds) -> load` for a profile of constant rate. ClaimsError for another profile.
 
-    `wait` gives a load's clients their patience.
+    `with_timeout` sets the client timeout of a load.
     """
     from harness.load.workloads.profiles import load_of
     from harness.scenario.arrival_rates import Constant, Poisson
     from harness.scenario.model import ClaimsError
 
     if not all(isinstance(stream.shape, Constant | Poisson) for stream in load_of(profile, 100.0, 10.0).streams):
-        raise ClaimsError(f"--search with --profile {profile}: expected one of a constant rate, as poisson or steady")
-    return lambda rate_per_s, lasts_s: wait(load_of(profile, rate_per_s, lasts_s))
+        raise ClaimsError(f"--search with --profile {profile}: expected a constant rate, such as poisson or steady")
+    return lambda rate_per_s, lasts_s: with_timeout(load_of(profile, rate_per_s, lasts_s))
 
 
-def searched(search: Any, make: Callable[[float, float], Any], profile: str, about: dict[str, Any], out: Path) -> int:
-    """Carry out a search, show and write what it found; the exit code."""
+def run_search(search: Any, make: Callable[[float, float], Any], profile: str, about: dict[str, Any], out: Path) -> int:
+    """Carry out a search, print and write its results; returns the exit code."""
     from dataclasses import asdict
 
     from harness.cli.load_view import View, found_line, step_line
@@ -44,24 +44,24 @@ def searched(search: Any, make: Callable[[float, float], Any], profile: str, abo
         while (step := search.next_step()) is not None and not interrupted:
             lasts_s = WARM_UP_S + step.requests / step.rate_per_s
             with View(f"{step.rate_per_s:.4g}/s for {lasts_s:.3g} s", lasts_s) as view:
-                made, seed = make(step.rate_per_s, lasts_s), about["seed"] + runs  # no two runs are the same sample
-                played = generating.play(made, about["target"], seed, about["protocol"], view.look, 1.0)
+                workload, seed = make(step.rate_per_s, lasts_s), about["seed"] + runs  # a new sample for each run
+                played = generating.play(workload, about["target"], seed, about["protocol"], view.update, 1.0)
             runs, interrupted = runs + 1, played.interrupted
             if not interrupted:
                 print(step_line(search.tell(played.rows)), flush=True)
     if search.seen or not interrupted:
         print(found_line(search))
-    told = {
+    results = {
         "profile": profile,
         "search": search.goal.text,
         "error_rate": search.error_rate,
         "holds_per_s": search.holds_per_s,
         "broken_per_s": search.broken_per_s,
         "interrupted": bool(interrupted),
-        "rates": [asdict(seen) for seen in search.seen],
+        "rates": [asdict(result) for result in search.seen],
     }
-    write_summary(out, about, told)
+    write_summary(out, about, results)
     if interrupted:
-        print("interrupted: the search was not over")
+        print("interrupted: the search is incomplete")
         return 128 + interrupted
     return 0 if search.holds_per_s is not None else 1

@@ -1,4 +1,4 @@
-"""How `steelyard load` shows a load: a bar or plain lines while it runs, and a summary in the end."""
+"""Output of `steelyard load`: a progress bar or plain lines while it runs, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from harness.load.results.search import RateResult, Search
 from harness.load.results.thresholds import Threshold
 
 SHOWN_TIMES = (*QUANTILES, "max")
-LABELS = {"latency": "latency", "service": "service", "ttft": "first byte", "lateness": "lateness"}
+LABELS = {"latency": "latency", "service": "service", "ttft": "first byte", "lateness": "generator delay"}
+LABEL_WIDTH = 17
 
 
 class View:
-    """Shows on standard error how far a load of `duration_s` is: a bar on a terminal, else a line for each news."""
+    """Progress of a load of `duration_s` on standard error: a bar on a terminal, else a line per progress message."""
 
     def __init__(self, title: str, duration_s: float) -> None:
         self._duration_s = duration_s
@@ -45,101 +46,101 @@ class View:
         if self._bar is not None:
             self._bar.stop()
 
-    def look(self, at_s: float, news: dict[str, Any] | None) -> None:
-        """Show the time, and the news if there are some."""
-        if news is not None:
-            self._line = news_line(news, self._duration_s)
+    def update(self, at_s: float, message: dict[str, Any] | None) -> None:
+        """Show the time, and a progress message if there is one."""
+        if message is not None:
+            self._line = progress_line(message, self._duration_s)
         if self._bar is not None:
             waiting = "waiting for answers" if at_s > self._duration_s else f"{at_s:.0f}/{self._duration_s:.0f} s"
-            line = self._line or waiting  # before the first news
+            line = self._line or waiting  # before the first message
             self._bar.update(self._task, completed=min(at_s, self._duration_s), line=line)
-        elif news is not None:
+        elif message is not None:
             print(self._line, file=sys.stderr, flush=True)
 
 
-def news_line(news: dict[str, Any], duration_s: float) -> str:
-    """One line of what an engine told (harness.load.asyncio_engine) of a load whose sending takes `duration_s`."""
-    begin = f"{news['at_s']:.0f}/{duration_s:.0f} s"
-    if news["at_s"] > duration_s:
-        left = news["sent"] - news["ended"]
+def progress_line(message: dict[str, Any], duration_s: float) -> str:
+    """One line for a progress message of an engine (harness.load.asyncio_engine) that sends for `duration_s`."""
+    begin = f"{message['at_s']:.0f}/{duration_s:.0f} s"
+    if message["at_s"] > duration_s:
+        left = message["sent"] - message["ended"]
         begin = f"waiting for {left:,} answer{'s' if left != 1 else ''}"
-    times = ", ".join(f"p{name[1:-2]} {_ms(news[name])}" for name in ("p50_s", "p99_s"))
-    failed = f"{news['failed']:,} failed" + (f" (+{news['failed_now']:,})" if news["failed_now"] else "")
-    dropped = f", {news['dropped']:,} not sent" if news["dropped"] else ""
-    return f"{begin}  {news['per_s']:.0f}/s  {times}  {failed}{dropped}"
+    times = ", ".join(f"p{name[1:-2]} {_ms(message[name])}" for name in ("p50_s", "p99_s"))
+    failed = f"{message['failed']:,} failed" + (f" (+{message['failed_now']:,})" if message["failed_now"] else "")
+    dropped = f", {message['dropped']:,} not sent" if message["dropped"] else ""
+    return f"{begin}  {message['per_s']:.0f}/s  {times}  {failed}{dropped}"
 
 
-def title_of(said: Mapping[str, Any]) -> str:
-    """What is played, from what the file of the summary says of it."""
-    what = said.get("profile") or f"trace {said['trace']}"
-    if "chats" in said:
-        return f"{what}, {_chats(said)}, for {said['duration_s']:.4g} s"
-    return f"{what}, {said['rate_per_s']:.4g}/s for {said['duration_s']:.4g} s"
+def title_of(info: Mapping[str, Any]) -> str:
+    """A title for the load with these parameters (those in the summary file)."""
+    source = info.get("profile") or f"trace {info['trace']}"
+    if "chats" in info:
+        return f"{source}, {_virtual_users(info)}, for {info['duration_s']:.4g} s"
+    return f"{source}, {info['rate_per_s']:.4g}/s for {info['duration_s']:.4g} s"
 
 
-def _chats(said: Mapping[str, Any]) -> str:
-    return f"{said['chats']:,} chat{'s' if said['chats'] != 1 else ''} that think {said['think_s']:.4g} s"
+def _virtual_users(info: Mapping[str, Any]) -> str:
+    return f"{info['chats']:,} virtual user{'s' if info['chats'] != 1 else ''}, think time {info['think_s']:.4g} s"
 
 
-def summary_lines(figures: Figures, said: Mapping[str, Any]) -> Iterator[str]:
-    """The summary of a load as text: counts, errors by kind, a table of times; `said` is what the load was."""
+def summary_lines(figures: Figures, info: Mapping[str, Any]) -> Iterator[str]:
+    """The summary of a load as text: counts, errors by kind, a table of times; `info`: parameters of the load."""
     share = "" if math.isnan(figures.error_share) else f" ({figures.error_share * 100:.3g} %)"
     unsent = f", {figures.not_sent:,} of {figures.planned:,} not sent" if figures.not_sent else ""
     left = f", {figures.given_up:,} given up on purpose" if figures.given_up else ""
     yield f"requests    {figures.sent:,} sent, {figures.good:,} good, {figures.failed:,} failed{share}{left}{unsent}"
     if figures.closed:
-        yield f"closed loop {_chats(said)} on average and wait for their answers; latency from when one meant to ask"
+        yield f"closed loop {_virtual_users(info)} on average; latency counts from intended send times"
     if figures.sent:
         offered = "" if figures.closed else f" of {figures.offered_per_s:.1f} requests/s"
         yield f"throughput  {figures.throughput_per_s:.1f} good answers/s{offered}"
-    yield f"timeout     {said['timeout_s']:g} s is the longest that a client waits for its whole answer"
+    yield f"timeout     {info['timeout_s']:g} s for the complete answer"
     if figures.errors:
         yield f"errors      {_counted(figures.errors)}"
-    yield f"{'ms':<10}" + "".join(f"{name:>10}" for name in SHOWN_TIMES)
+    yield f"{'ms':<{LABEL_WIDTH}}" + "".join(f"{name:>10}" for name in SHOWN_TIMES)
     for series in SERIES:
         cells = "".join(f"{_bare_ms(figures.time(series, name)):>10}" for name in SHOWN_TIMES)
-        yield f"{LABELS[series]:<10}{cells}"
+        yield f"{LABELS[series]:<{LABEL_WIDTH}}{cells}"
     if figures.generator_late:
-        late, latency, service = (_ms(figures.time(series, "p99")) for series in ("lateness", "latency", "service"))
-        yield f"LATE        the generator itself, not the target: {late} of {latency} latency at p99; service {service}"
+        delay, latency, service = (_ms(figures.time(series, "p99")) for series in ("lateness", "latency", "service"))
+        yield f"WARNING     generator delay, not the target: {delay} of {latency} latency at p99; service {service}"
 
 
 def none_good_line(figures: Figures, timeout_s: float) -> str:
-    """Why no request of a load was good."""
+    """Reason why no request of a load was good."""
     if not figures.sent:
         return f"no request was good: none was sent, of {figures.planned:,}"
     left = {"given up on purpose": figures.given_up} if figures.given_up else {}
-    longer = f"; to wait longer than {timeout_s:g} s, give --timeout" if "timeout" in figures.errors else ""
-    return f"no request was good: {_counted({**figures.errors, **left})}{longer}"
+    advice = f"; to wait longer than {timeout_s:g} s, give --timeout" if "timeout" in figures.errors else ""
+    return f"no request was good: {_counted({**figures.errors, **left})}{advice}"
 
 
-def threshold_line(threshold: Threshold, figures: Figures, on_time: Figures) -> str:
-    """What became of a `--fail-if`; `on_time`: the figures without the generator's own lateness."""
-    said = threshold.said(threshold.value(figures))
-    if threshold.only_late(figures, on_time):
-        without = threshold.said(threshold.value(on_time))
-        return f"LATE    {threshold.text}: it is {said}, but {without} without the generator's own lateness: undecided"
+def threshold_line(threshold: Threshold, figures: Figures, undelayed: Figures) -> str:
+    """Result of a `--fail-if`: ok, FAILED or UNDECIDED; `undelayed`: the figures without the generator delay."""
+    value = threshold.said(threshold.value(figures))
+    if threshold.only_late(figures, undelayed):
+        without = threshold.said(threshold.value(undelayed))
+        return f"UNDECIDED {threshold.text}: it is {value}, but {without} without the generator delay"
     match threshold.holds(figures):
         case True:
-            return f"BROKEN  {threshold.text}: it is {said}"
+            return f"FAILED    {threshold.text}: it is {value}"
         case False:
-            return f"kept    {threshold.text}: it is {said}"
+            return f"ok        {threshold.text}: it is {value}"
         case None:
-            return f"BROKEN  {threshold.text}: nobody knows, as there was no request to tell"
+            return f"FAILED    {threshold.text}: unknown, no request to measure"
 
 
 def closing_line(
-    figures: Figures, timeout_s: float, interrupted: bool, broken: Sequence[Threshold], late: Sequence[Threshold]
+    figures: Figures, timeout_s: float, interrupted: bool, failed: Sequence[Threshold], undecided: Sequence[Threshold]
 ) -> str | None:
-    """Why a load ended as it did, where its exit code needs a reason; None elsewhere."""
+    """The reason for the exit code, None if it needs none."""
     if interrupted:
-        return "interrupted: the figures are of what was sent until then"
+        return "interrupted: the figures cover the requests sent until then"
     if not figures.good:
         return none_good_line(figures, timeout_s)
-    if late and not broken:
-        told = " and ".join(repr(item.text) for item in late)
-        slower = "fewer chats" if figures.closed else "a lower rate"
-        return f"{told} could not be judged: the generator was late itself; take {slower} or a quieter machine"
+    if undecided and not failed:
+        conditions = " and ".join(repr(item.text) for item in undecided)
+        slower = "fewer virtual users" if figures.closed else "a lower rate"
+        return f"{conditions} could not be judged because of the generator delay; use {slower} or a quieter machine"
     return None
 
 
@@ -157,33 +158,31 @@ def _bare_ms(value_s: float) -> str:
     return "-" if math.isnan(value_s) else f"{value_s * 1e3:.2f}"
 
 
-def step_line(seen: RateResult) -> str:
-    """What a run of a search showed."""
-    share = seen.exceeding / seen.requests * 100 if seen.requests else math.nan
-    why = f" ({seen.why})" if seen.why else ""
-    counted = f"{seen.exceeding:,} of {seen.requests:,} over the bound ({share:.3g} %)"
-    return f"{seen.rate_per_s:8.4g}/s  {seen.verdict.value:<9}  {counted}{why}"
+def step_line(result: RateResult) -> str:
+    """One line for the result of a run of a search."""
+    share = result.exceeding / result.requests * 100 if result.requests else math.nan
+    why = f" ({result.why})" if result.why else ""
+    counted = f"{result.exceeding:,} of {result.requests:,} over the bound ({share:.3g} %)"
+    return f"{result.rate_per_s:8.4g}/s  {result.verdict.value:<9}  {counted}{why}"
 
 
 def found_line(search: Search) -> str:
-    """The result of a search in words."""
+    """One line for the result of a search."""
     holds, broken, text = search.holds_per_s, search.broken_per_s, search.goal.text
-    chance = f"chance of a wrong verdict at most {search.error_rate * 100:.3g} %"
+    chance = f"probability of a wrong verdict at most {search.error_rate * 100:.3g} %"
     if holds is None:
-        useless = [seen for seen in search.seen if seen.why]
-        if broken is None and useless:
-            last = useless[-1]
-            advice = "take a larger bound or a quieter machine" if last.late else "begin lower with --from"
+        unusable = [result for result in search.seen if result.why]
+        if broken is None and unusable:
+            last = unusable[-1]
+            advice = "use a larger bound or a quieter machine" if last.late else "begin lower with --from"
             return f"{text} could not be decided at {search.from_per_s:.4g}/s: {last.why}; {advice} ({chance})"
         how = "is broken" if broken is not None and broken <= search.from_per_s else "could not be shown"
         return f"{text} {how} at {search.from_per_s:.4g}/s already; begin lower with --from ({chance})"
     if broken is None:
-        above = [seen.why for seen in search.seen if seen.why and seen.rate_per_s > holds]
+        above = [result.why for result in search.seen if result.why and result.rate_per_s > holds]
         why = f"; above it {above[-1]}" if above else ""
         none = f"no rate up to {search.to_per_s:.4g}/s was shown to break it"
         return f"{text} holds at {holds:.4g}/s; {none}{why} ({chance})"
     if broken < holds:
-        return (
-            f"{text} breaks at {broken:.4g}/s and holds at {holds:.4g}/s: not one limit; a rate is not all that counts"
-        )
+        return f"{text} is broken at {broken:.4g}/s and holds at {holds:.4g}/s: it does not depend on the rate alone"
     return f"{text} holds at {holds:.4g}/s and is broken at {broken:.4g}/s ({chance})"

@@ -1,4 +1,4 @@
-"""`steelyard run`: the suites that ship with Steelyard, judged by pytest."""
+"""`steelyard run`: the built-in suites, run by pytest."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def run(
     ] = "reference",
     world: Annotated[str, typer.Option(help="sim, live or all")] = "all",
     seed: Annotated[int, typer.Option(help="Seed of all arrivals and choices.", min=0)] = 1,
-    tolerate: Annotated[str, typer.Option(help="inconclusive: turn such outcomes into skips")] = "",
+    tolerate: Annotated[str, typer.Option(help="inconclusive: report such outcomes as skipped")] = "",
     toxiproxy: Annotated[str, typer.Option(help="embedded, real, or the URL of a running one")] = "embedded",
     nginx: Annotated[str, typer.Option(help="Path of another nginx binary.")] = "",
-    select: Annotated[str, typer.Option("-k", help="Only properties that match, as in pytest -k.")] = "",
+    select: Annotated[str, typer.Option("-k", help="Only matching properties, as in pytest -k.")] = "",
 ) -> None:
-    """Judge a target by all properties. Exit code: 0 all kept, 1 some not, 2 none could be judged."""
+    """Judge a target by all properties. Exit code: 0 all pass, 1 some do not, 2 none could be judged."""
     words = [sys.executable, "-P", "-m", "pytest", "--pyargs", "suites"]
     values = {"target": target, "world": world, "seed": str(seed), "toxiproxy": toxiproxy}
     values |= {name: value for name, value in (("tolerate", tolerate), ("nginx", nginx)) if value}
-    # In one word each: pytest takes a word of its own for a path until it knows the option. An empty target goes on as
-    # it is, and is refused: an unset variable must not have the reference judged instead.
+    # One word each: pytest takes a separate value for a path until it knows the option. An empty target is passed on,
+    # and refused: an unset variable must not select the reference.
     words += [f"--{name}={value}" for name, value in values.items()]
     if select:
         words += ["-k", select]
     sys.stdout.flush()
-    # No process in between: Ctrl-C, signals and the exit code are pytest's own.
+    # No process in between: pytest itself handles Ctrl-C and signals, and sets the exit code.
     os.execv(sys.executable, words)

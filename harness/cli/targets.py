@@ -1,10 +1,10 @@
-"""`steelyard targets`: what can be tested here out of the box."""
+"""`steelyard targets`: the built-in targets and their state on this machine."""
 
 from __future__ import annotations
 
 
 def targets() -> None:
-    """List the targets that ship with Steelyard: version or why it is missing, worlds, claims."""
+    """List the built-in targets: version or why it is missing, worlds, claims."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

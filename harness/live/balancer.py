@@ -1,4 +1,4 @@
-"""The balancer under test as a process: start it where the target says, change its membership, stop it."""
+"""The balancer under test as a process: start it as the target specifies, change its membership, stop it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness.live.process.child import Child, descendants, telling_line
+from harness.live.process.child import Child, descendants, diagnostic_line
 from harness.live.process.http import accepts, call
 from harness.live.process.ports import HOST, is_free
 from harness.scenario.model import DiedError, TargetError
@@ -30,28 +30,29 @@ NOT_STARTED = "start it first, or give a [run] table so that Steelyard does"
 
 
 class Balancer:
-    """A target at a place. TargetError if it cannot start; DiedError if it ends or refuses a change later on.
+    """A deployed target. TargetError if it cannot start; DiedError if it ends or refuses a change later on.
 
-    Without `begin` only one that waits for its files is started, and `begin` must be called when its backends listen.
+    With `begin=False` a target is started only if it waits for its files (`Launch.early`); `begin` must then be called
+    once its backends listen.
     """
 
-    def __init__(self, target: Target, place: Deployment, begin: bool = True) -> None:
+    def __init__(self, target: Target, deployment: Deployment, begin: bool = True) -> None:
         self._target = target
-        self._place = place
+        self._deployment = deployment
         self._child: Child | None = None
         self._environment = {name: value for name, value in os.environ.items() if name != "NGINX"}
-        self._launch = target.launch(place)
+        self._launch = target.launch(deployment)
         self._environment.update(self._launch.environment)
-        self.url = target.url or f"http://{place.host}:{place.port}"
+        self.url = target.url or f"http://{deployment.host}:{deployment.port}"
         if self._launch.early:
             self._start()
         if begin:
             self.begin()
 
     def begin(self) -> None:
-        """Give it its files, and start it if it has not been."""
+        """Write its files, and start it unless it already runs."""
         for path, text in self._launch.files.items():
-            _write(self._place.workdir, path, text)
+            _write(self._deployment.workdir, path, text)
         if self._launch.check:
             self._check(self._launch.check)
         if self._launch.start and self._child is None:
@@ -63,57 +64,57 @@ class Balancer:
             raise TargetError(
                 f"port {port} is taken; {self._target.name} cannot listen there: free it or choose another"
             )
-        workdir = self._place.workdir
+        workdir = self._deployment.workdir
         logs = [workdir / log for log in self._target.logs]
         self._child = Child(self._launch.start, workdir / "balancer.log", self._environment, more_logs=logs)
 
     def _check(self, words: tuple[str, ...]) -> None:
         try:
-            done = subprocess.run(words, capture_output=True, env=self._environment, timeout=START_S, check=False)
+            result = subprocess.run(words, capture_output=True, env=self._environment, timeout=START_S, check=False)
         except OSError as error:
             raise TargetError(
                 f"{words[0]}: cannot be run ({error.strerror}); is {self._target.name} installed?"
             ) from None
         except subprocess.TimeoutExpired as error:
-            raise TargetError(f"{self._target.name} does not say whether its configuration is fine: {error}") from None
-        if done.returncode:
-            raise TargetError(f"{self._target.name} refuses its configuration: {_told_by(done)}")
+            raise TargetError(f"{self._target.name} did not finish checking its configuration: {error}") from None
+        if result.returncode:
+            raise TargetError(f"{self._target.name} refuses its configuration: {_diagnosis(result)}")
 
     def await_listening(self) -> None:
         """Return when it accepts connections. TargetError if it ends or takes too long.
 
-        One that was to run already and does not is told of at once, on standard error.
+        A balancer that Steelyard does not start and that does not listen yet is reported on standard error at once.
         """
         deadline_s = time.monotonic() + START_S
         host, _, port = self.url.partition("://")[2].rstrip("/").rpartition(":")
-        told_of = self._child is not None
+        reported = self._child is not None
         while not accepts(host or HOST, int(port)):
-            if not told_of:
+            if not reported:
                 print(f"waiting {START_S:.0f} s for {self._target.name} to listen at {self.url}", file=sys.stderr)
-                told_of = True
+                reported = True
             if self._child is not None and self._child.status is not None:
                 raise TargetError(f"{self._target.name} does not start: {self._child.ending()}")
             if time.monotonic() > deadline_s:
-                told = self._child.telling_line() if self._child else NOT_STARTED
-                raise TargetError(f"{self._target.name} does not listen at {self.url} after {START_S:.0f} s: {told}")
+                reason = self._child.diagnostic_line() if self._child else NOT_STARTED
+                raise TargetError(f"{self._target.name} does not listen at {self.url} after {START_S:.0f} s: {reason}")
             time.sleep(0.01)
 
     def not_ready(self, why: str) -> TargetError:
-        """The error for a balancer that listens but never gets ready."""
-        told = f"; {self._child.ending()}" if self._child else ""
-        return TargetError(f"{self._target.name} does not get ready: {why}{told}")
+        """The error for a balancer that listens but does not become ready."""
+        status = f"; {self._child.ending()}" if self._child else ""
+        return TargetError(f"{self._target.name} does not get ready: {why}{status}")
 
     def check(self) -> None:
         """DiedError if it has ended."""
         if self._child is not None and self._child.status is not None:
             raise DiedError(self._child.ending())
 
-    def change(self, place: Deployment) -> None:
-        """Make its membership that of `place`. DiedError if it refuses."""
+    def change(self, deployment: Deployment) -> None:
+        """Apply the membership of `deployment`. DiedError if the balancer refuses."""
         started = self._workers()
         try:
-            steps = self._target.change(place)
-        except TargetError as error:  # a template may break over fewer backends; the start went well, so go on without
+            steps = self._target.change(deployment)
+        except TargetError as error:  # a template may fail with fewer backends; the start succeeded, so the run goes on
             raise DiedError(f"refused a change: {error}") from None
         for step in steps:
             self._carry_out(step, started)
@@ -122,19 +123,19 @@ class Balancer:
     def _carry_out(self, step: ChangeStep, workers: set[int]) -> None:
         match step:
             case WriteFile(path, text):
-                _write(self._place.workdir, path, text)
+                _write(self._deployment.workdir, path, text)
             case Signal(number):
                 if self._child is not None:
                     self._child.signal(number)
             case RunCommand(words):
                 try:
-                    done = subprocess.run(
+                    result = subprocess.run(
                         words, capture_output=True, env=self._environment, timeout=CHANGE_S, check=False
                     )
                 except (OSError, subprocess.TimeoutExpired) as error:
                     raise DiedError(f"refused a change: {error}") from None
-                if done.returncode:
-                    raise DiedError(f"refused a change: exit status {done.returncode}: {_told_by(done)}")
+                if result.returncode:
+                    raise DiedError(f"refused a change: exit status {result.returncode}: {_diagnosis(result)}")
             case AdminCall(method, url, body):
                 self._call(method, url, body)
             case AwaitNewWorkers():
@@ -153,7 +154,7 @@ class Balancer:
         return {pid for pid, _ in descendants(self._child.pid)} if self._child else set()
 
     def _await_new_workers(self, old: set[int]) -> None:
-        """Until none of the workers from before is left and there are others."""
+        """Wait until all `old` workers have ended and new ones run. DiedError after `CHANGE_S`."""
         deadline_s = time.monotonic() + CHANGE_S
         while True:
             now = self._workers()
@@ -161,22 +162,22 @@ class Balancer:
                 return
             self.check()
             if time.monotonic() > deadline_s:
-                told = self._child.telling_line() if self._child else ""
-                raise DiedError(f"refused a change: its workers were not replaced in {CHANGE_S:.0f} s; {told}")
+                reason = self._child.diagnostic_line() if self._child else ""
+                raise DiedError(f"refused a change: its workers were not replaced in {CHANGE_S:.0f} s; {reason}")
             time.sleep(0.005)
 
     def stop(self) -> None:
-        """Stop it as the target wants to be stopped; what is left of it is killed."""
+        """Send the target's stop signal; kill the processes that remain."""
         if self._child is not None:
             self._child.stop(self._target.stop_signal)
 
 
-def _told_by(done: subprocess.CompletedProcess[bytes]) -> str:
-    return telling_line((done.stderr or done.stdout).decode(errors="replace").strip())
+def _diagnosis(result: subprocess.CompletedProcess[bytes]) -> str:
+    return diagnostic_line((result.stderr or result.stdout).decode(errors="replace").strip())
 
 
 def _write(workdir: Path, path: str, text: str) -> None:
-    """Write a file by rename, so that a balancer that watches it never reads half of it."""
+    """Write a file by rename, so that a balancer that watches it never reads a partial file."""
     final = workdir / path
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(final.name + ".part")

@@ -1,4 +1,4 @@
-"""Where the parts of a live balancer are: the addresses that it is given as backends, and its place with them."""
+"""Addresses of a live balancer's backends, and its deployment after membership changes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from harness.scenario.model import Scenario, TargetError
 from harness.targets.base import Address, Deployment, Target
 
 
-def listening(target: Target, block: PortBlock, backends: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Where the fault proxy of each backend listens: where a fixed configuration says, else in the block.
+def proxy_addresses(target: Target, block: PortBlock, backends: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Listen address of each backend's fault proxy: from the target's fixed configuration, else from the port block.
 
-    TargetError if the configuration names too few addresses, or one that is taken.
+    TargetError if the configuration names too few addresses, or an address in use.
     """
     if not target.listen:
         return {name: (HOST, block.proxy(number)) for number, name in enumerate(backends)}
@@ -27,7 +27,7 @@ def listening(target: Target, block: PortBlock, backends: Sequence[str]) -> dict
     return found
 
 
-def place_after(
+def deployment_after(
     changes: Sequence[Membership],
     scenario: Scenario,
     listen: Mapping[str, tuple[str, int]],
@@ -35,7 +35,7 @@ def place_after(
     workdir: Path,
     seed: int,
 ) -> Deployment:
-    """The balancer's place with the members, weights and drains that these changes of membership leave."""
+    """The balancer's deployment with the members, weights and drains that result from these membership changes."""
     weights, drained = scenario.weights(changes), scenario.drained(changes)
     return Deployment(
         workdir=workdir,

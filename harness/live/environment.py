@@ -1,6 +1,6 @@
-"""A stage: everything of a live run without the run. Fleet, fault proxy, balancer, and a light load where wanted.
+"""A running environment: fleet, fault proxy, balancer, and an optional light load.
 
-What it shows of itself is seen from outside, in the backends' logs and by its own clients; the balancer is never asked.
+Its state is observed from outside, in the backends' logs and by its own clients; the balancer is never queried.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.claims.features import Limits
-
 from harness.claims.validation import nearest
 from harness.live.balancer import Balancer
-from harness.live.deployment import listening, place_after
-from harness.live.faults.command_words import KINDS, duration, kind_of, parse, told
+from harness.live.deployment import deployment_after, proxy_addresses
+from harness.live.faults.command_words import KINDS, describe, duration, kind_of, parse
 from harness.live.faults.injector import FaultInjector
 from harness.live.faults.on_demand import ActiveFaults
 from harness.live.fleet import FleetProcess
@@ -34,16 +33,16 @@ from mockgpu.gpu.catalogue import GPUS, Gpu, Model, Setup, SetupError, setup_of
 
 READY_S = 15.0
 LATE_S = 1.0
-"""A balancer that is not ready by then is said to be waited for."""
+"""After this time a line says that the balancer is not ready yet."""
 QUICK = Setup(Gpu("quick", 2_000, 16, 256, update_s=0.002), Model("quick", 100, 0.2, 20_000.0, 0.002))
-"""Backends for people to look at: some 35 ms to an answer, twenty models to a GPU, 0.2 s to load one."""
+"""Backends for interactive use: about 35 ms per answer, twenty models per GPU, 0.2 s to load a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentOptions:
-    """What a stage is made of. `gpu` and `model` are names of mockgpu's catalogue, both empty for `QUICK` backends.
+    """Options of an environment. `gpu` and `model` are names in mockgpu's catalogue, both empty for `QUICK` backends.
 
-    `rate_per_s` 0: no load of its own; `models` is how many model names that load asks for.
+    `rate_per_s` 0: no load; `models` is the number of model names that the load requests.
     """
 
     backends: int = 4
@@ -55,7 +54,7 @@ class EnvironmentOptions:
     seed: int = 1
 
     def setup(self) -> Setup:
-        """The backends. ClaimsError for names that the catalogue does not have."""
+        """The backends' setup. ClaimsError for names that are not in the catalogue."""
         if not self.gpu and not self.model:
             return QUICK
         gpu, model = self.gpu or "h100-80gb", self.model or "llama-8b"
@@ -76,26 +75,29 @@ class _Server:
 
 
 @contextmanager
-def _told_if_late(line: str) -> Iterator[None]:
-    """Print a line if what is done inside takes longer than `LATE_S`."""
+def _print_if_slow(line: str) -> Iterator[None]:
+    """Print `line` if the body takes longer than `LATE_S`."""
     timer = threading.Timer(LATE_S, print, (line,), {"flush": True})
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-        timer.join()  # not in the midst of what is printed next
+        timer.join()  # its line must not mix with the next output
 
 
 class Environment:
-    """Starts all in `workdir`; `stack` ends it. TargetError if the balancer does not start, HarnessError if we fail."""
+    """Starts all parts in `workdir`; `stack` stops them.
+
+    TargetError if the balancer does not start, HarnessError if another part fails.
+    """
 
     def __init__(self, target: Target, options: EnvironmentOptions, workdir: Path, stack: ExitStack) -> None:
         self.target = target
         self.options = options
         self._workdir = workdir
         self.setup = options.setup()
-        # Whoever looks on sends what they like; the limits of a target under test would be in their way.
+        # Users send any load they like, so the limits of the target are switched off where possible.
         self._scenario = Scenario("up", options.backends, Load(()), off=frozenset({Limits.table}) & target.switches)
         self.names = self._scenario.backend_ids
         self._changes: list[Membership] = []
@@ -103,21 +105,21 @@ class Environment:
         self._block = stack.enter_context(port_block(options.seed, options.backends))
         self._fleet = FleetProcess(self._block, options.backends, _Server(self.setup), workdir, processes=True)
         stack.callback(self._fleet.stop)
-        self._way = FaultInjector(options.toxiproxy, self._block, workdir, options.seed)
-        stack.callback(self._way.stop)
+        self._injector = FaultInjector(options.toxiproxy, self._block, workdir, options.seed)
+        stack.callback(self._injector.stop)
         self._fleet.await_ready()
-        self._way.await_ready()
-        self._listen = listening(target, self._block, self.names)
+        self._injector.await_ready()
+        self._listen = proxy_addresses(target, self._block, self.names)
         for number, name in enumerate(self.names):
-            self._way.open(name, self._listen[name], (HOST, self._block.backend(number)))
-        self._balancer = Balancer(target, self._place())
+            self._injector.open(name, self._listen[name], (HOST, self._block.backend(number)))
+        self._balancer = Balancer(target, self._deployment())
         stack.callback(self._balancer.stop)
         self.url = self._balancer.url
-        with _told_if_late(f"waiting for {target.name} at {self.url}"):
+        with _print_if_slow(f"waiting for {target.name} at {self.url}"):
             self._balancer.await_listening()
             self._await_answer()
-        self.book = ActiveFaults(self._way, self._fleet, options.seed)
-        stack.callback(self.book.close)
+        self.active_faults = ActiveFaults(self._injector, self._fleet, options.seed)
+        stack.callback(self.active_faults.close)
         self.fleet_control = self._block.fleet_control
         self.load = self._own_load()
         if self.load is not None:
@@ -126,11 +128,11 @@ class Environment:
 
     @property
     def admin(self) -> str | None:
-        """The balancer's admin interface, where something listens there."""
+        """URL of the balancer's admin interface, None if nothing listens there."""
         return f"http://{HOST}:{self._block.admin}" if accepts(HOST, self._block.admin) else None
 
-    def way_to(self, backend: str) -> tuple[str, int]:
-        """Host and port of a backend as the balancer knows it: its fault proxy."""
+    def proxy_address(self, backend: str) -> tuple[str, int]:
+        """Host and port of a backend's fault proxy, the address that the balancer has."""
         return self._listen[backend]
 
     def _own_load(self) -> BackgroundLoad | None:
@@ -141,11 +143,13 @@ class Environment:
             self.url, options.rate_per_s, options.models, claims.key_carrier, claims.protocol, options.seed
         )
 
-    def _place(self) -> Deployment:
-        return place_after(self._changes, self._scenario, self._listen, self._block, self._workdir, self.options.seed)
+    def _deployment(self) -> Deployment:
+        return deployment_after(
+            self._changes, self._scenario, self._listen, self._block, self._workdir, self.options.seed
+        )
 
     def _await_answer(self) -> None:
-        """Until the balancer passes a request on and an answer back; what it asks for costs no model a load."""
+        """Wait until a request through the balancer is answered below 500. The request loads no model."""
         deadline_s = time.monotonic() + READY_S
         while True:
             try:
@@ -163,23 +167,23 @@ class Environment:
                 raise self._balancer.not_ready(f"no answer through it after {READY_S:.0f} s; {last}")
             time.sleep(0.02)
 
-    # --- what is asked of it ------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------
 
     def add(self, backend: str, kind: str, words: Sequence[str]) -> tuple[bool, str]:
-        """Set a fault, or change membership; whether it took effect, and a line that says so.
+        """Set a fault or change membership; returns whether it took effect, and a line that reports it.
 
-        ClaimsError for what makes no sense (now), any other SteelyardError where it can't be done.
+        ClaimsError for an invalid request (or one invalid at present), another SteelyardError if it fails.
         """
         step = parse(self._known(backend), kind, words)
-        return (True, self._change(step)) if isinstance(step, Membership) else self.book.add(step)
+        return (True, self._change(step)) if isinstance(step, Membership) else self.active_faults.add(step)
 
     def clear(self, backend: str | None, kind: str | None) -> list[str]:
-        """Heal faults and undo membership changes, of one backend or kind where given; a line for each."""
+        """Heal faults and undo membership changes, of one backend or kind where given; returns a line for each."""
         if backend is not None:
             self._known(backend)
         if kind is not None and kind not in KINDS:
             raise ClaimsError(f"no fault {kind!r}; {nearest(kind, KINDS)}")
-        lines = self.book.clear(backend, kind)
+        lines = self.active_faults.clear(backend, kind)
         for step in self._membership():
             if backend in (None, step.backend) and kind in (None, kind_of(step)):
                 undo = Weigh(step.backend, 0.0, 1) if isinstance(step, Weigh) else Join(step.backend, 0.0)
@@ -188,11 +192,11 @@ class Environment:
         return lines
 
     def listed(self) -> list[dict[str, Any]]:
-        """All that is in force as rows: backend, kind, told, since_s and heals_in_s (None: not by itself)."""
+        """What is in force as rows: backend, kind, told (description), since_s, heals_in_s (None: until cleared)."""
         now_s = time.monotonic()
-        rows = [entry.row(now_s) for entry in self.book.entries()]
+        rows = [entry.row(now_s) for entry in self.active_faults.entries()]
         for step in self._membership():
-            row = {"backend": step.backend, "kind": kind_of(step), "told": told(step)}
+            row = {"backend": step.backend, "kind": kind_of(step), "told": describe(step)}
             rows.append({**row, "since_s": now_s - step.at_s, "heals_in_s": None})
         return rows
 
@@ -203,9 +207,9 @@ class Environment:
         except DiedError as error:
             raise DiedError(f"the balancer ended: {error}") from None
         self._fleet.check()
-        self._way.check()
-        if self.book.failed is not None:
-            raise HarnessError(f"a fault could not be healed: {self.book.failed}")
+        self._injector.check()
+        if self.active_faults.failed is not None:
+            raise HarnessError(f"a fault could not be healed: {self.active_faults.failed}")
         if self.load is not None and self.load.failed is not None:
             raise HarnessError(f"the load failed: {self.load.failed!r}")
 
@@ -217,38 +221,38 @@ class Environment:
     # --- membership ---------------------------------------------------------------------------------------
 
     def _change(self, step: Membership) -> str:
-        """Change the balancer's membership; returns a line that says so."""
+        """Change the balancer's membership; returns a line that reports it."""
         with self._changing:
             members, drained = self._scenario.members(self._changes), self._scenario.drained(self._changes)
-            there, draining = step.backend in members, step.backend in drained
-            if isinstance(step, Join) and there and not draining:
+            is_member, draining = step.backend in members, step.backend in drained
+            if isinstance(step, Join) and is_member and not draining:
                 raise ClaimsError(f"{step.backend} is a member already")
-            if isinstance(step, Leave | Drain) and not there:
+            if isinstance(step, Leave | Drain) and not is_member:
                 raise ClaimsError(f"{step.backend} is no member; steelyard fault add {step.backend} join first")
             if isinstance(step, Drain) and draining:
                 raise ClaimsError(f"{step.backend} is drained already")
-            asked_s = time.monotonic()
-            self._changes.append(replace(step, at_s=asked_s))
+            requested_s = time.monotonic()
+            self._changes.append(replace(step, at_s=requested_s))
             try:
-                self._balancer.change(self._place())
+                self._balancer.change(self._deployment())
             except SteelyardError as error:
                 del self._changes[-1]
                 raise type(error)(f"{self.target.name}: {kind_of(step)} of {step.backend}: {error}") from None
-            return f"{told(step)} of {step.backend} done after {duration(time.monotonic() - asked_s)}"
+            return f"{describe(step)} of {step.backend} done after {duration(time.monotonic() - requested_s)}"
 
     def _membership(self) -> list[Membership]:
-        """The changes that still hold, oldest first."""
+        """The changes in force, oldest first."""
         last: dict[tuple[str, bool], Membership] = {}
         for step in list(self._changes):
             last[step.backend, isinstance(step, Weigh)] = step
         return [step for step in last.values() if not isinstance(step, Join) and getattr(step, "weight", 0) != 1]
 
     def changed_s(self, backend: str) -> float:
-        """When (CLOCK_MONOTONIC) the standing of a backend last changed; -inf if it never did."""
+        """When (CLOCK_MONOTONIC) the membership of a backend last changed; -inf if it never did."""
         return max((step.at_s for step in list(self._changes) if step.backend == backend), default=-math.inf)
 
-    def standing(self, backend: str) -> str:
-        """How a backend stands in the balancer's membership: left, draining, weight 3, or "" for a plain member."""
+    def membership_status(self, backend: str) -> str:
+        """A backend's membership status: left, draining, weight 3, or "" for a plain member."""
         changes = list(self._changes)
         if backend not in self._scenario.members(changes):
             return "left"

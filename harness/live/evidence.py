@@ -1,4 +1,4 @@
-"""From what a live run left behind to a history: the mock's logs, the load's records, the fault proxy's connections."""
+"""Builds a history's tables from a live run: the mocks' logs, the load's records, the fault proxy's connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESIDENCY_OF = {
 
 
 def log_rows(data: bytes) -> Rows:
-    """All rows of a backend's attempt log, in the columns of `LOG`. HarnessError if rows were lost or it is not one."""
+    """All rows of a backend's attempt log, in the columns of `LOG`. HarnessError for lost rows or invalid data."""
     try:
         header = read_header(data)
     except LogError as error:
@@ -38,7 +38,7 @@ def log_rows(data: bytes) -> Rows:
 
 
 def own_failures(rows: Rows) -> int:
-    """In how many rows the mock itself failed: those that have an end but no outcome."""
+    """Number of rows in which the mock itself failed: rows with an end but without an outcome."""
     return int(np.count_nonzero((rows["outcome"] == RowOutcome.OPEN) & ~np.isnan(rows["end_s"])))
 
 
@@ -53,49 +53,49 @@ def attempts_of(logs: Sequence[Rows], nonce: int, start_s: float) -> Rows:
     """Attempts of all backends as rows of ATTEMPT, ordered by arrival; foreign ones have request -1."""
     parts = []
     for number, rows in enumerate(logs):
-        wanted = rows[np.isin(rows["kind"], (RowKind.INFERENCE, RowKind.UPDATE, RowKind.FOREIGN))]
-        part = np.zeros(len(wanted), ATTEMPT)
-        part["request"] = own_numbers(wanted, nonce)
+        selected = rows[np.isin(rows["kind"], (RowKind.INFERENCE, RowKind.UPDATE, RowKind.FOREIGN))]
+        part = np.zeros(len(selected), ATTEMPT)
+        part["request"] = own_numbers(selected, nonce)
         part["backend"] = number
-        part["kind"] = wanted["kind"]
-        part["ending"] = wanted["outcome"]
+        part["kind"] = selected["kind"]
+        part["ending"] = selected["outcome"]
         for name in ("cold", "carriers", "status"):
-            part[name] = wanted[name]
-        part["start_s"] = wanted["arrival_s"] - start_s
-        part["first_byte_s"] = wanted["first_byte_s"] - start_s
-        part["end_s"] = wanted["end_s"] - start_s
+            part[name] = selected[name]
+        part["start_s"] = selected["arrival_s"] - start_s
+        part["first_byte_s"] = selected["first_byte_s"] - start_s
+        part["end_s"] = selected["end_s"] - start_s
         for name in ("queue_wait_s", "service_asked_s", "service_actual_s"):
-            part[name] = wanted[name]
+            part[name] = selected[name]
         parts.append(part)
     return _by_time(parts, ATTEMPT, "start_s")
 
 
 def health_checks_of(logs: Sequence[Rows], start_s: float) -> Rows:
-    """The balancer's own polls as rows of HEALTH_CHECK."""
+    """The balancer's health checks as rows of HEALTH_CHECK."""
     parts = []
     for number, rows in enumerate(logs):
-        wanted = rows[rows["kind"] == RowKind.HEALTH_CHECK]
-        part = np.zeros(len(wanted), HEALTH_CHECK)
-        part["backend"], part["status"], part["at_s"] = number, wanted["status"], wanted["arrival_s"] - start_s
+        selected = rows[rows["kind"] == RowKind.HEALTH_CHECK]
+        part = np.zeros(len(selected), HEALTH_CHECK)
+        part["backend"], part["status"], part["at_s"] = number, selected["status"], selected["arrival_s"] - start_s
         parts.append(part)
     return _by_time(parts, HEALTH_CHECK, "at_s")
 
 
 def residency_of(logs: Sequence[Rows], start_s: float) -> Rows:
-    """What happened to models in GPU memory, as rows of RESIDENCY."""
+    """Loads and evictions of models in GPU memory, as rows of RESIDENCY."""
     parts = []
     for number, rows in enumerate(logs):
-        wanted = rows[np.isin(rows["kind"], tuple(RESIDENCY_OF))]
-        part = np.zeros(len(wanted), RESIDENCY)
-        part["backend"], part["model"], part["at_s"] = number, wanted["model"], wanted["arrival_s"] - start_s
-        part["event"] = [RESIDENCY_OF[int(kind)] for kind in wanted["kind"]]
+        selected = rows[np.isin(rows["kind"], tuple(RESIDENCY_OF))]
+        part = np.zeros(len(selected), RESIDENCY)
+        part["backend"], part["model"], part["at_s"] = number, selected["model"], selected["arrival_s"] - start_s
+        part["event"] = [RESIDENCY_OF[int(kind)] for kind in selected["kind"]]
         parts.append(part)
     return _by_time(parts, RESIDENCY, "at_s")
 
 
-def connections_of(seen: Sequence[LoggedConnection], numbers: Mapping[str, int], start_s: float) -> Rows:
-    """What the fault proxy saw, as rows of CONNECTION; connections that still live have no closing time."""
-    own = [item for item in seen if item.proxy in numbers]
+def connections_of(logged: Sequence[LoggedConnection], numbers: Mapping[str, int], start_s: float) -> Rows:
+    """The fault proxy's connections as rows of CONNECTION; `closed_s` is nan for those still open."""
+    own = [item for item in logged if item.proxy in numbers]
     rows = np.zeros(len(own), CONNECTION)
     rows["backend"] = [numbers[item.proxy] for item in own]
     rows["bytes_up"] = [item.bytes_up for item in own]
@@ -107,16 +107,16 @@ def connections_of(seen: Sequence[LoggedConnection], numbers: Mapping[str, int],
 
 
 def reconcile(requests: Rows, attempts: Rows) -> tuple[Rows, dict[str, Any]]:
-    """Double entry. Attempts whose number no request has are made foreign and counted; nothing is dropped."""
+    """Match attempts with requests. Attempts with an unknown number become foreign and are counted; none is dropped."""
     unknown = attempts["request"] >= len(requests)
     attempts = attempts.copy()
     attempts["request"][unknown] = UNTAGGED
-    seen = np.zeros(len(requests), dtype=bool)
-    seen[attempts["request"][attempts["request"] >= 0]] = True
+    attempted = np.zeros(len(requests), dtype=bool)
+    attempted[attempts["request"][attempts["request"] >= 0]] = True
     facts = {
         "unknown_attempts": int(unknown.sum()),
         "foreign_attempts": int(np.count_nonzero(attempts["request"] < 0)) - int(unknown.sum()),
-        "requests_without_attempt": int(np.count_nonzero(~seen)),
+        "requests_without_attempt": int(np.count_nonzero(~attempted)),
     }
     return attempts, facts
 

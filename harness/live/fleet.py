@@ -16,20 +16,20 @@ from harness.live.process.child import Child
 from harness.live.process.http import HttpResponse, accepts, call
 from harness.live.process.ports import HOST, PortBlock
 from harness.scenario.model import HarnessError
-from harness.targets.base import LEAN
+from harness.targets.base import LEAN_ENVIRONMENT
 
 START_S = 10.0
 
 
 class Server(Protocol):
-    """What the backends of a fleet are made of."""
+    """Configuration of a fleet's backends."""
 
     def as_setup(self) -> str:
-        """As JSON, in the words of `mockgpu.gpu.catalogue.Setup.from_json`."""
+        """The JSON that `mockgpu.gpu.catalogue.Setup.from_json` reads."""
 
 
 class FleetProcess:
-    """`count` mock GPU model servers; `processes`: each one a process, so that it can be killed or paused."""
+    """`count` mock GPU model servers; `processes`: each in its own process, so that it can be killed or paused."""
 
     def __init__(self, block: PortBlock, count: int, server: Server, workdir: Path, processes: bool) -> None:
         self._block = block
@@ -40,10 +40,10 @@ class FleetProcess:
         words += ["--ports", ",".join(str(block.backend(number)) for number in range(count))]
         words += ["--control-port", str(block.fleet_control), "--setup", str(setup), "--with-parent"]
         words += ["--processes"] if processes else []
-        self._child = Child(words, workdir / "fleet.log", {**os.environ, **LEAN})
+        self._child = Child(words, workdir / "fleet.log", {**os.environ, **LEAN_ENVIRONMENT})
 
     def await_ready(self) -> None:
-        """Return when every backend accepts. HarnessError if it ends or takes too long."""
+        """Return when every backend accepts. HarnessError if the fleet ends or takes too long."""
         deadline_s = time.monotonic() + START_S
         ports = [self._block.fleet_control, *(self._block.backend(number) for number in range(self._count))]
         while not all(accepts(HOST, port) for port in ports):
@@ -58,7 +58,7 @@ class FleetProcess:
             raise HarnessError(f"the mock fleet ended: {self._child.ending()}")
 
     def reset(self, nonce: int) -> None:
-        """Cold caches, empty logs, and `nonce` as the run's own."""
+        """Clear caches and logs, and set `nonce` as the run's nonce."""
         self._control("POST", "/fleet/reset", json.dumps({"nonce": nonce}).encode())
 
     def kill(self, backend: str) -> None:
@@ -70,7 +70,7 @@ class FleetProcess:
         self._control("POST", f"/fleet/{backend}/restart")
 
     def pause(self, backend: str) -> None:
-        """SIGSTOP the process of `backend`: its kernel still accepts, and nothing is answered, our calls included."""
+        """SIGSTOP the process of `backend`: connections are accepted, but no call is answered, ours included."""
         self._control("POST", f"/fleet/{backend}/pause")
 
     def resume(self, backend: str) -> None:
@@ -78,15 +78,15 @@ class FleetProcess:
         self._control("POST", f"/fleet/{backend}/resume")
 
     def set_fault(self, backend: str, fault: dict[str, object]) -> None:
-        """Set a fault of single requests, in the words of `mockgpu.faults.decisions`; returns when it is in force."""
+        """Set a request fault in the form that `mockgpu.faults.decisions` reads; returns when it is in force."""
         self._control("POST", f"/fleet/{backend}/faults", json.dumps({"set": [fault]}).encode())
 
     def clear_fault(self, backend: str, kind: object) -> None:
-        """Take the fault of this kind back, if it is there."""
+        """Remove the fault of this kind, if there is one."""
         self._control("POST", f"/fleet/{backend}/faults", json.dumps({"clear": [kind]}).encode())
 
     def faults(self, backend: str) -> list[dict[str, object]]:
-        """The faults in force at `backend`, each with `hits`, the number of requests it has struck."""
+        """The faults in force at `backend`, each with `hits`, the number of requests it has affected."""
         faults: list[dict[str, object]] = json.loads(self._control("GET", f"/fleet/{backend}/faults").body)["faults"]
         return faults
 
@@ -95,12 +95,12 @@ class FleetProcess:
         return self._control("GET", f"/fleet/{backend}/log").body
 
     def rows(self, backend: str) -> Rows:
-        """The same as rows. HarnessError if a request failed by the mock's own fault: its answers are no evidence."""
+        """The attempt log as rows. HarnessError if the mock itself failed at a request: its answers are no evidence."""
         rows = log_rows(self.log(backend))
         failed = own_failures(rows)
         if failed:
-            told = self._child.telling_line()
-            raise HarnessError(f"the mock {backend} itself failed at {failed} of {len(rows)} log entries: {told}")
+            reason = self._child.diagnostic_line()
+            raise HarnessError(f"the mock {backend} itself failed at {failed} of {len(rows)} log entries: {reason}")
         return rows
 
     def stop(self) -> None:

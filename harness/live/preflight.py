@@ -1,8 +1,8 @@
-"""Before the run: every backend is seen through the balancer with this run's nonce, and which tags survive the way.
+"""Preflight: check that the balancer reaches every backend, and which request tags it forwards.
 
-A balancer that still answers from an earlier configuration would give false verdicts, so answers alone do not count:
-the backends' own logs must show the tag of a request of ours, and that it was answered well. Its traffic uses keys of
-its own; afterwards the fleet is reset.
+A balancer that still runs an earlier configuration would cause false verdicts, so answers alone are not enough: each
+backend's own log must show a request with this run's nonce and a 2xx answer. Preflight requests use their own keys;
+afterwards the fleet is reset.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mockgpu.server.attempt_log import RowKind, RowOutcome
 
 READY_S = 15.0
 BATCH = 8
-"""Requests before the logs are looked at: each may cost a backend the loading of a model."""
+"""Requests sent before the logs are read: each may make a backend load a model."""
 
 PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
-"""Between rounds that brought nothing new, doubled each time: a balancer that still starts needs the core itself."""
+"""Pause between rounds without progress, doubled each time: a starting balancer needs the processor core itself."""
 
 CARRIER_BITS = {"header:x-mock-tag": 1, "header:x-request-id": 2, "json:seed": 4, "prompt-suffix": 8}
 
@@ -42,15 +42,15 @@ def preflight(
     nonce: int,
     correlate: tuple[str, ...],
 ) -> bool:
-    """Return when all `backends` have been seen; True if requests can be told apart by a tag in `correlate`.
+    """Return when all `backends` have been reached; True if a tag in `correlate` identifies requests at each of them.
 
-    A backend is seen when it has given a request a status of 2xx. TargetError if that takes more than `READY_S`, or
-    if the balancer ends; HarnessError if the mocks themselves fail.
+    A backend has been reached when it answered a request with a 2xx status. TargetError if that takes more than
+    `READY_S`, or if the balancer ends; HarnessError if the mocks themselves fail.
     """
     allowed = sum(CARRIER_BITS.get(name, 0) for name in correlate)
     deadline_s = time.monotonic() + READY_S
     number = 0
-    seen: dict[str, int] = {}
+    reached: dict[str, int] = {}
     refused: dict[str, int] = {}
     answered = 0
     last = ""
@@ -66,37 +66,37 @@ def preflight(
             except DiedError:
                 raise balancer.not_ready(f"it ended after {number} requests{last}") from None
         fleet.check()
-        known = len(seen)
+        known = len(reached)
         for name in backends:
-            _look(name, fleet.rows(name), nonce, seen, refused)
-        if len(seen) == len(backends):
-            return all(mask & allowed for mask in seen.values())
-        pause_s = PAUSE_S if len(seen) > known else min(2 * pause_s, LONGEST_PAUSE_S)
+            _inspect_log(name, fleet.rows(name), nonce, reached, refused)
+        if len(reached) == len(backends):
+            return all(mask & allowed for mask in reached.values())
+        pause_s = PAUSE_S if len(reached) > known else min(2 * pause_s, LONGEST_PAUSE_S)
         time.sleep(pause_s)
-    missing = ", ".join(name for name in backends if name not in seen)
-    answers = "".join(f"; {name} answered {status}" for name, status in refused.items() if name not in seen)
+    missing = ", ".join(name for name in backends if name not in reached)
+    answers = "".join(f"; {name} answered {status}" for name, status in refused.items() if name not in reached)
     raise balancer.not_ready(
         f"{missing} not seen through it after {READY_S:.0f} s and {number} requests, {answered} of them well answered"
         f"{answers}{last or '; does its configuration name the addresses of these backends?'}"
     )
 
 
-def _look(name: str, rows: Rows, nonce: int, seen: dict[str, int], refused: dict[str, int]) -> None:
-    """Note in `seen` what tags a well answered request of ours bore at a backend, else in `refused` what it got."""
+def _inspect_log(name: str, rows: Rows, nonce: int, reached: dict[str, int], refused: dict[str, int]) -> None:
+    """Add to `reached` the tags of requests that backend `name` answered well, else to `refused` its last status."""
     own = own_numbers(rows, nonce) >= 0
-    # Nothing survived on these: the backend can be used, but its attempts can't be told apart.
-    bare = (rows["tag"] == 0) & np.isin(rows["kind"], (RowKind.INFERENCE, RowKind.FOREIGN))
+    # Rows without any tag: the backend can be used, but its attempts cannot be matched with requests.
+    untagged = (rows["tag"] == 0) & np.isin(rows["kind"], (RowKind.INFERENCE, RowKind.FOREIGN))
     well = (rows["outcome"] == RowOutcome.ANSWERED) & (rows["status"] // 100 == 2)
     if (own & well).any():
-        seen[name] = seen.get(name, 0) | int(np.bitwise_or.reduce(rows["carriers"][own & well]))
-    elif (bare & well).any():
-        seen.setdefault(name, 0)
-    elif len(others := rows[(own | bare) & (rows["outcome"] != RowOutcome.OPEN)]):
+        reached[name] = reached.get(name, 0) | int(np.bitwise_or.reduce(rows["carriers"][own & well]))
+    elif (untagged & well).any():
+        reached.setdefault(name, 0)
+    elif len(others := rows[(own | untagged) & (rows["outcome"] != RowOutcome.OPEN)]):
         refused[name] = int(others["status"][-1])
 
 
 def _probe(url: str, load: Load, protocol: str, nonce: int, number: int) -> str | None:
-    """Send one request; a word on what went wrong, if anything did."""
+    """Send one request; returns a description of the failure, None if there was none."""
     arrival = Arrival(
         number=number,
         stream=0,

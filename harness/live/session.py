@@ -1,7 +1,7 @@
-"""The live world: plays scenarios over real sockets. One load process for a session, everything else fresh per run.
+"""The live world: plays scenarios over real sockets. One load process per session; everything else is new for each run.
 
-A run: ports, fleet, fault proxy and balancer up; calibrate; preflight; load and faults on one timeline; collect;
-reconcile; stop. Whatever happens, nothing that was started is left.
+A run: lock ports; start fleet, fault proxy and balancer; calibrate; preflight; play load and faults on one timeline;
+collect; reconcile; stop. All started processes are stopped in every case.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from harness.evidence.history import History, empty_requests
 from harness.evidence.records import Rows, read_requests
 from harness.live.balancer import Balancer
-from harness.live.deployment import listening, place_after
+from harness.live.deployment import deployment_after, proxy_addresses
 from harness.live.evidence import attempts_of, connections_of, health_checks_of, reconcile, residency_of
 from harness.live.faults.injector import FaultInjector
 from harness.live.faults.timeline_runner import LiveTimelineRunner
@@ -37,20 +37,20 @@ from harness.scenario.model import ClaimsError, DiedError, HarnessError, Scenari
 from harness.targets.base import Deployment, Target
 
 LEAD_S = 0.15
-"""From handing out the job to second 0 of the run: the load process must have drawn its schedule by then."""
+"""From submitting the job to second 0 of the run: the load process must have drawn its schedule by then."""
 
 GRACE_S = 6.0
-"""How long after its schedule and its longest time limit the load process may take to report."""
+"""Time the load process has to report after the end of its schedule and its longest timeout."""
 
 NONCE_BITS = 31
 
 
 class LiveSession:
-    """Holds what runs share. `toxiproxy`: "embedded", "real" (toxiproxy-server from PATH) or the URL of one."""
+    """State shared by runs. `toxiproxy`: "embedded", "real" (toxiproxy-server from PATH) or the URL of one."""
 
     def __init__(self, toxiproxy: str = "embedded") -> None:
         self._toxiproxy = toxiproxy
-        self._give_back_sigterm = take_sigterm()
+        self._restore_sigterm = take_sigterm()
         self._folder = session_folder()
         self._load: LoadProcess | None = None
         self._runs = 0
@@ -64,29 +64,29 @@ class LiveSession:
         self.close()
 
     def close(self) -> None:
-        """End the load process, remove the session's folder, and let SIGTERM be what it was."""
+        """Stop the load process, remove the session's folder, and restore the SIGTERM handler."""
         if self._load is not None:
             self._load.stop()
             self._load = None
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._give_back_sigterm()
+        self._restore_sigterm()
 
     def play(self, target: Target, scenario: Scenario, seed: int) -> History:
         """Play `scenario` against `target`.
 
-        ClaimsError for steps that do not go together, TargetError if the target never gets ready, HarnessError if ours
-        fails.
+        ClaimsError for conflicting steps, TargetError if the target does not become ready, HarnessError if a part of
+        the harness fails.
         """
-        told = conflict(scenario.timeline)
-        if told:
-            raise ClaimsError(f"scenario {scenario.name}: {told}")
+        message = conflict(scenario.timeline)
+        if message:
+            raise ClaimsError(f"scenario {scenario.name}: {message}")
         self._runs += 1
         workdir = self._folder / f"run-{self._runs}"
         workdir.mkdir()
         workdir.chmod(0o755)
         self._folder.chmod(0o755)  # workers of a balancer may run as another user
         if self._load is not None and not self._load.alive:
-            self._load.stop()  # lets go of its pipes
+            self._load.stop()  # closes its pipes
             self._load = None
         if self._load is None:
             self._load = LoadProcess(self._folder)
@@ -96,7 +96,7 @@ class LiveSession:
 
 
 class _Run:
-    """One run and what it started; `stack` stops it all."""
+    """One run and the processes it started; `stack` stops them."""
 
     def __init__(
         self,
@@ -119,49 +119,49 @@ class _Run:
         ids = scenario.backend_ids
         self._numbers = {name: number for number, name in enumerate(ids)}
         self._block: PortBlock = stack.enter_context(port_block(seed, len(ids)))
-        self._listen = listening(target, self._block, ids)
+        self._listen = proxy_addresses(target, self._block, ids)
         self._fleet = FleetProcess(self._block, len(ids), scenario.server, workdir, processes=scenario.kills)
         stack.callback(self._fleet.stop)
-        self._way = FaultInjector(toxiproxy, self._block, workdir, seed)
-        stack.callback(self._way.stop)
+        self._injector = FaultInjector(toxiproxy, self._block, workdir, seed)
+        stack.callback(self._injector.stop)
         self._changes: list[Membership] = []
-        self._steps = LiveTimelineRunner(self._way, self._fleet, self._numbers, seed)
+        self._steps = LiveTimelineRunner(self._injector, self._fleet, self._numbers, seed)
         stack.callback(self._steps.close)
         self._start_s = 0.0
 
-    def _place(self) -> Deployment:
-        return self._place_after(self._changes)
+    def _deployment(self) -> Deployment:
+        return self._deployment_after(self._changes)
 
-    def _place_after(self, changes: Sequence[Membership]) -> Deployment:
-        return place_after(changes, self._scenario, self._listen, self._block, self._workdir, self._seed)
+    def _deployment_after(self, changes: Sequence[Membership]) -> Deployment:
+        return deployment_after(changes, self._scenario, self._listen, self._block, self._workdir, self._seed)
 
     def _sentinel(self) -> Sentinel:
-        """It pings a backend whose process is left alone, or where there is none the fleet itself."""
-        struck = {step.backend for step in self._scenario.timeline if isinstance(step, ProcessFault)}
-        spared = [number for name, number in self._numbers.items() if name not in struck]
-        if not spared:
+        """A sentinel for a backend without process faults, or for the fleet's control port if there is none."""
+        faulty = {step.backend for step in self._scenario.timeline if isinstance(step, ProcessFault)}
+        healthy = [number for name, number in self._numbers.items() if name not in faulty]
+        if not healthy:
             return Sentinel(self._block.fleet_control, "/fleet/ping")
-        return Sentinel(self._block.backend(spared[0]))
+        return Sentinel(self._block.backend(healthy[0]))
 
     def _check_changes(self) -> None:
-        """UnsupportedError if the target cannot make one of the scenario's changes of membership."""
+        """UnsupportedError if the target does not support a membership change of the scenario."""
         steps = sorted(self._scenario.timeline, key=lambda step: step.at_s)
         changes = [step for step in steps if isinstance(step, Membership)]
         for count in range(1, len(changes) + 1):
-            with suppress(TargetError):  # one that it would refuse is told when it does
-                self._target.change(self._place_after(changes[:count]))
+            with suppress(TargetError):  # a refused change is reported when it is made
+                self._target.change(self._deployment_after(changes[:count]))
 
     # --- the run ------------------------------------------------------------------------------------------
 
     def play(self) -> History:
-        """From start to history."""
+        """Run the scenario and return its history."""
         self._check_changes()
-        balancer = Balancer(self._target, self._place(), begin=False)
+        balancer = Balancer(self._target, self._deployment(), begin=False)
         self._stack.callback(balancer.stop)
         self._fleet.await_ready()
-        self._way.await_ready()
+        self._injector.await_ready()
         for name, number in self._numbers.items():
-            self._way.open(name, self._listen[name], (HOST, self._block.backend(number)))
+            self._injector.open(name, self._listen[name], (HOST, self._block.backend(number)))
         balancer.begin()
         self._load.await_ready()
         balancer.await_listening()
@@ -183,13 +183,13 @@ class _Run:
         try:
             died = self._timeline(balancer, sentinel, out)
         except BaseException:
-            self._load.stop()  # else it would play on into the next run, and answer for this job there
+            self._load.stop()  # else it would continue during the next run and report this job there
             raise
         samples = [(at_s - self._start_s, beyond_s) for at_s, beyond_s in sentinel.stop()]
         return self._history(out, samples, calibrated_s, correlated, died)
 
     def _timeline(self, balancer: Balancer, sentinel: Sentinel, out: Path) -> str | None:
-        """Load and steps on one timeline; the balancer's own end, if it ended."""
+        """Play load and steps on one timeline; returns how the balancer ended, None if it runs."""
         self._start_s = self._steps.start_s = time.monotonic() + LEAD_S
         job = LoadJob(
             load=self._scenario.load,
@@ -208,7 +208,7 @@ class _Run:
         try:
             for due in schedule(self._scenario.timeline):
                 self._wait_until(self._start_s + due.at_s, balancer)
-                self._do(due, balancer)
+                self._carry_out(due, balancer)
             self._wait_until(end_s, balancer)
             self._await_load(end_s + longest_s + GRACE_S, balancer)
             self._steps.finish()
@@ -220,17 +220,17 @@ class _Run:
         return None
 
     def _wait_until(self, at_s: float, balancer: Balancer) -> None:
-        """Sleep until `at_s`, looking after the children."""
+        """Sleep until `at_s`, checking the child processes."""
         while (left_s := at_s - time.monotonic()) > 0:
             self._check(balancer)
             time.sleep(min(left_s, 0.05))
 
     def _check(self, balancer: Balancer | None) -> None:
         self._fleet.check()
-        self._way.check()
+        self._injector.check()
         self._steps.check()
         if not self._load.alive:
-            self._load.answer(0.0)  # says how it ended
+            self._load.answer(0.0)  # raises with its exit status and last output
             raise HarnessError("the load process ended in the middle of a run")
         if balancer is not None:
             balancer.check()
@@ -245,14 +245,14 @@ class _Run:
             if time.monotonic() > deadline_s:
                 raise HarnessError("the load process does not report the end of its job")
 
-    def _do(self, due: Due, balancer: Balancer) -> None:
-        """Carry out one entry of the timeline: a change of membership at once, a fault beside it."""
+    def _carry_out(self, due: Due, balancer: Balancer) -> None:
+        """Carry out one timeline entry: membership changes synchronously, faults in the background."""
         step = due.step
         if isinstance(step, Membership):
-            asked_s = time.monotonic()
+            requested_s = time.monotonic()
             self._changes.append(step)
-            balancer.change(self._place())
-            self._steps.note(due.position, step, asked_s, time.monotonic())
+            balancer.change(self._deployment())
+            self._steps.record(due.position, step, requested_s, time.monotonic())
         elif due.heal:
             self._steps.heal(due.position, step)
         else:
@@ -273,7 +273,7 @@ class _Run:
         logs = [self._fleet.rows(name) for name in self._scenario.backend_ids]
         attempts, facts = reconcile(requests, attempts_of(logs, self._nonces[1], self._start_s))
         facts["port_block"] = self._block.base
-        facts["fault_proxy"] = {"kind": self._way.kind, "version": self._way.version}
+        facts["fault_proxy"] = {"kind": self._injector.kind, "version": self._injector.version}
         steps = self._steps.in_order(self._scenario.timeline)
         return History(
             scenario=self._scenario,
@@ -282,7 +282,7 @@ class _Run:
             attempts=attempts,
             health_checks=health_checks_of(logs, self._start_s),
             residency=residency_of(logs, self._start_s),
-            connections=connections_of(self._way.connections(), self._numbers, self._start_s),
+            connections=connections_of(self._injector.connections(), self._numbers, self._start_s),
             steps=steps,
             slack_s=slack_by_second(self._scenario, requests, attempts, sentinel, calibrated_s, steps),
             correlated=correlated,
@@ -292,9 +292,9 @@ class _Run:
 
 
 def check_recorded(requests: Rows, scenario: Scenario, seed: int) -> None:
-    """HarnessError unless all requests of the open loop are recorded, and those of chats are numbered on from there."""
-    chats = np.array([stream.chats is not None for stream in scenario.load.streams], dtype=bool)
-    expected, recorded = len(draw(scenario.load, seed)), int(np.count_nonzero(~chats[requests["stream"]]))
+    """HarnessError unless every open-loop request is recorded and all numbers (virtual users' too) are consecutive."""
+    closed_loop = np.array([stream.chats is not None for stream in scenario.load.streams], dtype=bool)
+    expected, recorded = len(draw(scenario.load, seed)), int(np.count_nonzero(~closed_loop[requests["stream"]]))
     if recorded != expected:
         raise HarnessError(f"the load process recorded {recorded} requests, {expected} were to be sent")
     if (requests["number"] != np.arange(len(requests))).any():
@@ -302,7 +302,7 @@ def check_recorded(requests: Rows, scenario: Scenario, seed: int) -> None:
 
 
 def _nonce(seed: int, scenario: Scenario, run: int, part: str) -> int:
-    """A number of 31 bits that marks one run's requests; never 0, which would mean any."""
+    """A 31-bit number that marks one run's requests; never 0, which means any nonce."""
     text = f"{seed}/{scenario.digest()}/{run}/{part}/{time.monotonic_ns()}"
     drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
     return drawn % ((1 << NONCE_BITS) - 1) + 1

@@ -1,7 +1,7 @@
-"""How far the timings of a run can be trusted, second by second.
+"""Slack: the timing uncertainty of each second of a live run.
 
-Measured before the run (pings straight to a backend), and during it: a sentinel ping straight to a backend every
-100 ms, the lateness of the load generator, and what a mock's service took beyond what was asked. The largest counts.
+The largest of: calibration before the run (pings directly to a backend), a sentinel ping directly to a backend every
+100 ms, the generator delay (how late the load generator sent), and a mock's service time beyond the requested one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PINGS = 20
 
 
 class Sentinel:
-    """Pings a backend (or what answers `path`) directly, past balancer and fault proxy, from a thread of its own."""
+    """Pings a backend (or another server at `path`) directly, without balancer and fault proxy, in its own thread."""
 
     def __init__(self, port: int, path: str = "/mock/ping") -> None:
         self._url = f"http://{HOST}:{port}{path}"
@@ -34,16 +34,16 @@ class Sentinel:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def calibrate(self) -> float:
-        """Seconds by which the slowest of some pings exceeded the fastest."""
+        """Seconds by which the slowest of `PINGS` pings exceeded the fastest."""
         took_s = [self._ping() for _ in range(PINGS)]
         return max(took_s) - min(took_s)
 
     def start(self) -> None:
-        """Begin to ping."""
+        """Start pinging every `SENTINEL_S`."""
         self._thread.start()
 
     def stop(self) -> list[tuple[float, float]]:
-        """End; the samples as (time on CLOCK_MONOTONIC, seconds beyond the fastest)."""
+        """Stop; returns samples as (time on CLOCK_MONOTONIC, seconds beyond the fastest)."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -55,8 +55,8 @@ class Sentinel:
     def _run(self) -> None:
         due_s = time.monotonic()
         while not self._stop.wait(max(0.0, due_s - time.monotonic())):
-            late_s = time.monotonic() - due_s
-            self._samples.append((due_s, self._ping() + late_s))
+            delay_s = time.monotonic() - due_s
+            self._samples.append((due_s, self._ping() + delay_s))
             due_s += SENTINEL_S
 
     def _ping(self) -> float:
@@ -76,23 +76,23 @@ def slack_by_second(
     calibrated_s: float,
     steps: Sequence[StepSeen] = (),
 ) -> Times:
-    """The largest of all measures for each second of the run; shape (seconds,). `sentinel` in seconds of the run.
+    """The largest of all measures (s) for each second of the run; shape (seconds,). `sentinel` in seconds of the run.
 
-    What a backend was serving when it was paused says nothing of the machine; `steps` tell when that was.
+    Requests in service while their backend was paused (`steps`) do not count: their service time is not the machine's.
     """
     slack = np.full(int(scenario.end_s) + 1, calibrated_s)
-    # A request that waits for its only connection is late by the balancer's doing, not by the generator's.
+    # A request that waits for its only connection is delayed by the balancer, not by the generator.
     paced = np.array([stream.connections is not Connections.ONE for stream in scenario.load.streams], dtype=bool)
     own = paced[requests["stream"]] & ~np.isnan(requests["sent_s"])
     _raise(slack, requests["intended_s"][own], (requests["sent_s"] - requests["intended_s"])[own])
     served = ~np.isnan(attempts["service_actual_s"])
-    late_s = attempts["service_actual_s"] - attempts["service_asked_s"]
+    excess_s = attempts["service_actual_s"] - attempts["service_asked_s"]
     for step in steps:
         if step.kind == Pause.__name__:
             until_s = np.inf if np.isnan(step.healed_s) else step.healed_s
             inside = (attempts["start_s"] < until_s) & ~(attempts["end_s"] < step.asked_s)
             served &= ~(inside & (attempts["backend"] == step.backend))
-    _raise(slack, attempts["end_s"][served], late_s[served])
+    _raise(slack, attempts["end_s"][served], excess_s[served])
     if sentinel:
         times, beyond = np.array(sentinel).T
         _raise(slack, times, beyond)

@@ -1,6 +1,6 @@
-"""What is seen of a running stage from outside: from rows of attempt logs and answers at the client to figures. Pure.
+"""Figures of a running environment from attempt logs and client answers. Pure.
 
-Nothing here asks the balancer. All times are seconds on CLOCK_MONOTONIC.
+The balancer is never queried. All times are seconds on CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from harness.live.evidence import LOG
 from mockgpu.server.attempt_log import RowKind, RowOutcome
 
 WINDOW_S = 5.0
-"""Rates, shares and latencies are those of the last so many seconds."""
+"""Rates, shares and latencies are taken over this time."""
 SILENT_S = 1.0
-TELLING = 10.0
-"""So many attempts must a backend have missed, by its share until then, before its silence tells anything.
+MIN_MISSED = 10.0
+"""Attempts that a backend must have missed, by its earlier share, before its silence is significant.
 
-That none comes where 10 are expected has a chance of exp(-10), 5e-5, where requests come independently.
+With independent arrivals, none where 10 are expected has a probability of exp(-10), 5e-5.
 """
 
 ATTEMPTS = (int(RowKind.INFERENCE), int(RowKind.UPDATE), int(RowKind.FOREIGN))
@@ -30,7 +30,7 @@ LOADING, LOADED, EVICTED = int(RowKind.RESIDENCY_LOADING), int(RowKind.RESIDENCY
 
 
 class ObservedRequest(NamedTuple):
-    """One request as our own client saw it. `status` 0: no whole answer. `backend`: who says that it answered."""
+    """One request as observed by our own client. `status` 0: no complete answer. `backend`: named in the answer."""
 
     end_s: float
     latency_s: float
@@ -39,13 +39,13 @@ class ObservedRequest(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether it got no answer, or one that blames the server."""
+        """Whether it got no complete answer, or a status from 500 on."""
         return not 0 < self.status < 500
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The attempts at one backend. Latencies (s) are those of answered ones at the backend itself, nan if none."""
+    """The attempts at one backend. Latencies (s) of answered ones, measured at the backend, nan if there are none."""
 
     started: int
     errors: int
@@ -53,12 +53,12 @@ class Attempts:
     p50_s: float
     p99_s: float
     last_s: float
-    """When the last one came, nan if none did."""
+    """Arrival of the last attempt, nan if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What our own load saw, of all backends or of one. Latencies (s) from when requests were due, nan if none."""
+    """Results of our own load, for all backends or for one. Latencies (s) from intended send times, nan if none."""
 
     ended: int = 0
     errors: int = 0
@@ -68,10 +68,10 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class ObservedBackend:
-    """One backend from outside. `process`: alive, paused or dead. `membership`: "" (plain member), "left" and so on.
+    """One backend, observed from outside. `process`: alive, paused, dead. `membership`: "" (plain member), "left" etc.
 
-    `silent_s`: time since its last attempt, None if it never had one; `missed`: how many it would have had since then.
-    `faults` in words. `models`: names, those that are being loaded with that word behind; sizes in MB.
+    `silent_s`: time since its last attempt, None if it had none; `missed`: attempts expected since then. `faults`:
+    descriptions. `models`: names, with " loading" appended while a model is loaded; sizes in MB.
     """
 
     name: str
@@ -88,15 +88,15 @@ class ObservedBackend:
     total_mb: int = 0
 
     def with_share(self, share: float) -> ObservedBackend:
-        """The same with this share of all attempts."""
+        """A copy with this share of all attempts."""
         return replace(self, share=share)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The stage at a moment; `window_s` is what rates are taken over, `client` None without a load of our own.
+    """The environment at one moment; rates are taken over `window_s`; `client` is None without a load of our own.
 
-    `log_full` names backends whose log has no room left, so that nothing new is seen of them.
+    `log_full` names backends whose log is full, so that their new attempts are not observed.
     """
 
     up_s: float
@@ -109,14 +109,14 @@ class Snapshot:
 def attempts_of(rows: Rows, now_s: float, window_s: float, ended_s: float = -math.inf, alive: bool = True) -> Attempts:
     """Figures of the last `window_s` from rows of a backend's log (columns of `evidence.LOG`).
 
-    `ended_s`: when its process last ended; attempts open then were cut by that, which is an error of theirs. In flight
-    are those open since, and none while it is dead. Errors: status from 500 on, refused, cut, or their client left.
+    `ended_s`: when its process last ended; attempts open at that time count as errors. Attempts opened later are in
+    flight, none while it is dead. Errors: status from 500 on, refused, cut off, or the client left.
     """
     own = rows[np.isin(rows["kind"], ATTEMPTS)]
     since_s = now_s - window_s
     open_ = (own["outcome"] == RowOutcome.OPEN) & np.isnan(own["end_s"])
     orphaned = open_ & (own["arrival_s"] <= ended_s)
-    inside = open_ & ~orphaned
+    in_flight = open_ & ~orphaned
     end_s = np.where(orphaned, ended_s, own["end_s"])
     recent = end_s >= since_s
     answered = recent & (own["outcome"] == RowOutcome.ANSWERED) & (own["status"] < 500)
@@ -124,7 +124,7 @@ def attempts_of(rows: Rows, now_s: float, window_s: float, ended_s: float = -mat
     return Attempts(
         started=int(np.count_nonzero(own["arrival_s"] >= since_s)),
         errors=int(np.count_nonzero(recent & ~answered)),
-        in_flight=int(np.count_nonzero(inside)) if alive else 0,
+        in_flight=int(np.count_nonzero(in_flight)) if alive else 0,
         p50_s=p50_s,
         p99_s=p99_s,
         last_s=float(own["arrival_s"].max()) if len(own) else math.nan,
@@ -132,29 +132,29 @@ def attempts_of(rows: Rows, now_s: float, window_s: float, ended_s: float = -mat
 
 
 def client_of(answers: Iterable[ObservedRequest]) -> Client:
-    """Figures of requests as their client saw them."""
+    """Figures of requests, as observed by the client."""
     items = list(answers)
     p50_s, p99_s = _quantiles(np.array([item.latency_s for item in items if not item.failed]))
     return Client(len(items), sum(item.failed for item in items), p50_s, p99_s)
 
 
 def by_backend(answers: Sequence[ObservedRequest], names: Sequence[str]) -> dict[str, Client]:
-    """The same for each backend, of the answers that name it."""
+    """Client figures for each backend, from the answers that name it."""
     return {name: client_of(item for item in answers if item.backend == name) for name in names}
 
 
 def shares(started: Mapping[str, int]) -> dict[str, float]:
-    """The share of each backend in all attempts; 0 for all where there are none."""
+    """Each backend's share of all attempts; 0 for all if there are none."""
     total = sum(started.values())
     return {name: count / total if total else 0.0 for name, count in started.items()}
 
 
 @dataclass(slots=True)
 class Tail:
-    """The part of a backend's growing log that still matters, and what the rest of it said.
+    """The part of a backend's growing log that is still needed, and a summary of the earlier rows.
 
-    Rows are completed in place, so whatever is open is read again until it has ended; `first` is the first row to ask
-    for. `models` holds for each model in memory whether it is loaded, and since when.
+    Rows are completed in place, so open ones are read again until they have ended; `first` is the first row to request.
+    `models` maps each model in memory to whether it is loaded, and since when (s).
     """
 
     first: int = 0
@@ -166,7 +166,7 @@ class Tail:
     _read: int = 0
 
     def take(self, rows: Rows, now_s: float, window_s: float, ended_s: float = -math.inf) -> None:
-        """Take the rows from `first` on, as they are now."""
+        """Read the current rows from `first` on."""
         new = rows[max(0, self._read - self.first) :]
         self._note_residency(new)
         self.count += int(np.count_nonzero(np.isin(new["kind"], ATTEMPTS)))
@@ -182,7 +182,7 @@ class Tail:
         self.first += int(needed[0]) if len(needed) else len(rows)
 
     def resident(self, ended_s: float = -math.inf) -> dict[str, bool]:
-        """Models in memory, and whether they are loaded; what was there before the process ended is gone."""
+        """Models in memory, and whether they are loaded; models from before the process ended (`ended_s`) are gone."""
         return {name: loaded for name, (loaded, at_s) in self.models.items() if at_s > ended_s}
 
     def _note_residency(self, rows: Rows) -> None:
@@ -195,10 +195,10 @@ class Tail:
 
 
 def missed(own: Tail, others: Sequence[Tail], since_s: float) -> float:
-    """How many attempts a backend would have had since `since_s`, by its share before; 0 if it had none.
+    """Attempts expected at a backend since `since_s`, by its share before; 0 if it had none.
 
-    Where it alone had attempts before, a fair share is taken: there is nothing to go by for what the others get now.
-    `since_s` no earlier than the rows of the tails reach: those before the window are not counted.
+    If no other backend had attempts before, an equal share is assumed. `since_s` must lie within the rows of the
+    tails: rows before the window are not counted.
     """
     since = sum(_after(tail.rows, since_s) for tail in others)
     before = sum(tail.count for tail in others) - since

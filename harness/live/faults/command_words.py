@@ -1,8 +1,8 @@
-"""Faults and membership changes in the words of a command line: `latency --latency-ms 800 --for 10s`.
+"""Command-line syntax of faults and membership changes: `latency --latency-ms 800 --for 10s`.
 
-Kinds and options follow from the dataclasses of `harness.scenario.faults`: a kind is a class in kebab case, an option
-one of its fields. A duration (`latency_s`) is given as --latency-s 0.8, --latency-ms 800, or with its unit as
---latency 800ms.
+Kinds and options are derived from the dataclasses of `harness.scenario.faults`: a kind is a class name in kebab case,
+an option is one of its fields. A duration (`latency_s`) is given as --latency-s 0.8, --latency-ms 800, or with its unit
+as --latency 800ms.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ class Option:
 
     @property
     def is_duration(self) -> bool:
-        """Whether it is in seconds, so that units can be given."""
+        """Whether its unit is seconds, so that a value may have a unit."""
         return self.field.endswith("_s") and not self.field.endswith("_per_s")
 
     @property
     def stem(self) -> str:
-        """Its name on the command line; of a duration the one that takes a unit."""
+        """Its name on the command line; for a duration, the name whose value has a unit."""
         return kebab(self.field.removesuffix("_s") if self.is_duration else self.field)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every spelling, with the dashes in front."""
+        """All spellings, with leading dashes."""
         return (f"--{self.stem}", f"--{self.stem}-ms", f"--{self.stem}-s") if self.is_duration else (f"--{self.stem}",)
 
     @property
     def usage(self) -> str:
-        """How it is given, as in --latency 800ms."""
+        """Example of use, such as --latency 800ms."""
         if self.type is bool:
             return f"--{self.stem}"
         shown = {float: "NUMBER", int: "N", str: "WORD"}[self.type]
@@ -84,19 +84,19 @@ def options_of(kind: type[Step]) -> tuple[Option, ...]:
 
 
 def usage_of(kind: type[Step]) -> str:
-    """All options of a kind in one line, those that may be left out in brackets."""
+    """All options of a kind in one line, optional ones in brackets."""
     return " ".join(item.usage if item.required else f"[{item.usage}]" for item in options_of(kind))
 
 
-def described(kind: type[Step]) -> str:
-    """What a kind does, in one line that calls options and other kinds what the command line calls them."""
+def kind_summary(kind: type[Step]) -> str:
+    """One line about a kind, with options and other kinds named as on the command line."""
     names = {option.field: f"--{option.stem}" for option in options_of(kind)}
     names |= {known.__name__: name for name, known in KINDS.items()}
-    return re.sub(r"`(\w+)`", lambda found: names[found[1]], (kind.__doc__ or "").splitlines()[0])
+    return re.sub(r"`(\w+)`", lambda match: names[match[1]], (kind.__doc__ or "").splitlines()[0])
 
 
 def parse(backend: str, kind: str, words: Sequence[str]) -> Step:
-    """The step that these words ask for (`at_s` 0). ClaimsError with the nearest valid names for anything wrong."""
+    """The step described by `words` (`at_s` 0). ClaimsError, with the nearest valid names, if they are invalid."""
     if kind not in KINDS and backend in KINDS:
         raise ClaimsError(f"backend first, then kind: steelyard fault add {' '.join([kind, backend, *words])}")
     if kind not in KINDS:
@@ -117,8 +117,8 @@ def parse(backend: str, kind: str, words: Sequence[str]) -> Step:
     return step
 
 
-def told(step: Step) -> str:
-    """A step in words, without its backend and its end: `latency 800 ms, jitter 20 ms`."""
+def describe(step: Step) -> str:
+    """Description of a step without its backend and duration: `latency 800 ms, jitter 20 ms`."""
     kind = kind_of(step)
     parts = []
     for option in options_of(type(step)):
@@ -132,7 +132,7 @@ def told(step: Step) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration for people: 800 ms, 10 s."""
+    """A duration as text: 800 ms, 10 s."""
     return f"{seconds * 1000:.3g} ms" if 0 < seconds < 1 else f"{seconds:.3g} s"
 
 
@@ -145,7 +145,7 @@ def _plain(hint: object) -> type:
 
 
 def _pairs(words: Sequence[str], kind: str, names: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
-    """Options with their values, "" for a flag."""
+    """Pairs of option name and value, "" for a flag."""
     left = list(words)
     while left:
         name, given, value = left.pop(0).partition("=")
@@ -167,10 +167,10 @@ def _value(option: Option, name: str, text: str) -> Any:
     if option.type is bool:
         return True
     if option.is_duration and name == f"--{option.stem}":
-        found = QUANTITY.fullmatch(text.strip())
-        if found is None:
+        match = QUANTITY.fullmatch(text.strip())
+        if match is None:
             raise ClaimsError(f"{name} {text!r}: expected a duration with its unit, as in 800ms, 10s or 2m")
-        return float(found[1]) * UNITS_S[found[2]]
+        return float(match[1]) * UNITS_S[match[2]]
     try:
         value = option.type(text)
     except ValueError:
@@ -180,7 +180,7 @@ def _value(option: Option, name: str, text: str) -> Any:
 
 
 def _checked(option: Option, name: str, value: Any) -> Any:
-    """Numbers that no kind can mean are refused here, the rest where a kind says what it takes."""
+    """`value`, or ClaimsError for a number invalid for every kind; each kind checks its own limits."""
     if option.type in (float, int):
         least = 0 if option.field in MAY_BE_ZERO else math.ulp(0.0)
         if not math.isfinite(value) or (value < least and option.field not in MAY_BE_NEGATIVE):
@@ -189,9 +189,9 @@ def _checked(option: Option, name: str, value: Any) -> Any:
 
 
 def _check_as_mock(step: Step) -> None:
-    """A fault of single requests is checked by the mock's own rules."""
+    """ClaimsError if a request fault violates the mock's own rules."""
     if isinstance(step, RequestFault):
-        from mockgpu.faults.decisions import FaultError, from_json  # late: who only asks for help needs no mock
+        from mockgpu.faults.decisions import FaultError, from_json  # imported here: --help needs no mock
 
         try:
             from_json(as_mock(step, 0))

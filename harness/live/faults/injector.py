@@ -1,8 +1,8 @@
-"""The fault proxy between balancer and backends: set a fault, probe that it bites, heal it.
+"""Fault injection between balancer and backends: set a fault, verify it with a probe, heal it.
 
-Every byte between balancer and backend passes through it. Faults of processes and of single requests are the mock
-fleet's, which is asked for them here too. A fault counts from the moment at which a probe of ours sees
-it (`harness.live.faults.probes`), not from the call that asked for it.
+All bytes between balancer and backend pass through the fault proxy. Process and request faults are set here too,
+through the mock fleet. A fault is in force from the moment a probe observes it (`harness.live.faults.probes`), not from
+the call that set it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar, assert_never
 from urllib.parse import urlsplit
 
-from harness.live.faults.probes import Listener, awaited, is_effective
+from harness.live.faults.probes import Listener, is_effective, time_when
 from harness.live.fleet import FleetProcess
 from harness.live.process.child import Child
 from harness.live.process.http import accepts
@@ -44,7 +44,7 @@ from harness.scenario.faults import (
     as_mock,
 )
 from harness.scenario.model import HarnessError, TargetError
-from harness.targets.base import LEAN
+from harness.targets.base import LEAN_ENVIRONMENT
 from harness.toxiproxy.client import FaultProxy, FaultProxyError, LoggedConnection
 
 Result = TypeVar("Result")
@@ -52,18 +52,18 @@ Result = TypeVar("Result")
 START_S = 5.0
 REAL = "toxiproxy-server"
 OLDEST = (2, 7)
-"""The first release that `harness.toxiproxy.client` is made for."""
+"""The oldest release that `harness.toxiproxy.client` supports."""
 BUILT = "git"
-"""What a real one calls its version that was built from source."""
+"""Version string of a real Toxiproxy built from source."""
 
 CLOSING = (Kill, Restart, Down)
-"""While one of them is in force on a backend, its proxy does not listen."""
+"""While one of these faults is in force on a backend, its proxy does not listen."""
 
 
 class FaultInjector:
-    """One fault proxy with a proxy per backend, named like it. `kind`: embedded, real (from PATH) or a URL.
+    """A fault proxy server with one proxy per backend, of the backend's name. `kind`: embedded, real (PATH) or a URL.
 
-    `seed` is that of the embedded one's jitter; a real Toxiproxy takes none.
+    `seed` seeds the jitter of the embedded proxy; a real Toxiproxy takes no seed.
     """
 
     def __init__(self, kind: str, block: PortBlock, workdir: Path, seed: int = 0) -> None:
@@ -77,7 +77,7 @@ class FaultInjector:
         if kind == "embedded":
             words = [sys.executable, "-m", "harness.toxiproxy", "--host", host, "--port", str(port), "--with-parent"]
             words += ["--seed", str(seed)]
-            self._child = Child(words, workdir / "toxiproxy.log", {**os.environ, **LEAN})
+            self._child = Child(words, workdir / "toxiproxy.log", {**os.environ, **LEAN_ENVIRONMENT})
         elif kind == "real":
             binary = shutil.which(REAL)
             if binary is None:
@@ -86,64 +86,64 @@ class FaultInjector:
         else:
             parts = urlsplit(kind if "//" in kind else f"http://{kind}")
             try:
-                wanted = parts.port
-            except ValueError:  # no number, or too large a one
-                wanted = None
-            if parts.hostname not in ("127.0.0.1", "localhost") or wanted is None:
+                given_port = parts.port
+            except ValueError:  # not a number, or too large
+                given_port = None
+            if parts.hostname not in ("127.0.0.1", "localhost") or given_port is None:
                 raise TargetError(f"--toxiproxy {kind}: expected embedded, real, or http://127.0.0.1:PORT")
-            host, port = "127.0.0.1", wanted
+            host, port = "127.0.0.1", given_port
         self._proxy = FaultProxy(host, port)
-        self._where = f"{host}:{port}"
+        self._address = f"{host}:{port}"
 
     def await_ready(self) -> None:
-        """Return when its control API answers, with `version` known.
+        """Return when its control API answers; sets `version`.
 
-        HarnessError if ours does not come up; TargetError if one that was to run does not, or is too old.
+        HarnessError if our own does not start; TargetError if an external one does not answer or is too old.
         """
         deadline_s = time.monotonic() + START_S
-        host, _, port = self._where.rpartition(":")
+        host, _, port = self._address.rpartition(":")
         while not accepts(host, int(port)):
             if self._child is None:
                 raise TargetError(
-                    f"no fault proxy answers at {self._where}; start {REAL} there, or leave --toxiproxy out"
+                    f"no fault proxy answers at {self._address}; start {REAL} there, or leave --toxiproxy out"
                 )
             self.check()
             if time.monotonic() > deadline_s:
-                raise HarnessError(f"no fault proxy answers at {self._where} after {START_S:.0f} s")
+                raise HarnessError(f"no fault proxy answers at {self._address} after {START_S:.0f} s")
             time.sleep(0.01)
         try:
-            self.version = self._do("tell its version", self._proxy.version)
+            self.version = self._do("report its version", self._proxy.version)
         except HarnessError as error:
             if self._child is None:
                 raise TargetError(f"--toxiproxy {self.kind}: {error}") from None
             raise
         if self.version != BUILT and _release(self.version) < OLDEST:
             raise TargetError(
-                f"--toxiproxy {self.kind}: {self._where} is Toxiproxy {self.version}, "
+                f"--toxiproxy {self.kind}: {self._address} is Toxiproxy {self.version}, "
                 f"expected {'.'.join(map(str, OLDEST))} or later; install a newer {REAL}, or leave the option out"
             )
 
     def check(self) -> None:
-        """HarnessError if it has died."""
+        """HarnessError if the fault proxy has ended."""
         if self._child is not None and self._child.status is not None:
             raise HarnessError(f"the fault proxy ended: {self._child.ending()}")
 
     def open(self, name: str, listen: Listener, upstream: Listener) -> None:
-        """Put a proxy for backend `name` at `listen`."""
+        """Create a proxy for backend `name` that listens at `listen`."""
         self._do(
             f"open a proxy for {name} at {listen[0]}:{listen[1]}",
             lambda: self._proxy.create(name, f"{listen[0]}:{listen[1]}", f"{upstream[0]}:{upstream[1]}"),
         )
-        self._addresses[name] = listen  # only now is it ours to remove
+        self._addresses[name] = listen  # ours to remove only from here on
         self._processes[name] = upstream
         self._in_force[name] = {}
 
     def connections(self) -> list[LoggedConnection]:
-        """The connections it saw; empty for a real Toxiproxy, which does not tell."""
+        """The connections it logged; empty for a real Toxiproxy, which keeps no log."""
         return self._do("list connections", self._proxy.connections)
 
     def stop(self) -> None:
-        """End it, or remove our proxies from one that is not ours."""
+        """Stop the fault proxy, or remove our proxies from an external one."""
         if self._child is not None:
             self._child.stop()
             return
@@ -151,24 +151,24 @@ class FaultInjector:
             try:
                 self._proxy.delete(name)
             except FaultProxyError:
-                continue  # it is gone already, or its server is: nothing of ours is left either way
+                continue  # proxy or server is gone already, so nothing of ours is left
 
     # --- faults -------------------------------------------------------------------------------------------
 
     def begin(
         self, fault: Fault, fleet: FleetProcess, seed: int = 0, over: threading.Event | None = None
     ) -> float | None:
-        """Set a fault. The time (CLOCK_MONOTONIC) at which a probe saw it bite, None if none did.
+        """Set a fault. Returns when (CLOCK_MONOTONIC) a probe first observed it, None if no probe did.
 
-        `seed` decides which requests a share hits. Once `over` is set there are no more probes.
+        `seed` decides which requests a share affects. No probes are sent once `over` is set.
         """
         name = fault.backend
         over = over or threading.Event()
         if isinstance(fault, RequestFault):
-            words = as_mock(fault, seed)
-            fleet.set_fault(name, words)
-            return awaited(lambda: any(words.items() <= active.items() for active in fleet.faults(name)), over)
-        beside = [other for other in self._in_force[name].values() if isinstance(other, TransportFault)]
+            expected = as_mock(fault, seed)
+            fleet.set_fault(name, expected)
+            return time_when(lambda: any(expected.items() <= active.items() for active in fleet.faults(name)), over)
+        others = [other for other in self._in_force[name].values() if isinstance(other, TransportFault)]
         self._in_force[name][type(fault).__name__] = fault
         match fault:
             case Kill() | Restart():
@@ -187,21 +187,21 @@ class FaultInjector:
                 self._add(fault)
             case _:
                 assert_never(fault)
-        return awaited(lambda: self._bites(fault, beside), over)
+        return time_when(lambda: self._is_effective(fault, others), over)
 
-    def _bites(self, fault: ProcessFault | TransportFault, beside: Sequence[TransportFault]) -> bool:
-        """Whether a probe sees a fault: of a process at that process, else through the proxy."""
-        way, process = self._addresses[fault.backend], self._processes[fault.backend]
+    def _is_effective(self, fault: ProcessFault | TransportFault, others: Sequence[TransportFault]) -> bool:
+        """Whether a probe observes a fault: process faults at the process itself, others through the proxy."""
+        proxy, process = self._addresses[fault.backend], self._processes[fault.backend]
         match fault:
             case Kill() | Restart():
-                return is_effective(fault, process) and is_effective(fault, way)
+                return is_effective(fault, process) and is_effective(fault, proxy)
             case Pause():
                 return is_effective(fault, process)
             case _:
-                return is_effective(fault, way, beside)
+                return is_effective(fault, proxy, others)
 
     def heal(self, fault: Fault, fleet: FleetProcess) -> None:
-        """Take a fault back. A backend that was killed or restarted is let in once its listener accepts."""
+        """Heal a fault. A killed or restarted backend gets connections again once its listener accepts."""
         name = fault.backend
         if isinstance(fault, RequestFault):
             fleet.clear_fault(name, as_mock(fault, 0)["kind"])
@@ -224,7 +224,7 @@ class FaultInjector:
         self._do(f"disable {name}", lambda: self._proxy.disable(name))
 
     def _enable(self, name: str) -> None:
-        """Let connections in, unless another fault keeps them out."""
+        """Accept connections again, unless another fault keeps the proxy closed."""
         if any(isinstance(fault, CLOSING) for fault in self._in_force[name].values()):
             return
         self._do(f"enable {name}", lambda: self._proxy.enable(name))
@@ -258,7 +258,7 @@ class FaultInjector:
 
 @dataclass(frozen=True, slots=True)
 class ToxicSpec:
-    """One toxic: its type, its direction, and its attributes in the units of Toxiproxy."""
+    """One toxic: its type, its direction, and its attributes in Toxiproxy's units."""
 
     kind: str
     stream: str
@@ -266,10 +266,11 @@ class ToxicSpec:
 
 
 def toxics_of(fault: TransportFault) -> tuple[ToxicSpec, ...]:
-    """The toxics that make up a fault; none for `Down`.
+    """The toxics that implement a fault; none for `Down`.
 
-    All of them act on live connections, too, except that `reset_peer` ends those without a reset. Values that Toxiproxy
-    takes for "never" (a time limit of 0), stalls at (a rate of 0) or dies of (slices of 0) become the smallest others.
+    All of them affect open connections too, but `reset_peer` closes those without a reset. Values with another meaning
+    in Toxiproxy are replaced by the smallest valid ones: a timeout of 0 (never), a rate of 0 (stalls), slices of 0
+    bytes (crash).
     """
     match fault:
         case Down():
@@ -301,7 +302,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _name(fault: TransportFault, toxic: ToxicSpec) -> str:
-    """A toxic's name: those of two kinds of fault may be of one type."""
+    """A toxic's name, unique per backend: two kinds of fault may use the same toxic type."""
     return f"{type(fault).__name__.lower()}_{toxic.stream}"
 
 

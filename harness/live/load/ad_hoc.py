@@ -1,6 +1,6 @@
-"""Loads without a scenario, for people: against whatever listens at a URL, with news while they run.
+"""Ad-hoc loads without a scenario: against any server at a URL, with progress messages.
 
-The load process is a child of its own, so that drawing a progress bar delays no request.
+The load runs in a child process, so that drawing a progress bar delays no request.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from harness.scenario.model import ClaimsError, HarnessError, Load
 CONNECT_S = 5.0
 LEAD_S = 0.3
 LEAD_PER_REQUEST_S = 50e-6
-"""Before second 0 the load process draws its arrivals; so much for each of them."""
-LOOK_S = 0.25
+"""Lead time per request: the load process draws its arrivals before second 0."""
+POLL_S = 0.25
 AFTER_S = 30.0
-"""How long the load process may take to write its records and answer, once everything must have ended."""
+"""Time the load process has to write its records and answer after the latest possible end of the load."""
 
-News = dict[str, Any]
+ProgressMessage = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """What a load came to: its request rows, what its file tells of them, and the signal that ended it early, or 0.
+    """Result of a load: request rows, metadata of its records file, and the signal that ended it early, or 0.
 
-    `about`: `backends` in the order of their numbers, `leaving` (numbers of requests whose clients meant to give up),
+    `about`: `backends` in the order of their numbers, `leaving` (numbers of requests whose clients give up on purpose),
     `nonce` of the requests' tags, `began_unix_s`.
     """
 
@@ -51,9 +51,9 @@ class Played:
 
 @contextmanager
 def generator(engine: str) -> Iterator[Generator]:
-    """A process of that engine, "aiohttp" or "locust", that plays one load after another.
+    """A load process of `engine`, "aiohttp" or "locust", that plays one load after another.
 
-    Nothing is left of it in the end, after SIGTERM neither: that raises SystemExit here, with the usual status of 143.
+    It is stopped at the end, also after SIGTERM, which raises SystemExit with the usual status 143.
     """
     before = signal.signal(signal.SIGTERM, _leave)
     try:
@@ -69,7 +69,7 @@ def generator(engine: str) -> Iterator[Generator]:
 
 
 class Generator:
-    """Plays one load after another by a load process that is ready, with its files in `folder`."""
+    """Plays loads one after another on a ready load process, with files in `folder`."""
 
     def __init__(self, folder: Path, process: LoadProcess) -> None:
         self._folder = folder
@@ -81,14 +81,14 @@ class Generator:
         url: str,
         seed: int,
         protocol: str,
-        on_look: Callable[[float, News | None], None],
-        news_s: float,
+        on_progress: Callable[[float, ProgressMessage | None], None],
+        progress_s: float,
     ) -> Played:
         """Play `load` against `url` until its end, or until Ctrl-C or SIGTERM.
 
-        `on_look(at_s, news)` is called several times a second, with the news that the engine may have told. Ctrl-C ends
-        the sending, and what is under way is cut off soon. HarnessError if the load process broke down, ClaimsError for
-        a load of more requests than their numbers have room for.
+        `on_progress(at_s, message)` is called every `POLL_S`, with the engine's progress message if one arrived; the
+        engine sends one every `progress_s`. Ctrl-C ends the sending, and requests in flight are cut off soon.
+        HarnessError if the load process failed, ClaimsError for more requests than request numbers allow.
         """
         requests = planned(load)
         out, nonce = self._folder / "requests.bin", secrets.randbelow(1 << NONCE_BITS)
@@ -97,28 +97,28 @@ class Generator:
         job = LoadJob(load, seed, nonce, url, start_s, (), str(out), protocol)
         lasts_s = max((stream.end_s + stream.timeout_s for stream in load.streams), default=0.0)
         with _Interrupt() as interrupt:
-            self._process.begin(job, self._folder / "job.json", news_s)
+            self._process.begin(job, self._folder / "job.json", progress_s)
             deadline_s, abandoned = start_s + lasts_s + AFTER_S, False
             while time.monotonic() < deadline_s:
-                answer = self._process.answer(LOOK_S)
+                answer = self._process.answer(POLL_S)
                 if answer is not None and "done" in answer:
                     about = {**read_about(out), "nonce": nonce, "began_unix_s": began_unix_s}
-                    return Played(read_requests(out), about, interrupt.seen)
-                on_look(max(0.0, time.monotonic() - start_s), answer["news"] if answer else None)
-                if interrupt.seen and not abandoned:
+                    return Played(read_requests(out), about, interrupt.received)
+                on_progress(max(0.0, time.monotonic() - start_s), answer["news"] if answer else None)
+                if interrupt.received and not abandoned:
                     self._process.abandon()
                     abandoned = True
         raise HarnessError(f"the load process has not answered {AFTER_S:g} s after the end of its load")
 
 
 class _Interrupt:
-    """Notes the first Ctrl-C or SIGTERM, in `seen`, instead of raising it; a second one ends everything as usual."""
+    """Records the first Ctrl-C or SIGTERM in `received` instead of raising it; a second one has its usual effect."""
 
     def __init__(self) -> None:
-        self.seen = 0
+        self.received = 0
 
     def __enter__(self) -> _Interrupt:
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._record) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(
@@ -127,8 +127,8 @@ class _Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.seen = number
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, _leave)
 
@@ -137,8 +137,8 @@ def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def reach(url: str) -> None:
-    """Make sure that something listens at `url`. ClaimsError, one line, if nothing does or it is no such URL."""
+def check_reachable(url: str) -> None:
+    """ClaimsError, one line, if nothing listens at `url` or it is not a valid target URL."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or 80
@@ -149,7 +149,7 @@ def reach(url: str) -> None:
     if parts.scheme != "http" or not host:
         raise ClaimsError(f"--target {url!r}: expected http://HOST:PORT")
     if parts.query or parts.fragment or parts.username:
-        raise ClaimsError(f"--target {url!r}: expected http://HOST:PORT, with a path before every request's at most")
+        raise ClaimsError(f"--target {url!r}: expected http://HOST:PORT, with at most a path prefix")
     try:
         socket.create_connection((host, port), CONNECT_S).close()
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The light load of `steelyard up`: an open loop in a thread, so that there is something to see.
+"""The light background load of `steelyard up`: an open loop in a thread.
 
-Requests are due at a constant rate whatever becomes of the earlier ones, and latency counts from when they were due.
+Requests are sent at a constant rate, independent of earlier ones; latency counts from the intended send time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TIMEOUT_S = 10.0
 KEPT_S = 60.0
 NONCE = 1
 NUMBERS = 1 << 21
-"""Numbers of requests begin anew after so many: a tag has no room for more."""
+"""Request numbers restart at 0 after this many: a tag has room for no more."""
 
 
 class BackgroundLoad:
-    """`rate_per_s` requests to `url`, each for one of `models` model names (or keys) at random."""
+    """Sends `rate_per_s` requests to `url`, each for one of `models` model names (or keys) at random."""
 
     def __init__(self, url: str, rate_per_s: float, models: int, key_carrier: str, protocol: str, seed: int) -> None:
         self._url = url.rstrip("/")
@@ -39,26 +39,26 @@ class BackgroundLoad:
         self._protocol = protocol
         self._seed = seed
         self._random = random.Random(f"up/{seed}")
-        self._seen: deque[ObservedRequest] = deque()
+        self._results: deque[ObservedRequest] = deque()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self._main: asyncio.Task[None] | None = None
         self.failed: BaseException | None = None
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Send no more, and break off what is under way."""
+        """Stop sending, and cancel requests in flight."""
         if self._thread.is_alive():
-            with suppress(RuntimeError):  # its loop has just ended by itself
+            with suppress(RuntimeError):  # its loop has ended in the meantime
                 self._loop.call_soon_threadsafe(lambda: self._main.cancel() if self._main else None)
             self._thread.join()
 
     def answered(self, since_s: float) -> list[ObservedRequest]:
         """Requests that ended at `since_s` (CLOCK_MONOTONIC) or later, at most `KEPT_S` back."""
-        return [item for item in list(self._seen) if item.end_s >= since_s]
+        return [item for item in list(self._results) if item.end_s >= since_s]
 
     def _run(self) -> None:
         try:
@@ -66,7 +66,7 @@ class BackgroundLoad:
             self._loop.run_until_complete(self._main)
         except asyncio.CancelledError:
             return
-        except Exception as error:  # shown by whoever looks after the stage
+        except Exception as error:  # raised by Environment.check
             self.failed = error
         finally:
             self._loop.close()
@@ -97,9 +97,9 @@ class BackgroundLoad:
         except (aiohttp.ClientError, OSError, TimeoutError):
             status = 0
         now_s = time.monotonic()
-        self._seen.append(ObservedRequest(now_s, now_s - due_s, status, backend))
-        while self._seen[0].end_s < now_s - KEPT_S:
-            self._seen.popleft()
+        self._results.append(ObservedRequest(now_s, now_s - due_s, status, backend))
+        while self._results[0].end_s < now_s - KEPT_S:
+            self._results.popleft()
 
     def _arrival(self, number: int) -> Arrival:
         return Arrival(
@@ -118,10 +118,10 @@ class BackgroundLoad:
 
 
 def _backend_in(body: bytes) -> str:
-    """Which backend says that it gave this answer; empty where none does."""
+    """The backend named in an answer; empty if there is none."""
     try:
-        told = json.loads(body)
+        answer = json.loads(body)
     except ValueError:
         return ""
-    name = told.get("backend", "") if isinstance(told, dict) else ""
+    name = answer.get("backend", "") if isinstance(answer, dict) else ""
     return name if isinstance(name, str) else ""

@@ -1,4 +1,4 @@
-"""The load process: Locust, or the aiohttp engine, in its own interpreter, one for a session, fed one job per run."""
+"""The load process: Locust or the aiohttp engine in its own interpreter; one per session, with one job per run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ START_S = 20.0
 
 
 ENGINES = {"locust": ("harness.load.locust_engine", "--with-parent"), "aiohttp": ("harness.load.asyncio_engine",)}
-"""Modules that play jobs, with their options."""
+"""Modules that play jobs, with their command-line options."""
 
 
 class LoadProcess:
-    """Speaks JSON lines with `python -m harness.load.locust_engine`, or with another of `ENGINES`."""
+    """Exchanges JSON lines with `python -m harness.load.locust_engine`, or another of `ENGINES`."""
 
     def __init__(self, workdir: Path, engine: str = "locust") -> None:
         self._child = Child((sys.executable, "-m", *ENGINES[engine]), workdir / "load.log", pipes=True)
@@ -31,28 +31,28 @@ class LoadProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can take another job."""
+        """Whether the process runs."""
         return self._child.status is None
 
     def await_ready(self) -> None:
-        """Return when it takes jobs."""
+        """Return when it accepts jobs. HarnessError after `START_S`."""
         if not self._ready:
             answer = self.answer(START_S)
             if answer is None or not answer.get("ready"):
                 raise HarnessError(f"the load process is not up after {START_S:.0f} s: {self._child.last_line()}")
             self._ready = True
 
-    def begin(self, job: LoadJob, path: Path, news_s: float = 0.0) -> None:
-        """Hand it a job; its answer comes when the job is done. `news_s`: how often it tells of it; 0: never."""
+    def begin(self, job: LoadJob, path: Path, progress_s: float = 0.0) -> None:
+        """Submit a job; it answers when the job is done. `progress_s`: interval of progress messages; 0: none."""
         job.write(path)
         self._jobs += 1
-        self._say({"job": str(self._jobs), "file": str(path), **({"news_s": news_s} if news_s else {})})
+        self._send({"job": str(self._jobs), "file": str(path), **({"news_s": progress_s} if progress_s else {})})
 
     def abandon(self) -> None:
-        """Ask for the end of the current job; requests not sent yet stay so."""
-        self._say({"stop": True})
+        """End the current job early; requests not sent yet are not sent."""
+        self._send({"stop": True})
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         try:
             self._child.stdin.write(json.dumps(message).encode() + b"\n")
             self._child.stdin.flush()
@@ -60,12 +60,12 @@ class LoadProcess:
             self._child.wait(1.0)
             raise HarnessError(f"the load process ended: {self._child.ending()}") from None
 
-    def answer(self, patience_s: float) -> dict[str, Any] | None:
-        """Its next line; None if none came within `patience_s`. HarnessError if it died or reports an error."""
-        deadline_s = time.monotonic() + patience_s
+    def answer(self, timeout_s: float) -> dict[str, Any] | None:
+        """Its next message; None if none arrived within `timeout_s`. HarnessError if it ended or reports an error."""
+        deadline_s = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
             left_s = deadline_s - time.monotonic()
-            if not self._readable(max(left_s, 0.0)):  # what is there is read even without patience
+            if not self._readable(max(left_s, 0.0)):  # available data is read even with a timeout of 0
                 return None
             chunk = self._child.stdout.read1(65536)  # type: ignore[attr-defined]
             if not chunk:
@@ -78,11 +78,11 @@ class LoadProcess:
             raise HarnessError(f"the load process: {answer['error']}")
         return answer
 
-    def _readable(self, patience_s: float) -> bool:
+    def _readable(self, timeout_s: float) -> bool:
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.stdout, selectors.EVENT_READ)
-            return bool(selector.select(patience_s))
+            return bool(selector.select(timeout_s))
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         self._child.stop()

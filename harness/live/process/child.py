@@ -1,4 +1,4 @@
-"""Child processes: started behind the guard, in a group of their own, with their output in a file; always reaped."""
+"""Child processes: started through the guard, in their own process group, with output in a file; always reaped."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ GUARD = str(Path(guard.__file__))
 STOP_S = 5.0
 
 SEVERE = re.compile(r"\b(emerg|alert|crit|critical|fatal|panic)\b", re.IGNORECASE)
-"""What servers write before a line on something they cannot go on with."""
+"""Log levels that servers use for errors they cannot recover from."""
 
 TAIL_BYTES = 64 * 2**10
 TAIL_LINES = 20
-"""A plain "error" among the last so many lines may tell of the end; one before them is everyday noise."""
+"""A plain "error" within this many last lines may explain the exit; earlier ones are ignored as noise."""
 
 NO_OUTPUT = "(no output)"
 
 
 class Child:
-    """A running command. `log` collects its standard error, and its standard output unless `pipes` is set.
+    """A running command. `log` receives its standard error, and its standard output unless `pipes` is set.
 
-    `more_logs`: files that it writes by itself, which are asked too what happened to it.
+    `more_logs`: files that the command writes itself; they are searched for diagnostics too.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id; the guard becomes the command, so it is the command's own."""
+        """Process id of the command: the guard replaces itself with it (exec)."""
         return self._process.pid
 
     @property
@@ -81,12 +81,12 @@ class Child:
         return self._process.poll()
 
     def signal(self, number: Signals) -> None:
-        """Send a signal to the child itself; nothing if it has ended."""
+        """Send a signal to the child only; does nothing if it has ended."""
         if self.status is None:
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended within `timeout_s`."""
+        """Whether the child ended within `timeout_s`."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -94,18 +94,18 @@ class Child:
         return True
 
     def stop(self, number: Signals = SIGTERM, timeout_s: float = STOP_S) -> None:
-        """End the child: `number` first, SIGKILL to its whole group if it is not gone in time. Always reaps."""
+        """End the child: send `number`, after `timeout_s` SIGKILL to its whole group. Always reaps."""
         self.signal(number)
         self.wait(timeout_s)
         self._kill_group()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # closing writes out what a dead child will never read
+                with suppress(OSError):  # closing flushes data that a dead child will never read
                     pipe.close()
 
     def _kill_group(self) -> None:
-        """SIGKILL whatever is left of the group, workers of a dead master included."""
+        """SIGKILL the rest of the group, including workers of a dead master."""
         try:
             os.killpg(self.pid, SIGKILL)
         except (ProcessLookupError, PermissionError):
@@ -115,40 +115,40 @@ class Child:
             self.wait(0.05)
 
     def last_line(self) -> str:
-        """Last line it wrote, for messages."""
+        """Last line of its output, for messages."""
         lines = _tail(self.log).splitlines()
         return lines[-1].strip() if lines else NO_OUTPUT
 
-    def telling_line(self) -> str:
-        """The line that says most about what went wrong: a severe one of any of its logs, else one of its output."""
+    def diagnostic_line(self) -> str:
+        """The line that best explains a failure: a severe one of any of its logs, else one of its output."""
         text = _tail(self.log)
         for severe in (_severe_line(text), *(_severe_line(_tail(log)) for log in self._more_logs)):
             if severe:
                 return severe
-        return telling_line(text)
+        return diagnostic_line(text)
 
     def ending(self) -> str:
-        """How it ended, in words, with its most telling line."""
+        """How the child ended, with its diagnostic line."""
         status = self.status
         if status is None:
             return "still running"
         how = f"signal {Signals(-status).name}" if status < 0 else f"exit status {status}"
-        told = self.telling_line()
-        return f"{how}; {'last line' if told == self.last_line() else 'it said'}: {told}"
+        reason = self.diagnostic_line()
+        return f"{how}; {'last line' if reason == self.last_line() else 'it said'}: {reason}"
 
 
-def telling_line(output: str) -> str:
-    """Of what a process wrote, the line that says what is wrong with it; its last line where none stands out.
+def diagnostic_line(output: str) -> str:
+    """The line of a process's output that best explains a failure; the last line if there is no candidate.
 
-    The first severe line, because the last one is often a mere sum ("Fatal errors found in configuration"); else the
-    first with "error" near the end. Indented lines are code in a traceback.
+    The first severe line, because the last one is often a mere summary ("Fatal errors found in configuration"); else
+    the first with "error" near the end. Indented lines are skipped: they are code in a traceback.
     """
     severe = _severe_line(output)
     if severe:
         return severe
     lines = output.rstrip().splitlines() or [NO_OUTPUT]
-    wrong = (line for line in lines[-TAIL_LINES:] if "error" in line.lower() and not line[0].isspace())
-    return next(wrong, lines[-1]).strip()
+    candidates = (line for line in lines[-TAIL_LINES:] if "error" in line.lower() and not line[0].isspace())
+    return next(candidates, lines[-1]).strip()
 
 
 def _severe_line(output: str) -> str:
@@ -156,7 +156,7 @@ def _severe_line(output: str) -> str:
 
 
 def _tail(log: Path) -> str:
-    """The end of a log file, without the line that it may begin within; empty if it cannot be read."""
+    """The end of a log file, without a partial first line; empty if it cannot be read."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -168,7 +168,7 @@ def _tail(log: Path) -> str:
 
 
 def descendants(pid: int) -> list[tuple[int, float]]:
-    """Process id and start time (clock ticks) of the children of `pid`; empty where /proc does not tell."""
+    """Process id and start time (clock ticks) of the children of `pid`; empty without /proc."""
     found: list[tuple[int, float]] = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

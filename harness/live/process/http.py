@@ -1,4 +1,4 @@
-"""Small blocking HTTP calls on loopback. Never repeated, never through a proxy of the environment."""
+"""Small blocking HTTP calls on loopback, without retries and without the environment's proxies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def call(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 5.0,
 ) -> HttpResponse:
-    """One request on a fresh connection. OSError (refused, reset, timeout) or http.client.HTTPException if it fails."""
+    """Send a request on a new connection. OSError (refused, reset, timeout) or http.client.HTTPException on failure."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -41,7 +41,7 @@ def call(
 
 
 def accepts(host: str, port: int, timeout_s: float = 1.0) -> bool:
-    """Whether a connect is accepted. The connection is reset at once, so that it leaves no trace in TIME_WAIT."""
+    """Whether a connection is accepted. It is reset at once, so that it leaves no TIME_WAIT entry."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

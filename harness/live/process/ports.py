@@ -1,11 +1,11 @@
-"""A block of ports for a run, derived from its seed, below the range that the kernel gives to clients.
+"""A block of ports for a run, derived from its seed, below the kernel's range of client ports.
 
-Several balancers hash address and port, so a repeat of a run must see the same ports to see the same ring. Where a
-port of the block is taken the next block is used; the record says which one it was.
+Several balancers hash address and port, so a repeated run needs the same ports to get the same ring. If a port of the
+block is in use, the next block is taken; the record names the block.
 
-Ports are free until their listeners are up, so a second run of the same seed that starts at the same time would take
-the same ones. Therefore a run holds its block from the start: it binds a port of the block that nothing else needs. The
-kernel lets go of it when the process dies, it counts for all users alike, and no lock file is left behind.
+Ports are free until their listeners start, so two simultaneous runs of the same seed would choose the same ones.
+Therefore a run locks its block from the start by binding an otherwise unused port of it. The kernel releases that port
+when the process dies, the lock works across users, and no lock file remains.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class PortBlock:
-    """Ports of one run: four of its own, then one per fault proxy, then one per backend; the last is its lock."""
+    """Ports of one run: four for its servers, then one per fault proxy, then one per backend; the last is the lock."""
 
     base: int
 
     @property
     def balancer(self) -> int:
-        """Where the balancer listens."""
+        """The balancer's port for clients."""
         return self.base
 
     @property
     def admin(self) -> int:
-        """The balancer's admin interface."""
+        """Port of the balancer's admin interface."""
         return self.base + 1
 
     @property
@@ -52,16 +52,16 @@ class PortBlock:
         return self.base + 3
 
     def proxy(self, backend: int) -> int:
-        """What the balancer is told of backend number `backend`."""
+        """Port of the fault proxy for backend number `backend`; the balancer gets this one."""
         return self.base + 4 + backend
 
     def backend(self, backend: int) -> int:
-        """Where backend number `backend` really listens."""
+        """Port on which backend number `backend` itself listens."""
         return self.base + 4 + MOST_BACKENDS + backend
 
     @property
     def lock(self) -> int:
-        """What is bound, and never listened at, by the run that holds the block."""
+        """Port that the run holding the block binds without listening."""
         return self.base + BLOCK - 1
 
 
@@ -78,7 +78,7 @@ def is_free(port: int, host: str = HOST) -> bool:
 
 
 def bound(port: int, host: str = HOST) -> socket.socket | None:
-    """A socket bound to `port`, which nobody else can bind while it is open; None if somebody has done so."""
+    """A socket bound to `port`, exclusive while it is open; None if the port is bound already."""
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         holder.bind((host, port))
@@ -90,7 +90,7 @@ def bound(port: int, host: str = HOST) -> socket.socket | None:
 
 @contextmanager
 def port_block(seed: int, backends: int) -> Iterator[PortBlock]:
-    """Hold the first block from the seed's own on that nobody holds and whose ports are all free.
+    """Hold the first unlocked block whose ports are all free, starting at the seed's own.
 
     HarnessError if there is none.
     """
@@ -99,14 +99,14 @@ def port_block(seed: int, backends: int) -> Iterator[PortBlock]:
     own = int.from_bytes(hashlib.sha256(f"ports/{seed}".encode()).digest()[:4], "big") % BLOCKS
     for step in range(BLOCKS):
         block = PortBlock(FIRST_PORT + (own + step) % BLOCKS * BLOCK)
-        wanted = [block.balancer, block.admin, block.fault_control, block.fleet_control]
-        wanted += [block.proxy(number) for number in range(backends)]
-        wanted += [block.backend(number) for number in range(backends)]
+        needed = [block.balancer, block.admin, block.fault_control, block.fleet_control]
+        needed += [block.proxy(number) for number in range(backends)]
+        needed += [block.backend(number) for number in range(backends)]
         holder = bound(block.lock)
         if holder is None:
             continue
         with holder:
-            if all(is_free(port) for port in wanted):
+            if all(is_free(port) for port in needed):
                 yield block
                 return
     last = FIRST_PORT + BLOCKS * BLOCK

@@ -1,6 +1,6 @@
-"""That a session leaves nothing behind: SIGTERM is taken like Ctrl-C, and folders of dead sessions are removed.
+"""Clean-up of a session: SIGTERM is handled like Ctrl-C, and folders of dead sessions are removed.
 
-Children have a guard of their own (harness.live.process.guard); a folder has none, so the next session looks after it.
+Child processes have a guard (harness.live.process.guard); leftover folders are removed by the next session.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FOLDER = re.compile(rf"{PREFIX}([1-9][0-9]*)-\w+")
 
 
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM came. A kind of Ctrl-C, because everything on the way out knows that one, pytest included."""
+    """SIGTERM was received. A KeyboardInterrupt, because all callers handle that one, pytest included."""
 
 
 def take_sigterm() -> Callable[[], None]:
-    """Let SIGTERM raise TerminatedError in the main thread; returns what gives the signal back.
+    """Make SIGTERM raise TerminatedError in the main thread; returns a function that restores the handler.
 
-    Once only: a second one must not break off the clean-up. Does nothing outside the main thread, where Python allows
-    no handlers, and where somebody handles the signal already.
+    Later SIGTERMs are ignored: they must not interrupt the clean-up. Does nothing outside the main thread, where Python
+    allows no handlers, or if the signal already has a handler.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return lambda: None
@@ -40,19 +40,19 @@ def take_sigterm() -> Callable[[], None]:
     def ignore(number: int, frame: FrameType | None) -> None:
         """Not SIG_IGN, which children would inherit."""
 
-    def give_back() -> None:
+    def restore() -> None:
         if signal.getsignal(signal.SIGTERM) in (terminate, ignore):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, terminate)
-    return give_back
+    return restore
 
 
 def session_folder() -> Path:
-    """A new temporary folder whose name carries our process id; those of processes that are gone are removed."""
+    """A new temporary folder with our process id in its name; removes the folders of processes that have ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         found = FOLDER.fullmatch(folder.name)
-        if found and _is_ours(folder) and not _lives(int(found[1])):
+        if found and _is_ours(folder) and not _is_alive(int(found[1])):
             shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
 
@@ -61,15 +61,15 @@ def _is_ours(folder: Path) -> bool:
     """Whether it is a real folder of this user."""
     try:
         return not folder.is_symlink() and folder.is_dir() and folder.lstat().st_uid == os.getuid()
-    except OSError:  # somebody else has just removed it
+    except OSError:  # removed in the meantime
         return False
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # another user's, or no number of a process: nothing to judge by
+    except (OSError, OverflowError):  # another user's process, or not a process id: unknown
         return True
     return True

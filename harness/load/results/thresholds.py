@@ -1,8 +1,10 @@
 """Conditions on the figures of a load, as people write them: `p99 > 500ms`, `errors > 1%`, `throughput < 150/s`. Pure.
 
-[latency|service|ttft|lateness] p50|p99.9|...|mean|max   <|<=|>|>=   NUMBER ms|s|us
-errors|not-sent                                          <|<=|>|>=   NUMBER %
-throughput                                               <|<=|>|>=   NUMBER /s
+[latency|service|ttft|generator-delay] p50|p99.9|...|mean|max   <|<=|>|>=   NUMBER ms|s|us
+errors|not-sent                                                 <|<=|>|>=   NUMBER %
+throughput                                                      <|<=|>|>=   NUMBER /s
+
+`lateness`, the former name of `generator-delay`, is accepted too.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 SHARES = ("errors", "not-sent")
 TIMES = ("p50", "p90", "p95", "p99", "p99.9", "mean", "max")
-NAMES = (*TIMES, *SERIES, *SHARES, "throughput")
+SERIES_OF = {name: name for name in SERIES} | {"generator-delay": "lateness"}
+"""Series of `Figures` by their names in conditions."""
+NAMES = (*TIMES, *(name for name in SERIES_OF if name != "lateness"), *SHARES, "throughput")
+
+_FORMER_NAME = re.compile(r"^\s*lateness\b", re.IGNORECASE)
 
 _FORM = re.compile(r"\s*(?P<what>[^<>=]*?)\s*(?P<op><=|>=|<|>)\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>\S*)\s*")
 
@@ -61,9 +67,9 @@ class Threshold:
         return self.holds(figures) is not False
 
     def only_late(self, figures: Figures, on_time: Figures) -> bool:
-        """Whether nothing but the generator's own lateness decides it, so that it says nothing of the target.
+        """Whether the condition holds with the generator delay but not without it, or the reverse.
 
-        `on_time`: the figures without that lateness (harness.load.results.figures.on_time).
+        It then says nothing about the target. `on_time`: the figures without that delay (results.figures.on_time).
         """
         return self.series != "lateness" and self.holds(figures) is not self.holds(on_time)
 
@@ -83,14 +89,14 @@ def threshold_of(text: str) -> Threshold:
         raise ClaimsError(f"threshold {text!r}: expected WHAT < NUMBER UNIT, as in 'p99 > 500ms' or 'errors > 1%'")
     words = found["what"].lower().split()
     unit, number = found["unit"], float(found["number"])
-    named = bool(words) and words[0] in SERIES
-    series = words.pop(0) if named else "latency"
+    named = bool(words) and words[0] in SERIES_OF
+    series_name = words.pop(0) if named else "latency"
     if len(words) != 1:
-        known = f"{series} {'or '.join(TIMES[:1])}" if not words else nearest(words[0], NAMES)
+        known = f"{series_name} {'or '.join(TIMES[:1])}" if not words else nearest(words[0], NAMES)
         raise ClaimsError(f"threshold {text!r}: {found['what']!r} is no figure; {known}")
     (what,) = words
     if named and (what in SHARES or what == "throughput"):
-        raise ClaimsError(f"threshold {text!r}: {what} is no time, so that there is no {series} of it; leave that out")
+        raise ClaimsError(f"threshold {text!r}: {what} is no time, so there is no {series_name} of it; leave that out")
     if what in SHARES:
         _expect(text, unit == "%", unit, "%", f"{what} > 1%")
         return Threshold(text, "", what, found["op"], number / 100.0)
@@ -100,7 +106,8 @@ def threshold_of(text: str) -> Threshold:
     if what not in ("mean", "max") and quantile_of(what) is None:
         raise ClaimsError(f"threshold {text!r}: {what!r} is unknown; {nearest(what, NAMES)}")
     _expect(text, unit in SECONDS, unit, "ms, s or us", f"{found['what'].strip()} > 500ms")
-    return Threshold(text, series, what, found["op"], number * SECONDS[unit])
+    shown = _FORMER_NAME.sub("generator-delay", text)
+    return Threshold(shown, SERIES_OF[series_name], what, found["op"], number * SECONDS[unit])
 
 
 def _expect(text: str, right: bool, unit: str, units: str, example: str) -> None:

@@ -66,15 +66,18 @@ def test_retries_are_off_without_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--backend", "ftp://h:1"], "ftp is not spoken here, only http"),
+        (["--backend", "ftp://h:1"], "scheme ftp is not supported, only http"),
         (["--backend", "127.0.0.1:9001"], "expected [NAME=]http://HOST:PORT[#weight=W]"),
-        (["--backend", URL, "--backend", URL], "--backend 127.0.0.1:9001 is there twice"),
-        (["--backend", URL, "--backend", f"other={URL}"], "--backend 127.0.0.1:9001 is there twice"),
-        (["--backend", f"a={URL}", "--backend", "a=http://h:1"], "--backend a is there twice"),
+        (["--backend", URL, "--backend", URL], "--backend 127.0.0.1:9001 is given twice"),
+        (["--backend", URL, "--backend", f"other={URL}"], "--backend 127.0.0.1:9001 is given twice"),
+        (["--backend", f"a={URL}", "--backend", "a=http://h:1"], "--backend a is given twice"),
         (["--backend", URL, "--without", "retries"], "--without 'retries' is unknown; did you mean retry"),
         (["--backend", URL, "--without", "retry,,hedge"], "--without '' is unknown; valid: "),
         (["--backend", URL, "--health-path", "health"], "--health-path 'health': expected a path that begins with /"),
-        (["--backend", URL, "--port", "7000", "--admin-port", "7000"], "--admin-port 7000: expected another one"),
+        (
+            ["--backend", URL, "--port", "7000", "--admin-port", "7000"],
+            "--admin-port 7000: expected a port other than --port",
+        ),
         (["--backend", URL, "--port", "65535"], "--port 65535 leaves no port for the admin interface"),
         (["--backend", URL, "--drain-deadline-s", "0"], "--drain-deadline-s 0: expected above 0"),
         (["--backend", URL, "--max-connection-age-s", "0"], "--max-connection-age-s 0.0: expected above 0"),
@@ -87,7 +90,7 @@ def test_mistakes_are_one_line_and_exit_code_2(words: list[str], told: str) -> N
     done = steelyard("balancer", *words)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("steelyard: ") and told in line
+    assert line.startswith("steelyard: error: ") and told in line
     assert done.stdout == ""
 
 
@@ -99,8 +102,11 @@ def test_help_names_every_option_whole() -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--backend", URL, "--prot", "1"], ["--backend", URL, "--port", "x"]])
-def test_wrong_usage_is_exit_code_2(words: list[str]) -> None:
-    assert steelyard("balancer", *words).returncode == 2
+def test_wrong_usage_is_one_line_and_exit_code_2(words: list[str]) -> None:
+    done = steelyard("balancer", *words)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("steelyard: error: ") and line.endswith("; see steelyard balancer --help")
 
 
 @pytest.mark.parametrize("option", ["--port", "--admin-port"])
@@ -111,5 +117,5 @@ def test_a_taken_port_is_one_line_and_exit_code_2(option: str) -> None:
         done = steelyard("balancer", "--backend", URL, *words, option, taken)
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
-        assert line.startswith("steelyard: cannot listen on ") and taken in line and "in use" in line
+        assert line.startswith("steelyard: error: cannot listen on ") and taken in line and "in use" in line
         assert done.stdout == ""

@@ -1,4 +1,4 @@
-"""`steelyard chaos`: plan, run, verdict, exit codes; what fails is shrunk to a file that fails again."""
+"""`steelyard chaos`: plan, run, verdict, exit codes; a failing run is shrunk to a file that fails again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.harness.live.helpers import free_ports
 
 SULKS = "python:tests.mutants.chaos:SulksAfterReset"
 ONLY = ",".join(sorted(set(KINDS) - {"reset", "latency", "slow", "not-ready", "drip", "weigh"}))
-"""What is not drawn where just one kind of fault is to upset the balancer."""
+"""Kinds that are excluded so that only one drawn kind of fault breaks the balancer."""
 
 
 def chaos(*words: str) -> Result:
@@ -128,7 +128,7 @@ def test_a_bad_file_is_one_line(tmp_path: Path) -> None:
 
 
 def played(folder: Path, *words: str, status: int = 503, off: frozenset[str] = frozenset()) -> Result:
-    """How a scenario of a file goes in which a backend answers half of what it is sent with `status` for a while."""
+    """Run a scenario file in which a backend answers half of its requests with `status` for 0.5 s."""
     load = Load((Stream("traffic", 0.0, 100.0, 200, Keys(50)),))
     steps = (FailingStatus("gpu-1", 0.5, status, share=0.5, for_s=0.5),)
     (folder / "x.json").write_text(to_json(Scenario("half", 2, load, timeline=steps, off=off)))
@@ -169,7 +169,7 @@ def test_a_fault_that_the_mock_servers_refuse_is_one_line(tmp_path: Path) -> Non
 
 
 def test_a_crowd_is_shrunk_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A closed loop has chats, not requests."""
+    """The size of a closed loop is its virtual users, not requests."""
     target = resolve(SULKS)
     crowd = Stream("crowd", 0.0, 100.0, 50, chats=Chats(12, 0.02, 3.0))
     steps = (Down("gpu-0", 0.6, 0.3), Reset("gpu-1", 1.0, 0.5))
@@ -178,4 +178,4 @@ def test_a_crowd_is_shrunk_and_told_of(tmp_path: Path, capsys: pytest.CaptureFix
     (left,) = found.load.streams
     assert left.chats is not None and left.chats.count < 12
     told = capsys.readouterr().out
-    assert f"steps, 0 requests, {left.chats.count} chats and 2 backends" in told and "chats=Chats(" in told
+    assert f"steps, 0 requests, {left.chats.count} virtual users and 2 backends" in told and "chats=Chats(" in told

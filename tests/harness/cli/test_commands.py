@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -100,11 +101,31 @@ def test_run_hands_on_the_exit_code(tmp_path: Path) -> None:
 
 
 def test_errors_of_the_user_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse() -> None:
+    def refuse(**options: object) -> None:
         raise TargetError("nginx is\nmissing")
 
     monkeypatch.setattr(cli, "app", refuse)
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
-    assert capsys.readouterr().err == "steelyard: nginx is missing\n"
+    assert capsys.readouterr().err == "steelyard: error: nginx is missing\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["nope"], "steelyard: error: No such command 'nope'; see steelyard --help"),
+        (["load"], "steelyard: error: Missing option '--target'; see steelyard load --help"),
+        (["fault", "clear", "--nope"], "steelyard: error: No such option: --nope; see steelyard fault clear --help"),
+    ],
+)
+def test_usage_errors_have_the_same_prefix(tmp_path: Path, words: list[str], line: str) -> None:
+    done = steelyard(*words, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.sub(r" \(Possible options?: [^)]*\)", "", done.stderr) == f"{line}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["fault"]])
+def test_without_arguments_there_is_help(tmp_path: Path, words: list[str]) -> None:
+    done = steelyard(*words, folder=tmp_path)
+    assert "Usage: steelyard" in done.stdout + done.stderr and "steelyard: error" not in done.stderr

@@ -69,12 +69,15 @@ def test_what_the_stage_does_not_know_is_exit_code_2(stage: Up, words: list[str]
     done = stage.fault(*words, "--name", "two")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"steelyard: {told}")
+    assert line.startswith(f"steelyard: error: {told}")
 
 
 def test_the_same_name_twice_is_refused(stage: Up) -> None:
     second = Up(stage.folder, "--name", "two")
-    assert second.end() == "steelyard: a steelyard up named 'two' runs already: end it, or choose another --name\n"
+    assert (
+        second.end()
+        == "steelyard: error: a steelyard up named 'two' is already running: stop it or choose another --name\n"
+    )
     assert second.process.returncode == 2
 
 
@@ -94,7 +97,7 @@ def test_without_a_stage_mistakes_are_one_line_and_exit_code_2(tmp_path: Path, w
     done = said(tmp_path, "fault", *words)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"steelyard: {told}")
+    assert line.startswith(f"steelyard: error: {told}")
 
 
 def test_kinds_are_listed_with_their_options(tmp_path: Path) -> None:
@@ -120,4 +123,4 @@ def test_sigterm_ends_the_stage_like_ctrl_c(stage: Up) -> None:
     assert gone(family) and left(stage.folder) == []
     done = stage.fault("list", "--name", "two")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("steelyard: no steelyard up --name two is running")
+    assert done.stderr.startswith("steelyard: error: no steelyard up --name two is running")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.claims.features import Claims
-from harness.cli.fleet_size import USUAL, fleet_size
+from harness.cli.fleet_size import DEFAULT_SIZE, fleet_size
 from harness.scenario.model import ClaimsError
 from harness.targets.reference import ReferenceTarget
 
@@ -17,7 +17,7 @@ def named(addresses: int | None) -> ReferenceTarget:
 
 
 @pytest.mark.parametrize(
-    ("addresses", "given", "size"), [(None, None, USUAL), (None, 7, 7), (3, None, 3), (3, 3, 3), (1, None, 1)]
+    ("addresses", "given", "size"), [(None, None, DEFAULT_SIZE), (None, 7, 7), (3, None, 3), (3, 3, 3), (1, None, 1)]
 )
 def test_the_number_of_backends(addresses: int | None, given: int | None, size: int) -> None:
     assert fleet_size(named(addresses), given) == size

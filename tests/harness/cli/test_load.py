@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli import app
-from harness.cli.load import _replayed
+from harness.cli.load import _replay
 from harness.evidence.records import Rows, read_about, read_requests
 from harness.live.load import ad_hoc as load_run
 from harness.live.load.ad_hoc import Played
@@ -41,7 +41,7 @@ def url() -> Iterator[str]:
 
 
 def load(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command in `folder`, where its file goes."""
+    """Run the command in `folder`, where it writes its file."""
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     command = [*COMMAND, *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONG_S)
@@ -63,7 +63,7 @@ def test_both_engines_play_the_same_load_and_write_the_same_files(url: str, tmp_
         assert 50 < len(rows) < 150
         assert set(rows["failure"]) == {Failure.NONE}
         assert f"{len(rows):,} sent, {len(rows):,} good, 0 failed" in done.stdout
-        assert "kept    errors > 1%: it is 0 %" in done.stdout
+        assert "ok        errors > 1%: it is 0 %" in done.stdout
         assert "written to steelyard-load.json" in done.stdout
         told = written(tmp_path)
         assert (told["profile"], told["rate_per_s"], told["engine"], told["target"]) == ("spike", 40.0, engine, url)
@@ -88,7 +88,7 @@ def test_a_trace_is_replayed_and_a_broken_threshold_is_exit_code_1(url: str, tmp
     (tmp_path / "trace.jsonl").write_text("\n".join(lines))
     done = load(tmp_path, "--trace", "trace.jsonl", "--duration", "0.2", "--target", url, "--fail-if", "p50 > 1us")
     assert done.returncode == 1, done.stderr
-    assert "BROKEN  p50 > 1us: it is " in done.stdout
+    assert "FAILED    p50 > 1us: it is " in done.stdout
     told = written(tmp_path)
     assert told["figures"]["good"] == 20 and told["duration_s"] == pytest.approx(0.19)
     assert told["thresholds"][0]["broken"] is True
@@ -99,18 +99,18 @@ def test_a_trace_at_another_rate_or_with_more_of_it(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("\n".join(["sent_at,input,output", *rows]))
     columns = {"time": "sent_at"}
-    made, said = _replayed(trace, columns, "ms", None, 10.0, None, 1)
+    made, info = _replay(trace, columns, "ms", None, 10.0, None, 1)
     assert sum(stream.requests for stream in made.streams) == 50
-    assert said["duration_s"] == pytest.approx(5.0)
-    made, said = _replayed(trace, columns, None, None, None, None, 1)
-    assert said["duration_s"] == pytest.approx(490.0), "numbers without a unit are seconds"
-    made, said = _replayed(trace, columns, "ms", 3.0, None, None, 1)
+    assert info["duration_s"] == pytest.approx(5.0)
+    made, info = _replay(trace, columns, None, None, None, None, 1)
+    assert info["duration_s"] == pytest.approx(490.0), "numbers without a unit are seconds"
+    made, info = _replay(trace, columns, "ms", 3.0, None, None, 1)
     assert sum(stream.requests for stream in made.streams) == 150
-    assert (said["duration_s"], said["scale"]) == (pytest.approx(0.49, abs=0.01), 3.0)
-    fewer = [_replayed(trace, columns, "ms", 0.4, None, None, seed)[0].streams[0].requests for seed in range(8)]
+    assert (info["duration_s"], info["scale"]) == (pytest.approx(0.49, abs=0.01), 3.0)
+    fewer = [_replay(trace, columns, "ms", 0.4, None, None, seed)[0].streams[0].requests for seed in range(8)]
     assert 5 < min(fewer) < max(fewer) < 40, "the seed says which are left out"
     with pytest.raises(ClaimsError, match="no request is left"):
-        _replayed(trace, columns, "ms", 1e-6, 5.0, None, 1)
+        _replay(trace, columns, "ms", 1e-6, 5.0, None, 1)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -139,7 +139,7 @@ def test_ctrl_c_and_sigterm_end_the_sending_and_write_what_was(
         out, _ = child.communicate()
         guard.cancel()
     assert child.returncode == code
-    assert "interrupted: the figures are of what was sent" in out
+    assert "interrupted: the figures cover the requests sent" in out
     assert not list((tmp_path / "tmp").iterdir()), "nothing is left behind"
     rows = read_requests(tmp_path / "all.bin")
     told = written(tmp_path)
@@ -204,11 +204,11 @@ def test_the_path_of_a_target_is_put_before_each_request(tmp_path: Path, engine:
     assert len(paths) > 2 and set(paths) == {"/some/where/v1/completions"}
 
 
-# --- the generator's own lateness -------------------------------------------------------------------------
+# --- the generator delay ----------------------------------------------------------------------------------
 
 
-def late(by_s: float, service_s: float) -> Rows:
-    """Requests of a second that were sent too late, and answered quickly."""
+def delayed(by_s: float, service_s: float) -> Rows:
+    """Requests of one second that were sent too late, and answered quickly."""
     rows = rows_of([by_s + service_s] * 100)
     rows["sent_s"] = rows["intended_s"] + by_s
     return rows
@@ -228,7 +228,7 @@ def played(
         yield Generating()
 
     monkeypatch.setattr(load_run, "generator", generator)
-    monkeypatch.setattr(load_run, "reach", lambda url: None)
+    monkeypatch.setattr(load_run, "check_reachable", lambda url: None)
     out = folder / "steelyard-load.json"
     done = CliRunner().invoke(app, ["load", "--out", str(out), "--target", "http://127.0.0.1:9", *words])
     return done.exit_code, done.output, json.loads(out.read_text())
@@ -238,13 +238,13 @@ def test_a_condition_that_only_our_own_lateness_breaks_is_not_the_targets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     words = ("--fail-if", "p99 > 500ms", "--fail-if", "throughput < 50/s", "--fail-if", "errors > 1%")
-    code, shown, told = played(monkeypatch, tmp_path, late(3.0, 0.009), *words)
+    code, shown, told = played(monkeypatch, tmp_path, delayed(3.0, 0.009), *words)
     assert code == 2
-    assert "LATE        the generator itself, not the target: 3.00 s of 3.01 s latency at p99; service 9 ms" in shown
-    assert "LATE    p99 > 500ms: it is 3009 ms, but 9 ms without the generator's own lateness: undecided" in shown
-    assert "LATE    throughput < 50/s: it is 25.01/s, but 100.1/s without" in shown
-    assert "kept    errors > 1%: it is 0 %" in shown
-    assert "'p99 > 500ms' and 'throughput < 50/s' could not be judged: the generator was late itself" in shown
+    assert "WARNING     generator delay, not the target: 3.00 s of 3.01 s latency at p99; service 9 ms" in shown
+    assert "UNDECIDED p99 > 500ms: it is 3009 ms, but 9 ms without the generator delay" in shown
+    assert "UNDECIDED throughput < 50/s: it is 25.01/s, but 100.1/s without" in shown
+    assert "ok        errors > 1%: it is 0 %" in shown
+    assert "'p99 > 500ms' and 'throughput < 50/s' could not be judged because of the generator delay" in shown
     assert told["figures"]["generator_late"] is True
     assert [item["only_generator_late"] for item in told["thresholds"]] == [True, True, False]
     assert [item["broken"] for item in told["thresholds"]] == [False] * 3
@@ -255,21 +255,23 @@ def test_a_condition_that_the_target_breaks_is_exit_code_1_however_late_we_were(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     words = ("--fail-if", "p99 > 500ms", "--fail-if", "ttft p50 > 1s")
-    code, shown, told = played(monkeypatch, tmp_path, late(2.0, 0.6), *words)
+    code, shown, told = played(monkeypatch, tmp_path, delayed(2.0, 0.6), *words)
     assert code == 1
-    assert "BROKEN  p99 > 500ms: it is 2600 ms" in shown
-    assert "LATE    ttft p50 > 1s" in shown and "could not be judged" not in shown
+    assert "FAILED    p99 > 500ms: it is 2600 ms" in shown
+    assert "UNDECIDED ttft p50 > 1s" in shown and "could not be judged" not in shown
     assert [item["broken"] for item in told["thresholds"]] == [True, False]
 
 
 def test_who_asks_for_the_lateness_gets_it_and_a_small_one_is_not_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code, shown, told = played(monkeypatch, tmp_path, late(0.01, 0.1), "--fail-if", "lateness p99 > 5ms")
+    code, shown, told = played(monkeypatch, tmp_path, delayed(0.01, 0.1), "--fail-if", "lateness p99 > 5ms")
     assert code == 1
-    assert "BROKEN  lateness p99 > 5ms: it is 10 ms" in shown and "LATE" not in shown
+    assert (
+        "FAILED    generator-delay p99 > 5ms: it is 10 ms" in shown and "UNDECIDED" not in shown and "WARN" not in shown
+    )
     assert told["figures"]["generator_late"] is False
-    assert played(monkeypatch, tmp_path, late(0.01, 0.1), "--fail-if", "p99 > 500ms")[0] == 0
+    assert played(monkeypatch, tmp_path, delayed(0.01, 0.1), "--fail-if", "p99 > 500ms")[0] == 0
 
 
 # --- the closed loop --------------------------------------------------------------------------------------
@@ -284,25 +286,23 @@ def test_chats_are_a_closed_loop_and_say_so(tmp_path: Path, engine: str) -> None
         done = load(tmp_path, *words, "--records", "all.bin", "--engine", engine, "--target", url)
         lean.communicate()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr.splitlines()[0] == "mixed, 40 chats that think 0 s, for 1 s"
-    assert (
-        "\nclosed loop 40 chats that think 0 s on average and wait for their answers; latency from when" in done.stdout
-    )
+    assert done.stderr.splitlines()[0] == "mixed, 40 virtual users, think time 0 s, for 1 s"
+    assert "\nclosed loop 40 virtual users, think time 0 s on average; latency counts from intended" in done.stdout
     assert re.search(r"^throughput  [\d.]+ good answers/s$", done.stdout, re.MULTILINE), done.stdout
     told, rows = written(tmp_path), read_requests(tmp_path / "all.bin")
     assert (told["chats"], told["think_s"], told["duration_s"]) == (40, 0.0, 1.0)
     assert told["figures"]["offered_per_s"] is None and "rate_per_s" not in told
     assert (rows["intended_s"] < 0.01).sum() == 40 and rows["intended_s"].max() < 1.0
-    # Clients that give up on purpose are known, though their numbers are dealt while they ask.
+    # Clients that give up on purpose are known, though their numbers are assigned during the run.
     assert told["figures"]["given_up"] == (rows["failure"] == Failure.TIMEOUT).sum() > 0
     assert told["figures"]["failed"] == 0
 
 
 def test_a_search_that_is_interrupted_judges_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     words = ("--search", "p99 <= 1s")
-    code, shown, told = played(monkeypatch, tmp_path, late(0.001, 0.009), *words, interrupted=signal.SIGTERM)
+    code, shown, told = played(monkeypatch, tmp_path, delayed(0.001, 0.009), *words, interrupted=signal.SIGTERM)
     assert code == 143
-    assert shown.splitlines()[-1] == "interrupted: the search was not over" and "begin lower" not in shown
+    assert shown.splitlines()[-1] == "interrupted: the search is incomplete" and "begin lower" not in shown
     assert told["interrupted"] is True and told["rates"] == []
 
 
@@ -312,5 +312,5 @@ def test_nothing_listens(tmp_path: Path) -> None:
     done = load(tmp_path, "--target", nowhere)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("steelyard: ") and "no connection (Connection refused); nothing was sent" in line
+    assert line.startswith("steelyard: error: ") and "no connection (Connection refused); nothing was sent" in line
     assert not list(tmp_path.iterdir()), "nothing was made"

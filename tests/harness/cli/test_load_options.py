@@ -1,4 +1,4 @@
-"""The options of `steelyard load`: what their words mean, and what is said to those that mean nothing."""
+"""The options of `steelyard load`: parsing, and messages for invalid values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_only_to_think_may_take_no_time() -> None:
 
 
 def refused(folder: Path, *words: str) -> str:
-    """The one line of an attempt that must end with exit code 2 and write nothing."""
+    """The error line of a command that must end with exit code 2 and write nothing."""
     done = CliRunner().invoke(app, ["load", "--out", str(folder / "out.json"), *words])
     assert isinstance(done.exception, ClaimsError), (done.output, done.exception)
     assert not list(folder.iterdir()), "nothing was made"
@@ -50,7 +50,7 @@ def test_help_lists_the_profiles() -> None:
         (("--protocol", "grpc"), "--protocol 'grpc' is unknown"),
         (("--profile", "mixed", "--protocol", "openai"), "with --protocol openai: protocol openai knows POST"),
         (("--trace", "nowhere.csv"), "nowhere.csv"),
-        (("--trace", "t.csv", "--profile", "spike"), "--trace t.csv says all that --profile spike would; leave one"),
+        (("--trace", "t.csv", "--profile", "spike"), "--trace t.csv replaces --profile spike; leave one"),
         (("--rate", "0"), "expected a number above 0"),
         (("--duration", "0"), "--duration '0': expected a time above 0"),
         (("--duration", "nan"), "expected a time above 0"),
@@ -59,19 +59,19 @@ def test_help_lists_the_profiles() -> None:
         (("--search", "p99 > 5ms"), "no upper bound"),
         (("--search", "p99 <= 5ms", "--from", "9", "--to", "3"), "the lower first"),
         (("--search", "p99 <= 5ms", "--rate", "3"), "leave out --rate"),
-        (("--search", "p99 <= 5ms", "--profile", "spike"), "expected one of a constant rate"),
+        (("--search", "p99 <= 5ms", "--profile", "spike"), "expected a constant rate"),
         (("--search", "p99 <= 5ms", "--records", "x.bin"), "keeps no records; leave out --records"),
         (("--search", "p99 <= 5ms", "--chats", "3"), "leave out --chats"),
-        (("--chats", "3", "--rate", "5"), "at no rate and at no given times; leave out --rate"),
+        (("--chats", "3", "--rate", "5"), "without a rate or given send times; leave out --rate"),
         (("--chats", "3", "--trace", "t.csv"), "leave out --trace"),
         (("--chats", "3", "--profile", "spike"), "'spike' as chats: expected one of a constant rate"),
         (("--chats", "3", "--think-time", "-1s"), "expected a time of at least 0"),
-        (("--think-time", "1s"), "without --chats nobody thinks; leave out --think-time"),
-        (("--column", "time=x"), "without --trace there are no rows to read; leave out --column"),
+        (("--think-time", "1s"), "think time needs --chats; leave out --think-time"),
+        (("--column", "time=x"), "trace options need --trace; leave out --column"),
         (("--scale", "2", "--time-unit", "ms"), "leave out --time-unit and --scale"),
         (("--trace", "t.csv", "--column", "tine=x"), "'tine' is no meaning of a column; did you mean time"),
         (("--trace", "t.csv", "--column", "time"), "expected MEANING=NAME"),
-        (("--trace", "t.csv", "--column", "time=a", "--column", "time=b"), "time is said to be 'a' already"),
+        (("--trace", "t.csv", "--column", "time=a", "--column", "time=b"), "time is given as 'a' already"),
         (("--trace", "t.csv", "--time-unit", "mss"), "'mss' is unknown; did you mean ms"),
         (("--out", "no/such/folder/x.json"), "give a file that can be written"),
         (("--target", "https://127.0.0.1:1"), "https is not supported; expected http://HOST:PORT"),

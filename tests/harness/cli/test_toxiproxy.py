@@ -64,7 +64,7 @@ def test_a_taken_port_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = refused("--port", str(port))
-    assert line.startswith(f"steelyard: can't serve the control API on 127.0.0.1:{port}")
+    assert line.startswith(f"steelyard: error: can't serve the control API on 127.0.0.1:{port}")
     assert "address already in use" in line
     assert "choose another --port" in line
 

@@ -170,7 +170,7 @@ def test_a_part_that_dies_ends_it_with_one_line(tmp_path: Path) -> None:
         family = tree(stage.process.pid)
         (balancer,) = (pid for pid, _ in descendants(stage.process.pid) if "harness.proxy.serve" in command(pid))
         os.kill(balancer, signal.SIGKILL)
-        assert re.fullmatch(r"steelyard: the balancer ended: signal SIGKILL; .*\n", stage.end())
+        assert re.fullmatch(r"steelyard: error: the balancer ended: signal SIGKILL; .*\n", stage.end())
         assert stage.process.returncode == 1
         assert gone(family) and left(tmp_path) == []
 
@@ -243,7 +243,10 @@ def test_other_numbers_of_backends_than_the_files_are_refused(tmp_path: Path) ->
     for number in ("2", "4"):
         done = said(tmp_path, "up", "--target", file, "--backends", number)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"steelyard: --backends {number}: acme-gateway names 3 addresses; leave --backends out\n"
+        assert (
+            done.stderr
+            == f"steelyard: error: --backends {number}: acme-gateway names 3 addresses; leave --backends out\n"
+        )
 
 
 def test_a_fault_proxy_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
@@ -268,7 +271,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path, words: list[str],
     done = said(tmp_path, "up", *words)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("steelyard: ") and told in line
+    assert line.startswith("steelyard: error: ") and told in line
     assert left(tmp_path) == []
 
 

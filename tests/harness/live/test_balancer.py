@@ -29,7 +29,7 @@ from harness.targets.base import (
     Target,
     WriteFile,
 )
-from harness.targets.gateway_target import SHELL_CONFIG
+from harness.targets.gateway_target import DRIVER_CONFIG
 from harness.targets.nginx import NginxTarget
 from harness.targets.reference import ReferenceTarget
 from tests.harness.live.helpers import HOST, PATIENCE_S, RawBackend, fine, free_ports, runs, tree, until
@@ -120,7 +120,7 @@ def test_one_that_waits_for_its_files_is_started_before_them(start: Start, place
 def test_the_shell_waits_for_its_file(start: Start, place: Deployment) -> None:
     balancer = Balancer(ReferenceTarget(), place, begin=False)
     try:
-        assert not (place.workdir / SHELL_CONFIG).exists()
+        assert not (place.workdir / DRIVER_CONFIG).exists()
         balancer.check()
         balancer.begin()
         balancer.await_listening()

@@ -19,7 +19,7 @@ from harness.scenario.model import ClaimsError, DiedError, HarnessError, TargetE
 from harness.targets.base import RunCommand
 from harness.targets.reference import ReferenceTarget
 from harness.up.control_api import Control
-from harness.up.run_lock import RunAddress, ask
+from harness.up.run_lock import RunAddress, call_control
 from tests.harness.live.helpers import HOST, PATIENCE_S, RawBackend, fine, hang, until
 
 LATE_S = 0.4
@@ -44,7 +44,7 @@ def _calm(stage: Environment) -> Iterator[None]:
 
 def ping(stage: Environment, backend: str) -> float:
     """Seconds that an answer takes through the fault proxy of a backend."""
-    host, port = stage.way_to(backend)
+    host, port = stage.proxy_address(backend)
     began_s = time.monotonic()
     assert call("GET", f"http://{host}:{port}/mock/ping", timeout_s=PATIENCE_S).status == 200
     return time.monotonic() - began_s
@@ -52,7 +52,7 @@ def ping(stage: Environment, backend: str) -> float:
 
 def infer(stage: Environment, backend: str) -> HttpResponse:
     """A request straight to a backend through its fault proxy."""
-    host, port = stage.way_to(backend)
+    host, port = stage.proxy_address(backend)
     return call("GET", f"http://{host}:{port}/v1/models/m/answer", timeout_s=PATIENCE_S)
 
 
@@ -86,7 +86,7 @@ def test_a_killed_backend_refuses_and_comes_back_cold(stage: Environment) -> Non
     stage.add("gpu-1", "failing-status", ["--status", "503"])
     assert infer(stage, "gpu-1").status == 503
     effective, _ = stage.add("gpu-1", "kill", [])
-    assert effective and not accepts(*stage.way_to("gpu-1"))
+    assert effective and not accepts(*stage.proxy_address("gpu-1"))
     assert [row["kind"] for row in stage.listed()] == ["kill"], "the failing status lived in the process that is gone"
     dead = seen(watch, "gpu-1")
     assert (dead.process, dead.models, dead.faults) == ("dead", (), ("kill",))
@@ -107,7 +107,7 @@ def test_a_restart_heals_by_itself(stage: Environment) -> None:
 def test_what_is_due_while_its_backend_is_paused_heals_when_it_goes_on(stage: Environment) -> None:
     stage.add("gpu-0", "slow", ["--factor", "2", "--for", "100ms"])
     stage.add("gpu-0", "pause", [])
-    slow = next(entry for entry in stage.book.entries() if entry.kind == "slow")
+    slow = next(entry for entry in stage.active_faults.entries() if entry.kind == "slow")
     until(lambda: slow.overdue)
     with pytest.raises(ClaimsError, match="steelyard fault clear gpu-0 pause first"):
         stage.clear("gpu-0", "slow")
@@ -139,7 +139,7 @@ def test_what_closes_a_way_goes_together(stage: Environment) -> None:
     stage.add("gpu-1", "kill", [])
     assert [row["kind"] for row in stage.listed()] == ["down", "kill"]
     stage.clear("gpu-1", "down")
-    assert not accepts(*stage.way_to("gpu-1"))
+    assert not accepts(*stage.proxy_address("gpu-1"))
     stage.clear("gpu-1", "kill")
     assert infer(stage, "gpu-1").status == 200
 
@@ -147,8 +147,8 @@ def test_what_closes_a_way_goes_together(stage: Environment) -> None:
 def test_what_no_probe_sees_is_taken_back(stage: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "PROBE_S", 0.0)
     with monkeypatch.context() as tied:
-        tied.setattr(stage._way._proxy, "add_toxic", lambda *_, **__: None)
-        tied.setattr(stage._way._proxy, "remove_toxic", lambda *_: None)
+        tied.setattr(stage._injector._proxy, "add_toxic", lambda *_, **__: None)
+        tied.setattr(stage._injector._proxy, "remove_toxic", lambda *_: None)
         effective, told = stage.add("gpu-1", "latency", ["--latency-ms", "400"])
     assert not effective and "latency on gpu-1 never took effect" in told
     assert stage.listed() == []
@@ -179,7 +179,7 @@ def test_membership_changes_are_carried_out_listed_and_undone(stage: Environment
         ("gpu-1", "leave"),
         ("gpu-0", "weigh weight 3"),
     ]
-    assert (stage.standing("gpu-0"), stage.standing("gpu-1")) == ("weight 3", "left")
+    assert (stage.membership_status("gpu-0"), stage.membership_status("gpu-1")) == ("weight 3", "left")
     with pytest.raises(ClaimsError, match="gpu-1 is no member"):
         stage.add("gpu-1", "drain", [])
     with pytest.raises(ClaimsError, match="gpu-0 is a member already"):
@@ -187,9 +187,9 @@ def test_membership_changes_are_carried_out_listed_and_undone(stage: Environment
     assert stage.clear(None, None) == ["leave of gpu-1 undone", "weigh of gpu-0 undone"]
     assert members() == {("gpu-0", 1), ("gpu-1", 1)}
     stage.add("gpu-1", "drain", [])
-    assert stage.standing("gpu-1") == "draining"
+    assert stage.membership_status("gpu-1") == "draining"
     stage.add("gpu-1", "join", [])
-    assert (stage.standing("gpu-1"), stage.listed()) == ("", [])
+    assert (stage.membership_status("gpu-1"), stage.listed()) == ("", [])
 
 
 def test_a_change_that_the_balancer_refuses_is_told_and_counts_for_nothing(
@@ -198,7 +198,7 @@ def test_a_change_that_the_balancer_refuses_is_told_and_counts_for_nothing(
     monkeypatch.setattr(stage.target, "change", lambda place: (RunCommand(("false",)),))
     with pytest.raises(DiedError, match="reference: leave of gpu-1: refused a change: exit status 1"):
         stage.add("gpu-1", "leave", [])
-    assert (stage.standing("gpu-1"), stage.listed()) == ("", [])
+    assert (stage.membership_status("gpu-1"), stage.listed()) == ("", [])
     stage.check()
 
 
@@ -279,17 +279,19 @@ def where(stage: Environment) -> Iterator[RunAddress]:
     yield RunAddress(0, control.url, control.token)
     control.close()
     with pytest.raises(TargetError, match="does not answer"):
-        ask(RunAddress(0, control.url, control.token), "GET", "/stage")
+        call_control(RunAddress(0, control.url, control.token), "GET", "/stage")
 
 
 def test_faults_are_set_listed_and_cleared_by_calls(stage: Environment, where: RunAddress) -> None:
-    told = ask(where, "GET", "/stage")
+    told = call_control(where, "GET", "/stage")
     assert (told["target"], told["url"], told["backends"]) == ("reference", stage.url, ["gpu-0", "gpu-1"])
-    done = ask(where, "POST", "/faults", {"backend": "gpu-0", "kind": "down", "words": ["--for", "20s"]})
+    done = call_control(where, "POST", "/faults", {"backend": "gpu-0", "kind": "down", "words": ["--for", "20s"]})
     assert done["effective"] and "down on gpu-0 in force" in done["told"]
-    assert [row["kind"] for row in ask(where, "GET", "/faults")] == ["down"]
-    assert ask(where, "POST", "/faults/clear", {"backend": None, "kind": None})["told"] == ["down on gpu-0 cleared"]
-    assert ask(where, "GET", "/faults") == []
+    assert [row["kind"] for row in call_control(where, "GET", "/faults")] == ["down"]
+    assert call_control(where, "POST", "/faults/clear", {"backend": None, "kind": None})["told"] == [
+        "down on gpu-0 cleared"
+    ]
+    assert call_control(where, "GET", "/faults") == []
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,7 @@ def test_what_makes_no_sense_is_refused(
     where: RunAddress, method: str, path: str, asked: dict[str, object] | None, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        ask(where, method, path, asked)
+        call_control(where, method, path, asked)
 
 
 def test_without_the_token_nothing_is_answered(stage: Environment, where: RunAddress) -> None:

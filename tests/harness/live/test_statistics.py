@@ -13,7 +13,7 @@ from rich.console import Console
 from harness.evidence.records import Rows
 from harness.live.evidence import LOG
 from harness.live.statistics import (
-    TELLING,
+    MIN_MISSED,
     Attempts,
     Client,
     ObservedBackend,
@@ -195,13 +195,13 @@ SEEN = ObservedBackend("gpu-0", "alive", CALM, Client(25, 0, 0.038, 0.045), 0.25
         (replace(SEEN, attempts=replace(CALM, started=0, in_flight=0)), "idle", "dim"),
         (replace(SEEN, faults=("latency 800 ms",)), "faulted: latency 800 ms", "yellow"),
         (replace(SEEN, process="dead", faults=("kill",)), "dead; faulted: kill", "red"),
-        (replace(SEEN, silent_s=4.2, missed=TELLING), "no traffic for 4 s: ejected or open", "red"),
-        (replace(SEEN, attempts=NONE, silent_s=None, missed=9 * TELLING), "idle", "dim"),
+        (replace(SEEN, silent_s=4.2, missed=MIN_MISSED), "no traffic for 4 s: ejected or open", "red"),
+        (replace(SEEN, attempts=NONE, silent_s=None, missed=9 * MIN_MISSED), "idle", "dim"),
         (replace(SEEN, attempts=NONE, silent_s=None, faults=("down",)), "faulted: down", "yellow"),
-        (replace(SEEN, silent_s=4.2, missed=TELLING - 0.1), "healthy", "green"),
-        (replace(SEEN, silent_s=0.9, missed=TELLING), "healthy", "green"),
-        (replace(SEEN, silent_s=4.2, missed=TELLING, membership="left"), "left", "yellow"),
-        (replace(SEEN, silent_s=4.2, missed=TELLING, membership="draining"), "draining", "yellow"),
+        (replace(SEEN, silent_s=4.2, missed=MIN_MISSED - 0.1), "healthy", "green"),
+        (replace(SEEN, silent_s=0.9, missed=MIN_MISSED), "healthy", "green"),
+        (replace(SEEN, silent_s=4.2, missed=MIN_MISSED, membership="left"), "left", "yellow"),
+        (replace(SEEN, silent_s=4.2, missed=MIN_MISSED, membership="draining"), "draining", "yellow"),
         (replace(SEEN, membership="weight 3"), "weight 3", "yellow"),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from harness.live.faults.command_words import KINDS, duration, kind_of, options_of, parse, told, usage_of
+from harness.live.faults.command_words import KINDS, describe, duration, kind_of, options_of, parse, usage_of
 from harness.scenario.faults import (
     BadMetrics,
     FailingStatus,
@@ -40,7 +40,7 @@ def test_every_kind_can_be_said_with_all_its_options(kind: str) -> None:
     step = parse("gpu-1", kind, words)
     assert (step.backend, kind_of(step)) == ("gpu-1", kind)
     assert all(f"--{option.stem}" in usage_of(KINDS[kind]) for option in options_of(KINDS[kind]))
-    assert told(step).startswith(kind)
+    assert describe(step).startswith(kind)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_mistakes_are_named_with_what_is_near(kind: str, words: list[str], said:
 
 
 def test_steps_are_told_in_words() -> None:
-    assert told(Latency("g", 0.0, 0.8, 10.0, 0.02)) == "latency 800 ms, jitter 20 ms"
-    assert told(Latency("g", 0.0, 0.8)) == "latency 800 ms"
-    assert told(Kill("g", 0.0, 3.0)) == "kill"
-    assert told(FailingStatus("g", 0.0, 503, share=0.5)) == "failing-status status 503, share 0.5"
-    assert told(OutOfMemory("g", 0.0, dead=True)) == "out-of-memory dead"
+    assert describe(Latency("g", 0.0, 0.8, 10.0, 0.02)) == "latency 800 ms, jitter 20 ms"
+    assert describe(Latency("g", 0.0, 0.8)) == "latency 800 ms"
+    assert describe(Kill("g", 0.0, 3.0)) == "kill"
+    assert describe(FailingStatus("g", 0.0, 503, share=0.5)) == "failing-status status 503, share 0.5"
+    assert describe(OutOfMemory("g", 0.0, dead=True)) == "out-of-memory dead"
     assert [duration(value) for value in (0.0, 0.0125, 0.8, 1.0, 90.0)] == ["0 s", "12.5 ms", "800 ms", "1 s", "90 s"]

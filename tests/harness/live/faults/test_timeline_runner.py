@@ -63,11 +63,11 @@ def test_backends_do_not_wait_for_each_other_and_steps_of_one_do(steps: LiveTime
     steps.begin(2, OTHER)
     until(lambda: len(way.log) == 2)
     assert sorted(way.log) == ["begin gpu-0", "begin gpu-1"]
-    assert steps.seen == {}
+    assert steps.observed == {}
     way.go.set()
     steps.finish()
     assert len(way.log) == 3
-    assert steps.seen[1].asked_s >= steps.seen[0].effective_s
+    assert steps.observed[1].asked_s >= steps.observed[0].effective_s
 
 
 def test_what_is_healed_is_probed_no_more(steps: LiveTimelineRunner, way: Way) -> None:
@@ -76,8 +76,8 @@ def test_what_is_healed_is_probed_no_more(steps: LiveTimelineRunner, way: Way) -
     steps.heal(0, ONE)
     steps.finish()
     assert way.log == ["begin gpu-0", "heal gpu-0"]
-    assert not steps.seen[0].took_effect
-    assert 0.0 <= steps.seen[0].asked_s <= steps.seen[0].healed_s < PATIENCE_S
+    assert not steps.observed[0].took_effect
+    assert 0.0 <= steps.observed[0].asked_s <= steps.observed[0].healed_s < PATIENCE_S
 
 
 def test_seen_steps_are_in_the_order_in_which_they_were_due(steps: LiveTimelineRunner, way: Way) -> None:
@@ -86,7 +86,7 @@ def test_seen_steps_are_in_the_order_in_which_they_were_due(steps: LiveTimelineR
     steps.begin(1, OTHER)
     steps.begin(0, ONE)
     steps.finish()
-    steps.note(2, join, steps.start_s + 0.5, steps.start_s + 0.6)
+    steps.record(2, join, steps.start_s + 0.5, steps.start_s + 0.6)
     seen = steps.in_order((ONE, OTHER, join, Down("gpu-0", 9.0)))
     assert [(step.kind, step.backend) for step in seen] == [("Join", 1), ("Down", 0), ("Down", 1)]
     assert (seen[0].asked_s, seen[0].effective_s) == pytest.approx((0.5, 0.6))
@@ -157,7 +157,7 @@ def test_hits_are_read_at_the_heal_and_at_the_end(counted: LiveTimelineRunner, w
     counted.begin(2, Evict("gpu-0", 0.0))
     counted.heal(0, STATUS)
     counted.finish()
-    assert [counted.seen[position].hits for position in range(3)] == [1, 2, None]
+    assert [counted.observed[position].hits for position in range(3)] == [1, 2, None]
     assert way.log.count("heal gpu-0") == 1
 
 
@@ -169,7 +169,7 @@ def test_what_another_ends_is_counted_before_and_healed_no_more(
     counted.begin(1, end)
     counted.heal(0, STATUS)
     counted.finish()
-    ended, other = counted.seen[0], counted.seen[1]
+    ended, other = counted.observed[0], counted.observed[1]
     assert (ended.hits, ended.healed_s) == (1, other.effective_s)
     assert way.log == ["begin gpu-0", "begin gpu-0"]
 
@@ -180,5 +180,5 @@ def test_a_stopped_process_is_not_asked(counted: LiveTimelineRunner) -> None:
     counted.finish()
     counted.begin(2, KILL)
     counted.finish()
-    assert counted.seen[0].hits is None
-    assert counted.seen[0].healed_s == counted.seen[1].healed_s == counted.seen[2].effective_s
+    assert counted.observed[0].hits is None
+    assert counted.observed[0].healed_s == counted.observed[1].healed_s == counted.observed[2].effective_s

@@ -11,9 +11,9 @@ from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
-from harness.live.process.child import Child, descendants, telling_line
+from harness.live.process.child import Child, descendants, diagnostic_line
 from harness.scenario.model import HarnessError
-from harness.targets.base import LEAN
+from harness.targets.base import LEAN_ENVIRONMENT
 from tests.harness.live.helpers import PATIENCE_S, group, runs, tree, until
 
 Start = Callable[..., Child]
@@ -133,7 +133,7 @@ def test_other_logs_are_asked_for_severe_lines_only(tmp_path: Path) -> None:
 def test_of_a_long_log_the_end_is_read(start: Start) -> None:
     child = start("print('[emerg] long ago')\nfor _ in range(2000): print('y' * 63)")
     assert child.wait(PATIENCE_S)
-    assert child.telling_line() == "y" * 63
+    assert child.diagnostic_line() == "y" * 63
 
 
 TRACEBACK = """Traceback (most recent call last):
@@ -157,7 +157,7 @@ ConfigError: no such listener
     ],
 )
 def test_the_telling_line(output: str, told: str) -> None:
-    assert telling_line(output) == told
+    assert diagnostic_line(output) == told
 
 
 def test_a_missing_binary(start: Start) -> None:
@@ -206,7 +206,7 @@ def test_the_environment_is_the_one_given(tmp_path: Path) -> None:
 
 def test_a_lean_environment_has_no_certificates(tmp_path: Path) -> None:
     code = "import ssl; print(ssl.create_default_context().cert_store_stats()['x509'])"
-    child = Child((sys.executable, "-c", code), tmp_path / "log", {**os.environ, **LEAN})
+    child = Child((sys.executable, "-c", code), tmp_path / "log", {**os.environ, **LEAN_ENVIRONMENT})
     assert child.wait(PATIENCE_S)
     child.stop()
     assert child.last_line() == "0"

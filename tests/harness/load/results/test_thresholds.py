@@ -30,7 +30,8 @@ def figures() -> Figures:
         ("latency p50 < 600ms", True),
         ("service p50 < 490ms", False),
         ("ttft p50 < 300ms", True),
-        ("lateness max > 2ms", False),
+        ("generator-delay max > 2ms", False),
+        ("Generator-Delay p99.9 >= 0.9ms", True),
         ("lateness p99.9 >= 0.9ms", True),
         ("mean < 1s", True),
         ("errors > 1%", True),
@@ -44,6 +45,11 @@ def figures() -> Figures:
 )
 def test_what_they_mean(figures: Figures, text: str, holds: bool) -> None:
     assert threshold_of(text).holds(figures) is holds
+
+
+def test_the_former_name_of_a_series_is_shown_with_the_new_one() -> None:
+    assert threshold_of(" lateness p99 > 5ms").text == "generator-delay p99 > 5ms"
+    assert threshold_of("generator-delay p99 > 5ms").text == "generator-delay p99 > 5ms"
 
 
 @pytest.mark.parametrize("text", ["p99 > 500ms", "p99 < 500ms", "errors > 1%", "throughput < 5/s"])
@@ -66,6 +72,7 @@ def test_a_load_fails_where_the_condition_is_true(figures: Figures) -> None:
         ("p99 < 500ms", True),
         ("ttft p50 > 400ms", True),
         ("service p99 > 5ms", False),
+        ("generator-delay p99 > 500ms", False),
         ("lateness p99 > 500ms", False),
         ("errors > 1%", False),
         ("throughput < 60/s", True),
@@ -93,10 +100,11 @@ def test_where_nobody_can_say_it_is_not_the_lateness() -> None:
         ("eror > 1%", "did you mean errors"),
         ("troughput < 5/s", "did you mean throughput"),
         ("letency p99 > 1s", "did you mean latency"),
+        ("generator-dely p99 > 1s", "did you mean generator-delay"),
         ("latency p999x > 1s", "did you mean p99"),
         ("p100 > 1s", "did you mean p"),
         ("latency > 1s", "'latency' is no figure"),
-        ("ttft errors > 1%", "errors is no time, so that there is no ttft of it"),
+        ("ttft errors > 1%", "errors is no time, so there is no ttft of it"),
         ("latency throughput < 5/s", "throughput is no time"),
         ("p99 == 500ms", "expected WHAT < NUMBER UNIT"),
         ("p99 > fast", "expected WHAT < NUMBER UNIT"),

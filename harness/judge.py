@@ -1,8 +1,8 @@
-"""Run each scenario once, let every property look at its history, decide the outcome.
+"""Run each scenario once, apply every property's check to its history, decide the outcome.
 
-The only place that knows slack and chance: checks say what they saw, the judge says what it proves. Nothing is retried
-until it passes; a live run that slack alone made inconclusive is repeated once at twice the time scale, which does not
-depend on what it would have shown.
+Only the judge uses slack (timing uncertainty) and chance: checks yield observations, the judge decides what they prove.
+Nothing is retried until it passes. A live run that is inconclusive because of slack alone is repeated once at twice the
+time scale, whatever its findings were.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from harness.targets.base import Target
 Play = Callable[[Target, Scenario, int], History]
 
 NOISY_SHARE = 0.2
-"""Slack above this share of the shortest interval leaves the findings of that second undecided."""
+"""Findings of a second are undecided if its slack exceeds this share of the shortest interval."""
 
 DECIDED_SHARE = 0.8
-"""Below this share of decided findings the outcome is inconclusive."""
+"""The outcome is inconclusive if a smaller share of the findings is decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Outcome of one property on one history; `by_slack` if better timing alone could have decided it."""
+    """Outcome of one property on one history. `by_slack`: it is inconclusive because of slack alone."""
 
     outcome: Outcome
     reason: str
@@ -48,7 +48,7 @@ class Verdict:
 
 
 class Judge:
-    """Judges properties of one target with one seed; equal scenarios share a run."""
+    """Judges properties of one target with one seed. Equal scenarios share a run."""
 
     def __init__(self, target: Target, seed: int, worlds: Mapping[World, Play]) -> None:
         self._target = target
@@ -58,7 +58,7 @@ class Judge:
         self._runs: dict[tuple[World, float, str], History | Verdict] = {}
 
     def judge(self, item: Property, world: World) -> Record:
-        """The record of `item` in `world`. TargetError passes through: nothing at all can be judged then."""
+        """The record of `item` in `world`. TargetError and ClaimsError propagate: no property can be judged then."""
         blank = Record(
             property=item.name,
             summary=item.summary,
@@ -76,9 +76,9 @@ class Judge:
             return replace(blank, reason=str(error))
         except Exception:
             return replace(blank, outcome=Outcome.ERROR, reason=f"the scenario crashed: {_crash()}")
-        told = conflict(scenario.timeline)
-        if told:
-            return replace(blank, outcome=Outcome.ERROR, reason=f"the scenario cannot be played: {told}")
+        reason = conflict(scenario.timeline)
+        if reason:
+            return replace(blank, outcome=Outcome.ERROR, reason=f"the scenario cannot be played: {reason}")
         first, again = self._attempt(item, world, blank, scenario, 1.0)
         longer = self._target.scaled(2.0) if again and world is World.LIVE else None
         if longer is None:
@@ -87,12 +87,12 @@ class Judge:
         return replace(second, first_try=first)
 
     def scenario_of(self, item: Property) -> Scenario:
-        """The scenario of a property for this target; UnsupportedError says why there is none."""
+        """The scenario of a property for this target. UnsupportedError if the property does not apply."""
         claims = self._target.claims
         missing = [feature.table for feature in item.needs if feature not in claims]
         if missing:
             raise UnsupportedError(f"not claimed: {', '.join(missing)}")
-        without = item.without + _unasked(item)
+        without = item.without + _limits_off(item)
         masks = [
             feature.table for feature in without if feature in claims and feature.table not in self._target.switches
         ]
@@ -103,8 +103,8 @@ class Judge:
             for feature in without + item.off
             if feature in claims and feature.table in self._target.switches
         )
-        off |= self._target.switches - FEATURES.keys()  # no claim is about them, so no property could allow for them
-        # A scenario is made for what is on: only its numbers and intervals can play a part in the run.
+        off |= self._target.switches - FEATURES.keys()  # without a claim no property can take them into account
+        # The scenario gets only the claims that are on: only their numbers and intervals matter in the run.
         on = replace(claims, features=tuple(feature for feature in claims.features if feature.table not in off))
         return replace(item.scenario(on), off=off)
 
@@ -117,7 +117,7 @@ class Judge:
         time_scale: float,
         target: Target | None = None,
     ) -> tuple[Record, bool]:
-        """Record of one run, and whether slack alone kept it from deciding."""
+        """Record of one run, and whether it is inconclusive because of slack alone."""
         target = target or self._target
         blank = replace(blank, time_scale=time_scale, scenario=scenario.digest())
         history = self._history(target, world, scenario, time_scale)
@@ -127,15 +127,15 @@ class Judge:
             runs = {name: self._baseline(name, target, scenario) for name in item.baselines}
         except Exception:
             return replace(blank, outcome=Outcome.ERROR, reason=f"a baseline crashed: {_crash()}"), False
-        verdict = _look(item, history.with_baselines(runs), target)
-        shown = verdict.decisive
+        verdict = _verdict(item, history.with_baselines(runs), target)
+        decisive = verdict.decisive
         record = replace(
             blank,
             outcome=verdict.outcome,
             reason=verdict.reason,
-            observed=shown.observed if shown else None,
-            bound=shown.bound if shown else None,
-            sample=shown.sample if shown else None,
+            observed=decisive.observed if decisive else None,
+            bound=decisive.bound if decisive else None,
+            sample=decisive.sample if decisive else None,
             alpha=verdict.alpha,
             findings=verdict.rows,
             slack_s=float(history.slack_s.max()) if len(history.slack_s) else 0.0,
@@ -152,7 +152,7 @@ class Judge:
         return self._baselines[key]
 
     def _history(self, target: Target, world: World, scenario: Scenario, time_scale: float) -> History | Verdict:
-        """The run of a scenario, or what every property gets that would have shared it."""
+        """The run of a scenario, or the verdict of every property that would have used it."""
         key = (world, time_scale, scenario.digest())
         if key not in self._runs:
             try:
@@ -171,33 +171,35 @@ class Judge:
 
 
 def _facts(history: History) -> dict[str, Any]:
-    """What a report may want of a run beside its findings; where something happened in it, its course as well."""
-    course = {"course": run_timeseries(history)} if history.scenario.timeline else {}
-    return {**history.facts, **course}
+    """Facts of a run for reports: the history's own, and the time series of a run with a timeline (key "course")."""
+    timeseries = {"course": run_timeseries(history)} if history.scenario.timeline else {}
+    return {**history.facts, **timeseries}
 
 
 def _crash() -> str:
-    """The exception that is being handled and the line of code that raised it."""
+    """The exception being handled, and the line of code that raised it."""
     last = traceback.format_exc().strip().splitlines()
     code = [line.strip() for line in last[:-1] if not set(line) <= set(" ^~")]
     return f"{last[-1]} ({code[-1]})" if code else last[-1]
 
 
-def _look(item: Property, history: History, target: Target) -> Verdict:
-    """Let a property look at a history; whatever keeps it from looking is an outcome of its own."""
+def _verdict(item: Property, history: History, target: Target) -> Verdict:
+    """Verdict of a property on a history, also where its check cannot be applied."""
     if history.died is not None:
         return Verdict(Outcome.FAIL, f"the balancer failed during the run: {history.died}")
-    idle = [step for step in history.steps if not step.took_effect]
-    if idle:
-        what = ", ".join(f"{step.kind} of gpu-{step.backend} at {step.asked_s:.1f} s" for step in idle)
+    ineffective = [step for step in history.steps if not step.took_effect]
+    if ineffective:
+        what = ", ".join(f"{step.kind} of gpu-{step.backend} at {step.asked_s:.1f} s" for step in ineffective)
         return Verdict(Outcome.VACUOUS, f"never took effect: {what}")
-    asked = len(history.scenario.timeline)
-    if len(history.steps) < asked:
-        return Verdict(Outcome.VACUOUS, f"{asked} faults and changes asked for, {len(history.steps)} carried out")
+    requested = len(history.scenario.timeline)
+    if len(history.steps) < requested:
+        return Verdict(Outcome.VACUOUS, f"{requested} faults and changes requested, {len(history.steps)} carried out")
     if not len(history.requests) or not (history.answered().any() or len(history.attempts)):
         return Verdict(Outcome.VACUOUS, "no traffic: no request was answered and no backend saw an attempt")
     if item.attempts and not history.correlated:
-        return Verdict(Outcome.UNSUPPORTED, "no tag of ours survives the way through, so attempts cannot be told apart")
+        return Verdict(
+            Outcome.UNSUPPORTED, "the balancer forwards no request tag, so attempts cannot be matched to requests"
+        )
     try:
         return decide(item(history, target.claims), history)
     except UnsupportedError as error:
@@ -207,13 +209,13 @@ def _look(item: Property, history: History, target: Target) -> Verdict:
 
 
 def decide(findings: Iterable[Finding], history: History) -> Verdict:
-    """The outcome of some findings: any broken -> fail; none -> vacuous; too few decided -> inconclusive; else pass."""
+    """The verdict on `findings`: any broken: fail; none at all: vacuous; too few decided: inconclusive; else pass."""
     intervals = history.scenario.intervals_s
     limit_s = NOISY_SHARE * min(intervals) if intervals else None
     judged = [_judged(finding, history, limit_s) for finding in findings]
     rows = tuple(item.row for item in judged)
     if not judged:
-        return Verdict(Outcome.VACUOUS, "the run never put the promise to the test: no finding")
+        return Verdict(Outcome.VACUOUS, "the run did not test the promise: no finding")
     alpha = sum(item.alpha for item in judged)
     broken = [item.row for item in judged if item.row.ok is False]
     decided = [item.row for item in judged if item.row.ok is not None]
@@ -230,8 +232,8 @@ def decide(findings: Iterable[Finding], history: History) -> Verdict:
     return Verdict(Outcome.PASS, decided[-1].note, rows, decided[-1], alpha)
 
 
-def _unasked(item: Property) -> tuple[type[Feature], ...]:
-    """Limits, unless the property is about them: they refuse what they should, which any other takes for a loss."""
+def _limits_off(item: Property) -> tuple[type[Feature], ...]:
+    """Limits, unless the property tests them: other properties would count their rejections as losses."""
     return () if Limits in item.needs else (Limits,)
 
 
@@ -253,7 +255,7 @@ def _judged(finding: Finding, history: History, limit_s: float | None) -> _Judge
         return _Judged(FindingRow(None, finding.at_s, None, None, note=note), by_slack=True)
     match finding:
         case Held():
-            # numpy's True and False are not Python's, and a broken finding must be known by `is False`.
+            # `ok` may be a numpy bool, and broken findings are selected with `is False`.
             ok = bool(finding.ok)
             row = FindingRow(ok, finding.at_s, finding.observed, finding.bound, finding.sample, finding.note)
             return _Judged(row, finding.alpha)
@@ -273,12 +275,12 @@ def _sequential(finding: Sampled) -> _Judged:
     note = finding.note
     if ok is None:
         note = f"{decision.trials} samples do not decide, up to {decision.cap} may be needed. {note}".strip()
-    row = FindingRow(ok, finding.at_s, observed, _limits(finding), decision.trials, note)
+    row = FindingRow(ok, finding.at_s, observed, _violation(finding), decision.trials, note)
     return _Judged(row, finding.alpha, unfinished=ok is None)
 
 
-def _limits(finding: Sampled) -> Figure:
-    """The rate, or the two rates, from which on a finding is a violation."""
+def _violation(finding: Sampled) -> Figure:
+    """The rate, or the two rates, at which a finding becomes a violation."""
     below, above = finding.violate
     if below is None or above is None:
         return above if below is None else below

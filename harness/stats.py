@@ -1,6 +1,6 @@
-"""Bands, exact limits and the truncated pair of sequential tests. numpy only; scipy is the oracle in the tests.
+"""Bands, exact limits and the truncated pair of sequential tests. numpy only; the tests compare with scipy.
 
-The false-alarm rate is `alpha`, 1e-4 for a property; one that judges m things at once gives each alpha/m.
+The false-alarm rate is `alpha`, 1e-4 per property; a property with m simultaneous findings uses alpha/m for each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALPHA = 1e-4
 BETA = 5e-4
 
 COARSE_RING = 10
-"""Points per backend of the coarsest ring that still counts as consistent hashing where no algorithm is claimed."""
+"""Points per backend of the coarsest ring accepted as consistent hashing where no algorithm is claimed."""
 
 Array = npt.NDArray[np.float64]
 
@@ -57,7 +57,7 @@ def beta_binomial_pmf(trials: int, a: float, b: float) -> Array:
 
 
 def band(pmf: Array, alpha: float = ALPHA) -> tuple[int, int]:
-    """Two-sided band of counts: smallest and largest that a test at alpha/2 on either side accepts."""
+    """Two-sided band of counts: smallest and largest accepted by a test at alpha/2 on each side."""
     low = int(np.searchsorted(np.cumsum(pmf), alpha / 2))
     above = np.cumsum(pmf[::-1])[::-1]  # above[k] = P(X >= k)
     high = int(np.flatnonzero(np.append(above[1:], 0.0) <= alpha / 2)[0])
@@ -68,7 +68,7 @@ def remap_band(keys: int, backends: int, algorithm: str, virtual_nodes: int, alp
     """Band for the number of `keys` that move when one of `backends` leaves a consistent hash.
 
     A ring with V virtual nodes a backend: BetaBinomial(keys, V, V (n-1)), over random node names (Dirichlet shares
-    of a ring). Rendezvous, jump and Maglev tables: Binomial(keys, 1/n). "any" is given the band of a coarse ring.
+    of a ring). Rendezvous, jump and Maglev tables: Binomial(keys, 1/n). "any" gets the band of a coarse ring.
     """
     if algorithm == "any":
         virtual_nodes = min(virtual_nodes, COARSE_RING)
@@ -79,7 +79,7 @@ def remap_band(keys: int, backends: int, algorithm: str, virtual_nodes: int, alp
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a sequential test said: `verdict` is "pass", "fail" or "open"; it looked at `trials` and saw `successes`."""
+    """Result of a sequential test: `verdict` is "pass", "fail" or "open", after `trials` with `successes`."""
 
     verdict: str
     successes: int
@@ -115,7 +115,7 @@ class ShareTest:
         self.cap, self.limits = _fixed_test(low, high, below, above, self._level, beta)
 
     def run(self, hits: Iterable[bool]) -> Decision:
-        """Look at `hits` one by one and stop at the first decision, at the cap, or at the end ("open")."""
+        """Process `hits` one by one until the first decision, the cap, or the end ("open")."""
         successes = trials = 0
         cleared = [False] * len(self._weights)
         for hit in hits:
@@ -123,7 +123,7 @@ class ShareTest:
             ratios = [successes * up + (trials - successes) * down for up, down in self._weights]
             if max(ratios) >= self._fail_at:
                 return Decision("fail", successes, trials, self.cap)
-            cleared = [done or ratio <= self._clear_at for done, ratio in zip(cleared, ratios, strict=True)]
+            cleared = [clear or ratio <= self._clear_at for clear, ratio in zip(cleared, ratios, strict=True)]
             if all(cleared):
                 return Decision("pass", successes, trials, self.cap)
             if trials == self.cap:

@@ -1,1 +1,1 @@
-"""What becomes of records: rows in plain JSON types, the text of a failure, the summary on the terminal."""
+"""Reports of records: rows in plain JSON types, failure texts, the summary on the terminal."""

@@ -1,23 +1,23 @@
-"""The text of a property that did not pass: what was promised, what was seen, and how to see it again."""
+"""The text for a property that did not pass: promise, observations, and the command that repeats the run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.property.verdict import FindingRow, Record
+from harness.property.verdict import FindingRow, Record, explained
 from reports.figures import figure, milliseconds
-from reports.timeline import course_in, course_text
+from reports.timeline import timeseries_in, timeseries_text
 
 SHOWN_FINDINGS = 5
 
 
 def failure_text(record: Record, repeat: str) -> str:
-    """Several lines; the first starts with the outcome, the last is `repeat`, the command that runs it again."""
+    """Several lines; the first starts with the outcome, the last is `repeat`, the command that repeats the run."""
     return "\n".join(_lines(record, repeat))
 
 
 def _lines(record: Record, repeat: str) -> Iterator[str]:
-    yield f"{record.outcome.value}: {record.reason or record.summary}"
+    yield f"{explained(record.outcome)}: {record.reason or record.summary}"
     yield ""
     yield f"  promise   {record.summary}"
     yield f"  target    {record.target} {record.version}, world {record.world.value}, seed {record.seed}"
@@ -27,23 +27,23 @@ def _lines(record: Record, repeat: str) -> Iterator[str]:
         yield f"  observed  {figure(record.observed)}, bound {figure(record.bound)}{sample}{chance}"
     yield from _findings(record.findings)
     scale = f", at {record.time_scale:g}x the time scale" if record.time_scale != 1.0 else ""
-    yield f"  slack     {milliseconds(record.slack_s)} at most{scale}"
+    yield f"  slack     {milliseconds(record.slack_s)} at most{scale} (timing uncertainty)"
     if record.first_try is not None:
         yield f"  first try {record.first_try.outcome.value}: {record.first_try.reason}"
     if record.scenario:
         yield f"  scenario  {record.scenario}"
     if record.history:
         yield f"  history   {record.history}"
-    if (course := course_in(record)) is not None:
+    if (timeseries := timeseries_in(record)) is not None:
         yield ""
-        yield course_text(course)
+        yield timeseries_text(timeseries)
     yield ""
     yield "  repeat with"
     yield repeat
 
 
 def _findings(findings: tuple[FindingRow, ...]) -> Iterator[str]:
-    """The first few findings that broke; where none did, the first few that could not be decided."""
+    """The first few broken findings; without any, the first few undecided ones."""
     broken = [item for item in findings if item.ok is False]
     word, chosen = ("broken", broken) if broken else ("undecided", [item for item in findings if item.ok is None])
     for item in chosen[:SHOWN_FINDINGS]:

@@ -8,7 +8,7 @@ from harness.property.verdict import Figure
 
 
 def figure(value: Figure) -> str:
-    """`value` in at most four significant digits; a pair as low–high, nothing as an empty text."""
+    """`value` in at most four significant digits; a pair as low–high, None as an empty text."""
     if value is None:
         return ""
     if isinstance(value, tuple):
@@ -25,5 +25,5 @@ def _number(value: float) -> str:
 
 
 def milliseconds(value_s: float) -> str:
-    """A time given in seconds, in milliseconds: `3.2 ms`."""
+    """A time in seconds as text in milliseconds: `3.2 ms`."""
     return f"{value_s * 1000:.3g} ms"

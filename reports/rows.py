@@ -1,4 +1,4 @@
-"""Records as rows of plain JSON types and back, so that they can cross processes and be kept in files."""
+"""Conversion of records to rows of plain JSON types and back, for other processes and files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def record_of(row: Mapping[str, Any]) -> Record:
-    """The record that `row_of` made `row` from."""
+    """The record of a row made by `row_of`."""
     values = dict(row)
     values["world"] = World(row["world"])
     values["outcome"] = Outcome(row["outcome"])
@@ -37,7 +37,7 @@ def _figure_of(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """`value` in plain JSON types: dataclasses become dicts, tuples lists, numpy's numbers Python's own."""
+    """`value` in plain JSON types: dataclasses become dicts, tuples lists, numpy numbers Python numbers."""
     if isinstance(value, Record):
         return row_of(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -50,7 +50,7 @@ def plain(value: Any) -> Any:
         return sorted(plain(item) for item in value)
     if value is None or isinstance(value, bool):
         return value
-    # Enums and numpy's floats are subclasses of str, int and float, but only the plain types cross processes.
+    # Enums and numpy floats are subclasses of str, int and float; only the plain types can be sent to other processes.
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)

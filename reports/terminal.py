@@ -1,4 +1,4 @@
-"""The summary of a run on the terminal: one table, and a few lines on slack, seeds and outcomes."""
+"""The summary of a session on the terminal: one table, and a few lines on slack, seeds and outcomes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.property.verdict import Outcome, Record
+from harness.property.verdict import MEANINGS, Outcome, Record, explained
 from harness.scenario.model import World
 from reports.figures import figure, milliseconds
-from reports.timeline import course_in, course_table
+from reports.timeline import timeseries_in, timeseries_table
 
 CHAOS = "chaos."
-"""Properties whose runs are told from beginning to end."""
+"""Name prefix of the properties whose time series is printed."""
 
 NOT_CLAIMED = "not claimed"
 UNKNOWN = "unknown"
-"""The version of a target that does not tell it."""
+"""Version of a target that states none."""
 
 STYLES = {
     Outcome.PASS: "green",
@@ -34,10 +34,10 @@ STYLES = {
 
 
 def as_text(records: Sequence[Record], width: int, colours: bool, notes: bool = False) -> str:
-    """What `render` prints on a terminal of `width` columns; with `notes`, what each judged property has to say."""
-    kept = io.StringIO()
+    """The output of `render` on a terminal of `width` columns; with `notes`, also the findings' notes."""
+    output = io.StringIO()
     console = Console(
-        file=kept,
+        file=output,
         width=width,
         force_terminal=colours,
         color_system="standard" if colours else None,
@@ -47,33 +47,33 @@ def as_text(records: Sequence[Record], width: int, colours: bool, notes: bool = 
     render(records, console)
     if notes:
         _print_notes(records, console)
-    return kept.getvalue()
+    return output.getvalue()
 
 
 def _print_notes(records: Sequence[Record], console: Console) -> None:
-    """Every note of the findings, each once: the counts behind a figure, latencies by backend and the like."""
+    """Print every note of the findings once: counts behind a figure, latencies by backend and so on."""
     for record in records:
         for note in dict.fromkeys(row.note for row in record.findings if row.note):
             console.print(Text(f"{record.property}[{record.world.value}]: {note}"))
-    _print_courses(records, console)
+    _print_timeseries(records, console)
 
 
-def _print_courses(records: Sequence[Record], console: Console) -> None:
-    """The course of each run under a chaos fault plan, once for all properties that shared it."""
+def _print_timeseries(records: Sequence[Record], console: Console) -> None:
+    """Print the time series of each run of a chaos fault plan, once for all properties that share the run."""
     shown: set[str] = set()
     for record in records:
-        course = course_in(record) if record.property.startswith(CHAOS) else None
-        if course is not None and record.history not in shown:
+        timeseries = timeseries_in(record) if record.property.startswith(CHAOS) else None
+        if timeseries is not None and record.history not in shown:
             shown.add(record.history)
             name = record.property.rpartition(".")[0]
             console.print(Text(f"\n{name}[{record.world.value}], {_balancer(record)}, seed {record.seed}"))
-            console.print(course_table(course))
+            console.print(timeseries_table(timeseries))
 
 
 def render(records: Sequence[Record], console: Console) -> None:
-    """Print the table of `records` and what else they have in common. Property names are never cut.
+    """Print the table of `records` and a summary. Property names are never cut.
 
-    Where the table is too wide, what all records share goes into a line of its own, then bands are broken in two.
+    If the table is too wide, first columns with one common value move to a line above it, then bands are split in two.
     """
     targets = list(dict.fromkeys(map(_balancer, records)))
     worlds = list(dict.fromkeys(record.world.value for record in records))
@@ -85,10 +85,10 @@ def render(records: Sequence[Record], console: Console) -> None:
             table = _table(records, shared, broken=False)
     if not _fits(table, console):
         table = _table(records, shared, broken=True)
-    told = {"target": targets[0], "world": worlds[0]}
+    values_of = {"target": targets[0], "world": worlds[0]}
     if shared:
-        line = ", ".join(f"{name} {told[name]}" for name in shared)
-        console.print(Text(line[0].upper() + line[1:]))  # not `capitalize`, which lowers the rest
+        line = ", ".join(f"{name} {values_of[name]}" for name in shared)
+        console.print(Text(line[0].upper() + line[1:]))  # not `capitalize`, which lower-cases the rest
     console.print(table)
     for record in records:
         if record.first_try is not None:
@@ -96,10 +96,12 @@ def render(records: Sequence[Record], console: Console) -> None:
     for reason, count in _unsupported(records).items():
         console.print(Text(f"Unsupported, though claimed: {count} {reason}"))
     console.print(Text(_last_line(records)))
+    if legend := _legend(records):
+        console.print(Text(legend))
 
 
 def _balancer(record: Record) -> str:
-    """Name and version of the target, where it has said one."""
+    """Name of the target, and its version if it states one."""
     return record.target if record.version == UNKNOWN else f"{record.target} {record.version}"
 
 
@@ -108,9 +110,9 @@ def _fits(table: Table, console: Console) -> bool:
 
 
 def _table(records: Sequence[Record], shared: Sequence[str], broken: bool) -> Table:
-    """The table without the columns named in `shared`; `broken` lets a band go on in a second line."""
+    """The table without the columns named in `shared`; `broken`: bands may continue on a second line."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
-    # A long name makes a long line rather than a cut name.
+    # Long names make long lines; they are not cut.
     table.add_column("property", no_wrap=True, min_width=max(len(item.property) for item in records))
     cells: dict[str, list[str]] = {
         "target": list(map(_balancer, records)),
@@ -136,12 +138,12 @@ def _table(records: Sequence[Record], shared: Sequence[str], broken: bool) -> Ta
 
 def _repeated(record: Record) -> Text:
     first = record.first_try
-    told = f"; the first try was {first.outcome.value}: {first.reason}" if first is not None else ""
-    return Text(f"{record.property}[{record.world.value}] was repeated at {record.time_scale:g}x the time scale{told}")
+    cause = f"; the first try was {first.outcome.value}: {first.reason}" if first is not None else ""
+    return Text(f"{record.property}[{record.world.value}] was repeated at {record.time_scale:g}x the time scale{cause}")
 
 
 def _unsupported(records: Sequence[Record]) -> Counter[str]:
-    """Why properties could not be judged that the target claims."""
+    """Reasons why claimed properties could not be judged, with their counts."""
     return Counter(
         record.reason
         for record in records
@@ -157,6 +159,15 @@ def _last_line(records: Sequence[Record]) -> str:
     ]
     seeds = sorted({record.seed for record in records})
     counts = Counter(record.outcome for record in records)
-    told = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
+    outcomes = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
     plural = "s" if len(seeds) > 1 else ""
-    return f"Slack at most {', '.join(slack)}. Seed{plural} {', '.join(map(str, seeds))}. {told}."
+    return (
+        f"Slack (timing uncertainty) at most {', '.join(slack)}. Seed{plural} {', '.join(map(str, seeds))}. {outcomes}."
+    )
+
+
+def _legend(records: Sequence[Record]) -> str:
+    """The meanings of the outcomes in `records` that need one; "" if there are none."""
+    occurring = {record.outcome for record in records}
+    outcomes = ", ".join(explained(outcome) for outcome in MEANINGS if outcome in occurring)
+    return f"Outcomes: {outcomes}." if outcomes else ""

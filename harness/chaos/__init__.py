@@ -1,1 +1,1 @@
-"""Chaos experiments: named and drawn fault plans, shrinking, and kept scenarios. Pure."""
+"""Chaos experiments: named and random fault plans, shrinking, and saved scenarios. Pure."""

@@ -1,7 +1,7 @@
-"""Chaos fault plans: the timelines of whole-system runs, by name, and one that is drawn. Pure.
+"""Named chaos fault plans: the timelines of whole-system runs. Pure.
 
-A fault plan is a function of the backends it may strike, when it begins and how long it lasts (seconds of the run).
-All of it has healed at `at_s + for_s`, so that what follows shows whether the balancer recovers.
+A fault plan is a function of the backends it may affect, its start and its duration (seconds of the run). All faults
+are healed at `at_s + for_s`; the rest of the run shows whether the balancer recovers.
 """
 
 from __future__ import annotations
@@ -25,61 +25,66 @@ from harness.scenario.faults import (
 FaultPlan = Callable[[Sequence[str], float, float], tuple[Step, ...]]
 
 SLOWER = 200.0
-"""How many times as long a grey backend takes: half a second instead of 2.5 ms, which a health route doesn't show."""
+"""Slowdown of a grey backend: half a second instead of 2.5 ms, invisible to health checks."""
 
 FLAPS = 3
+"""Outages of a flapping link."""
+
 BROWN_SLOWER = 8.0
+"""Slowdown of a backend in a brown-out."""
+
 BROWN_SHARE = 0.25
+"""Share of requests that a backend in a brown-out answers with 503."""
 
 
 def victim_of(backends: Sequence[str]) -> str:
-    """The backend that a fault plan for a single one strikes: the second, neither end of the balancer's list."""
+    """The backend affected by a single-backend fault plan: the second, at neither end of the balancer's list."""
     return backends[1 % len(backends)]
 
 
-def brown_half(backends: Sequence[str]) -> tuple[str, ...]:
-    """The half of the fleet (rounded down, at least one) that a brown-out strikes: the first ones."""
+def brown_out_backends(backends: Sequence[str]) -> tuple[str, ...]:
+    """The backends affected by a brown-out: the first half of the fleet, rounded down, at least one."""
     return tuple(backends[: max(1, len(backends) // 2)])
 
 
 def node_crash(backends: Sequence[str], at_s: float, for_s: float) -> tuple[Step, ...]:
-    """One backend's process is killed, and comes back with a cold cache."""
+    """One backend's process is killed and restarts with a cold cache."""
     return (Kill(victim_of(backends), at_s, for_s),)
 
 
 def rolling_restart(backends: Sequence[str], at_s: float, for_s: float) -> tuple[Step, ...]:
-    """Every backend restarts, one after the other; each is away for half of its turn at least, and nobody is told."""
-    turn_s = for_s / len(backends)
-    return tuple(Restart(name, at_s + turn * turn_s, turn_s / 2) for turn, name in enumerate(backends))
+    """All backends restart one after the other, unannounced; each is down for at least half of its time slot."""
+    slot_s = for_s / len(backends)
+    return tuple(Restart(name, at_s + slot * slot_s, slot_s / 2) for slot, name in enumerate(backends))
 
 
 def grey_failure(backends: Sequence[str], at_s: float, for_s: float) -> tuple[Step, ...]:
-    """One backend is slow but alive: it answers everything, health checks included, far too late."""
+    """One backend is alive but slow: it answers everything, health checks included, far too late."""
     return (Slow(victim_of(backends), at_s, SLOWER, for_s),)
 
 
 def blackhole(backends: Sequence[str], at_s: float, for_s: float) -> tuple[Step, ...]:
-    """Connections to one backend are accepted and then silent."""
+    """Connections to one backend are accepted, then no data passes."""
     return (Blackhole(victim_of(backends), at_s, for_s),)
 
 
 def flapping(backends: Sequence[str], at_s: float, for_s: float) -> tuple[Step, ...]:
-    """The way to one backend is closed and open again, three times, too quickly to get used to either."""
-    turn_s = for_s / FLAPS
-    return tuple(Down(victim_of(backends), at_s + turn * turn_s, turn_s / 2) for turn in range(FLAPS))
+    """The link to one backend closes and opens again three times, too fast for a balancer to adapt."""
+    period_s = for_s / FLAPS
+    return tuple(Down(victim_of(backends), at_s + flap * period_s, period_s / 2) for flap in range(FLAPS))
 
 
 def brown_out(backends: Sequence[str], at_s: float, for_s: float) -> tuple[Step, ...]:
-    """Half of the fleet is short of power: slow, and a quarter of what it is sent it refuses with 503."""
-    half = brown_half(backends)
-    slow = tuple(Slow(name, at_s, BROWN_SLOWER, for_s) for name in half)
-    return slow + tuple(FailingStatus(name, at_s, 503, share=BROWN_SHARE, for_s=for_s) for name in half)
+    """Half of the fleet is degraded: slow, and a quarter of its requests get 503."""
+    affected = brown_out_backends(backends)
+    slow = tuple(Slow(name, at_s, BROWN_SLOWER, for_s) for name in affected)
+    return slow + tuple(FailingStatus(name, at_s, 503, share=BROWN_SHARE, for_s=for_s) for name in affected)
 
 
 def packet_misery(backends: Sequence[str], at_s: float, for_s: float) -> tuple[Step, ...]:
-    """The network is bad everywhere: one way is late and jitters, one comes in slices, the others are thin.
+    """Every link is bad, in turn: latency with jitter, small slices, low bandwidth.
 
-    Nothing of it loses a byte, so that nothing need be lost.
+    No fault loses a byte, so no request need be lost.
     """
     steps: list[Step] = []
     for number, name in enumerate(backends):
@@ -94,7 +99,7 @@ def packet_misery(backends: Sequence[str], at_s: float, for_s: float) -> tuple[S
 
 
 def thundering_return(backends: Sequence[str], at_s: float, for_s: float) -> tuple[Step, ...]:
-    """The ways to all backends close at once, and open again at the same moment, with everybody waiting."""
+    """The links to all backends close at once and open again at the same moment, with all clients waiting."""
     return tuple(Down(name, at_s, for_s) for name in backends)
 
 

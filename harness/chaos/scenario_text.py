@@ -1,4 +1,4 @@
-"""Scenarios as text: JSON to keep and play again, Python to paste into a test. Pure."""
+"""Scenarios as text: JSON to save and replay, Python source to paste into a test. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from harness.claims.features import CARRIER
-
 from harness.claims.validation import nearest
-from harness.scenario import arrival_rates as shapes
-from harness.scenario import faults as timeline
-from harness.scenario import model
-from harness.scenario import request_mix as content
+from harness.scenario import arrival_rates, faults, model, request_mix
 from harness.scenario.arrivals import draw
 from harness.scenario.closed_loop import VirtualUsers
 from harness.scenario.fast_dataclass import canonical
@@ -26,33 +22,33 @@ from harness.scenario.fault_schedule import conflict
 from harness.scenario.faults import Leave, Membership
 from harness.scenario.model import Scenario, Stream
 
-MODULES: tuple[ModuleType, ...] = (model, content, shapes, timeline)
-"""Where everything that a scenario is made of can be imported from."""
+MODULES: tuple[ModuleType, ...] = (model, request_mix, arrival_rates, faults)
+"""Modules with the classes of a scenario."""
 
 WIDTH = 100
-"""Columns from which on a value is broken into a line for each field."""
+"""Line width of Python source; a longer value has one line per field."""
 
 MOST = 200_000
-"""Requests, keys, sessions, or pieces of a shape, that a stream of a file may have: more is taken for a slip."""
+"""Limit of requests, keys, sessions or pieces of a shape in a stream of a file; more is treated as a mistake."""
 
 MOST_CHATS = 10_000
 MOST_TURNS = 1000
 MOST_TOKENS = 1_000_000
 MOST_BACKENDS = 28
-"""For so many a live run has ports."""
+"""Limit of backends: a live run has ports for this many."""
 
 LONGEST_S = 3600.0
 
 LEAST: Mapping[str, int] = MappingProxyType({"weight": 1, "slice_bytes": 1})
-"""The least that a field of a step may be, where that is not 0."""
+"""Minimum of a step's field, where it is not 0."""
 
 MOST_OF_ANYTHING = 1_000_000_000
 
 ANY_NUMBER = ("by",)
-"""Fields of steps that the mock servers alone judge."""
+"""Fields of steps that are validated by the mock servers only."""
 
 IS = "is"
-"""The key of an object that names its class."""
+"""JSON key for the class name of an object."""
 
 
 # --- JSON -------------------------------------------------------------------------------------------------
@@ -64,14 +60,14 @@ def to_json(scenario: Scenario) -> str:
 
 
 def from_json(text: str) -> Scenario:
-    """The scenario that `to_json` wrote, or one written by hand. ValueError: one line on what is wrong, and where.
+    """The scenario in JSON `text`, from `to_json` or written by hand. ValueError: one line with error and location.
 
-    Whatever a world would stumble over is found here, but for what the mock servers refuse (`harness.sim.playable`).
+    Checks everything that would make a run fail, except what the mock servers reject (`harness.sim.playable`).
     """
     try:
         scenario = _value(_document(text), "scenario")
     except RecursionError:
-        raise ValueError("lists or objects within one another, far too deep for a scenario") from None
+        raise ValueError("lists or objects are nested too deeply for a scenario") from None
     if not isinstance(scenario, Scenario):
         raise ValueError('expected an object with "is": "Scenario" at the top')
     _check_fleet(scenario)
@@ -105,7 +101,7 @@ def _adapter(name: str) -> Any:
 
 
 def _value(given: Any, where: str) -> Any:
-    """What a JSON value stands for; objects are checked from the inside out."""
+    """The object for a JSON value; nested objects are validated first."""
     if isinstance(given, list):
         return tuple(_value(item, f"{where}[{number}]") for number, item in enumerate(given))
     if not isinstance(given, dict):
@@ -125,13 +121,13 @@ def _value(given: Any, where: str) -> Any:
         return _adapter(cls.__name__).validate_python(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join([where, *(str(part) for part in first["loc"][:1])])
-        if first["type"] == "value_error":  # the class itself says what it saw
-            raise ValueError(f"{place}: {first['ctx']['error']}") from None
-        raise ValueError(f"{place}: saw {first['input']!r}: {first['msg']}") from None
+        path = ".".join([where, *(str(part) for part in first["loc"][:1])])
+        if first["type"] == "value_error":  # the class's own message
+            raise ValueError(f"{path}: {first['ctx']['error']}") from None
+        raise ValueError(f"{path}: saw {first['input']!r}: {first['msg']}") from None
 
 
-# --- what can be played ---------------------------------------------------------------------------------------
+# --- validation -------------------------------------------------------------------------------------------
 
 
 def _check_fleet(scenario: Scenario) -> None:
@@ -151,25 +147,25 @@ def _check_fleet(scenario: Scenario) -> None:
 def _check_timeline(scenario: Scenario) -> None:
     known = scenario.backend_ids
     for number, step in enumerate(scenario.timeline):
-        place = f"scenario.timeline[{number}]: {type(step).__name__} of {step.backend!r}"
+        where = f"scenario.timeline[{number}]: {type(step).__name__} of {step.backend!r}"
         if step.backend not in known:
-            raise ValueError(f"{place}: {nearest(step.backend, known)}")
+            raise ValueError(f"{where}: {nearest(step.backend, known)}")
         if not 0.0 <= step.at_s < math.inf:
-            raise ValueError(f"{place}: at_s {step.at_s}: expected a time from 0 on")
+            raise ValueError(f"{where}: at_s {step.at_s}: expected a time from 0 on")
         for item in dataclasses.fields(step):
             value = getattr(step, item.name)
             if isinstance(value, bool | str | None) or item.name in ANY_NUMBER:
                 continue
             least = LEAST.get(item.name, 0)
             if not least <= value <= MOST_OF_ANYTHING:
-                raise ValueError(f"{place}: {item.name} {value}: expected {least} to {MOST_OF_ANYTHING}")
+                raise ValueError(f"{where}: {item.name} {value}: expected {least} to {MOST_OF_ANYTHING}")
     changes = sorted((step for step in scenario.timeline if isinstance(step, Membership)), key=lambda step: step.at_s)
     for count, change in enumerate(changes):
         if isinstance(change, Leave) and change.backend not in scenario.members(changes[:count]):
-            told = f"Leave of {change.backend!r} at {change.at_s:g} s"
-            raise ValueError(f"scenario.timeline: {told}: it is no member then; let it join first")
-    if told := conflict(scenario.timeline):
-        raise ValueError(f"scenario.timeline: {told}")
+            what = f"Leave of {change.backend!r} at {change.at_s:g} s"
+            raise ValueError(f"scenario.timeline: {what}: it is not a member then; let it join first")
+    if reason := conflict(scenario.timeline):
+        raise ValueError(f"scenario.timeline: {reason}")
 
 
 def _check_load(scenario: Scenario) -> None:
@@ -182,21 +178,21 @@ def _check_load(scenario: Scenario) -> None:
     if not load.streams:
         raise ValueError("scenario.load.streams: none: expected one at least")
     for number, stream in enumerate(load.streams):
-        place = f"scenario.load.streams[{number}]"
-        for told in _out_of_range(stream):
-            raise ValueError(f"{place}: stream {stream.name!r}: {told}")
+        where = f"scenario.load.streams[{number}]"
+        for problem in _out_of_range(stream):
+            raise ValueError(f"{where}: stream {stream.name!r}: {problem}")
         alone = dataclasses.replace(load, streams=(stream,))
         try:
-            asked = VirtualUsers(alone, 0, 0).requests if stream.chats is not None else draw(alone, 0)
+            requests = VirtualUsers(alone, 0, 0).requests if stream.chats is not None else draw(alone, 0)
         except (ValueError, ArithmeticError, LookupError) as error:
-            raise ValueError(f"{place}: it cannot be drawn: {error}") from None
-        longest = max((max(one.prompt_tokens, one.output_tokens) for one in asked), default=0)
+            raise ValueError(f"{where}: its requests cannot be generated: {error}") from None
+        longest = max((max(one.prompt_tokens, one.output_tokens) for one in requests), default=0)
         if longest > MOST_TOKENS:
-            raise ValueError(f"{place}: a request of {longest} tokens: expected {MOST_TOKENS} at most")
+            raise ValueError(f"{where}: a request of {longest} tokens: expected {MOST_TOKENS} at most")
 
 
 def _out_of_range(stream: Stream) -> Iterator[str]:
-    """What is wrong with a stream that would make its drawing crash, or take for ever. Lazy: later ones rely on it."""
+    """Settings with which generating the requests would crash or not end. Lazy: later checks rely on earlier ones."""
     if not 0.0 < stream.rate_per_s < math.inf:
         yield f"rate_per_s {stream.rate_per_s}: expected a number above 0"
     if not 0.0 <= stream.start_s < math.inf:
@@ -209,7 +205,9 @@ def _out_of_range(stream: Stream) -> Iterator[str]:
         yield "methods are none: expected one at least"
     if stream.shape is not None:
         yield from _too_many("pieces of its shape", _pieces(stream.shape))
-    yield from _too_many("requests", stream.requests if stream.shape is None else shapes.expected(stream.shape), 0)
+    yield from _too_many(
+        "requests", stream.requests if stream.shape is None else arrival_rates.expected(stream.shape), 0
+    )
     if stream.chats is not None:
         yield from _too_many("chats", stream.chats.count, 1, MOST_CHATS)
         if not 0.0 < stream.chats.duration_s < math.inf:
@@ -221,9 +219,9 @@ def _out_of_range(stream: Stream) -> Iterator[str]:
         yield from _too_many("turns of a session", stream.content.sessions.turns, 1, MOST_TURNS)
 
 
-def _pieces(shape: shapes.Shape) -> int:
-    """Of how many pieces a shape is made, counted up to one more than may be."""
-    if isinstance(shape, shapes.Recorded):
+def _pieces(shape: arrival_rates.Shape) -> int:
+    """Number of pieces of a shape, counted up to `MOST` + 1."""
+    if isinstance(shape, arrival_rates.Recorded):
         return 0
     return sum(1 for _ in itertools.islice(shape.pieces(), MOST + 1))
 
@@ -239,7 +237,7 @@ def _too_many(what: str, count: float, least: int = 0, most: int | None = None) 
 
 
 def to_python(scenario: Scenario, name: str = "SCENARIO") -> str:
-    """`scenario` as Python source, imports first; what equals a default is left out."""
+    """`scenario` as Python source, imports first; default values are omitted."""
     used: dict[str, set[str]] = {}
     body = f"{name} = {_source(scenario, used, 0)}"
     lines = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(used.items())]
@@ -247,7 +245,7 @@ def to_python(scenario: Scenario, name: str = "SCENARIO") -> str:
 
 
 def _source(value: object, used: dict[str, set[str]], depth: int) -> str:
-    """Source of a value that begins `depth` levels deep; notes in `used` what must be imported from where."""
+    """Source of a value at indentation level `depth`; adds the names to import, by module, to `used`."""
     if isinstance(value, Enum):
         _use(type(value), used)
         return f"{type(value).__name__}.{value.name}"
@@ -271,7 +269,7 @@ def _arguments(value: Any, used: dict[str, set[str]], depth: int) -> Iterator[st
 
 
 def _call(name: str, items: list[str], depth: int, closing: str) -> str:
-    """`name(items)` on one line where it fits, else a line for each item."""
+    """`name(items)` on one line if it fits, else one line per item."""
     whole = f"{name}({', '.join(items)}{closing}"
     if "\n" not in whole and len(whole) + 4 * depth <= WIDTH:
         return whole
@@ -280,7 +278,7 @@ def _call(name: str, items: list[str], depth: int, closing: str) -> str:
 
 
 def _use(cls: type, used: dict[str, set[str]]) -> None:
-    """Note where a class is to be imported from: the first of MODULES that has it."""
+    """Add a class to `used`, under the first of MODULES that has it."""
     for module in MODULES:
         if getattr(module, cls.__name__, None) is cls and not _is_private(module, cls):
             used.setdefault(module.__name__, set()).add(cls.__name__)
@@ -288,5 +286,5 @@ def _use(cls: type, used: dict[str, set[str]]) -> None:
 
 
 def _is_private(module: ModuleType, cls: type) -> bool:
-    """Whether a module merely imported the class for its own use."""
+    """Whether a module only imports the class for its own use."""
     return module is model and not cls.__module__.endswith("model")

@@ -1,7 +1,7 @@
-"""Shrinks a scenario that fails to the shortest list of steps and the smallest load that still fail. Pure.
+"""Reduce a failing scenario to a small one that still fails: few steps, little load, few backends. Pure.
 
-Delta debugging (Zeller and Hildebrandt, IEEE TSE 28, 2002) on the timeline; halving on everything that has a size.
-Deterministic: the same scenario and the same answers give the same result.
+Delta debugging (Zeller and Hildebrandt, IEEE TSE 28, 2002) on the timeline; halving of all sizes. Deterministic: equal
+scenarios and equal results of `fails` give equal results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Fails = Callable[[Scenario], bool]
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """The smallest scenario found that fails, how many were played for it, and whether `MOST_RUNS` cut it short."""
+    """The smallest failing scenario found, the number of runs, and whether the limit of runs ended the search."""
 
     scenario: Scenario
     runs: int
@@ -31,11 +31,11 @@ class Shrunk:
 
 
 class _SpentError(Exception):
-    """All runs are used up."""
+    """The limit of runs is reached."""
 
 
 class _Shrinker:
-    """Holds the smallest scenario so far; `try_` plays a candidate and takes it if it fails."""
+    """Holds the smallest failing scenario so far; `try_` plays a candidate and keeps it if it fails."""
 
     def __init__(self, scenario: Scenario, fails: Fails, most_runs: int) -> None:
         self.best = scenario
@@ -46,10 +46,10 @@ class _Shrinker:
         self._known: dict[str, bool] = {scenario.digest(): True}
 
     def try_(self, candidate: Scenario) -> bool:
-        """Whether `candidate` fails; each is played once. _SpentError if that would be one run too many.
+        """Whether `candidate` fails; equal candidates are played once. _SpentError if no run is left.
 
-        One that leaves the balancer without members, as no join comes any more, fails with any of them: it is no answer
-        unless the scenario was of that kind from the beginning. One whose steps do not go together cannot be played.
+        A candidate that leaves the balancer without members at some time fails with every balancer: it counts only if
+        the original scenario does so too. A candidate with conflicting steps cannot be played and does not count.
         """
         if self._always_members and not _always_members(candidate):
             return False
@@ -66,15 +66,16 @@ class _Shrinker:
         return self._known[key]
 
     def first_of(self, candidates: Iterator[Scenario]) -> bool:
-        """Take the first of `candidates` that fails; whether there was one."""
+        """Keep the first of `candidates` that fails. Returns whether there is one."""
         return any(self.try_(candidate) for candidate in candidates)
 
 
 def shrink(scenario: Scenario, fails: Fails, most_runs: int = MOST_RUNS) -> Shrunk:
-    """The smallest scenario found by taking things away from `scenario`, which fails, while it goes on failing.
+    """The smallest scenario found by removing parts of `scenario`, which fails, as long as it still fails.
 
-    `fails` plays a scenario; a candidate that cannot be played must count as one that does not fail. Steps go first,
-    then time between them, requests, backends; and again until nothing more can go, or after `most_runs`.
+    `fails` plays a scenario and says whether it fails; it must return False for one that cannot be played. Removed are
+    steps, then durations and idle time, requests and backends, repeatedly until nothing more can be removed or
+    `most_runs` are used.
     """
     shrinker = _Shrinker(scenario, fails, most_runs)
     try:
@@ -96,7 +97,7 @@ def shrink(scenario: Scenario, fails: Fails, most_runs: int = MOST_RUNS) -> Shru
 
 
 def _always_members(scenario: Scenario) -> bool:
-    """Whether the changes of membership can be made, and there is somebody to send requests to after each."""
+    """Whether the membership changes are valid and leave an undrained member after each."""
     steps = sorted(scenario.timeline, key=lambda step: step.at_s)
     changes = [step for step in steps if isinstance(step, Membership)]
     try:
@@ -104,7 +105,7 @@ def _always_members(scenario: Scenario) -> bool:
             set(scenario.members(changes[:count])) - scenario.drained(changes[:count])
             for count in range(len(changes) + 1)
         )
-    except ValueError:  # one leaves that has left already
+    except ValueError:  # a Leave of a backend that has left already
         return False
 
 
@@ -112,7 +113,7 @@ def _always_members(scenario: Scenario) -> bool:
 
 
 def _fewer_steps(shrinker: _Shrinker) -> None:
-    """Delta debugging: leave out ever smaller parts of the timeline."""
+    """Delta debugging: remove smaller and smaller parts of the timeline."""
     parts = 2
     while shrinker.best.timeline:
         steps = shrinker.best.timeline
@@ -134,7 +135,7 @@ def _without_a_part(steps: Sequence[Step], parts: int) -> Iterator[tuple[Step, .
 
 
 def _shorter_faults(scenario: Scenario) -> Iterator[Scenario]:
-    """With one fault half as long."""
+    """Candidates with one fault half as long."""
     for number, step in enumerate(scenario.timeline):
         for_s = getattr(step, "for_s", None)
         if for_s is not None and for_s / 2 >= SHORTEST_S:
@@ -143,28 +144,28 @@ def _shorter_faults(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _earlier(scenario: Scenario) -> Iterator[Scenario]:
-    """With half of the time before the first step gone, and the requests of that time with it."""
+    """A candidate without half of the time before the first step, and without the requests of that time."""
     first_s = min((step.at_s for step in scenario.timeline), default=0.0)
-    gone_s = round(first_s / 2, 2)
-    if gone_s < SHORTEST_S:
+    removed_s = round(first_s / 2, 2)
+    if removed_s < SHORTEST_S:
         return
-    steps = tuple(replace(step, at_s=round(step.at_s - gone_s, 3)) for step in scenario.timeline)
-    streams = tuple(_shorter(stream, gone_s) for stream in scenario.load.streams)
+    steps = tuple(replace(step, at_s=round(step.at_s - removed_s, 3)) for step in scenario.timeline)
+    streams = tuple(_shorter(stream, removed_s) for stream in scenario.load.streams)
     yield replace(_with_streams(scenario, streams), timeline=steps)
 
 
-def _shorter(stream: Stream, gone_s: float) -> Stream:
+def _shorter(stream: Stream, removed_s: float) -> Stream:
     if stream.chats is not None:
-        lasts_s = max(SHORTEST_S, round(stream.chats.duration_s - gone_s, 3))
+        lasts_s = max(SHORTEST_S, round(stream.chats.duration_s - removed_s, 3))
         return replace(stream, chats=replace(stream.chats, duration_s=lasts_s))
-    return replace(stream, requests=max(FEWEST_REQUESTS, stream.requests - int(stream.rate_per_s * gone_s)))
+    return replace(stream, requests=max(FEWEST_REQUESTS, stream.requests - int(stream.rate_per_s * removed_s)))
 
 
 # --- load and fleet ---------------------------------------------------------------------------------------
 
 
 def _smaller_loads(scenario: Scenario) -> Iterator[Scenario]:
-    """Without one stream; or with one of them at half the rate, with some requests to spare for that or none; or
+    """Candidates without one stream; with one at half its rate (of equal or somewhat longer duration); with one
     shorter by half, a quarter or a tenth; or with fewer chats or keys.
     """
     streams = scenario.load.streams
@@ -184,7 +185,7 @@ def _smaller(stream: Stream) -> Iterator[Stream]:
 
 def _fewer_requests(stream: Stream) -> Iterator[Stream]:
     count = stream.requests
-    for fewer in (count // 2, count // 2 + count // 8):  # the rate first: afterwards every request may be needed
+    for fewer in (count // 2, count // 2 + count // 8):  # the rate first: later every request may be needed
         if FEWEST_REQUESTS <= fewer < count:
             yield replace(stream, requests=fewer, rate_per_s=stream.rate_per_s / 2)
     for fewer in (count // 2, count - count // 4, count - count // 10):
@@ -206,7 +207,7 @@ def _with_streams(scenario: Scenario, streams: tuple[Stream, ...]) -> Scenario:
 
 
 def _fewer_backends(scenario: Scenario) -> Iterator[Scenario]:
-    """With just those that the timeline strikes and one or two more, the struck ones numbered from 0."""
+    """Candidates with fewer backends: the timeline's backends renumbered from 0, or unchanged."""
     names = sorted({step.backend for step in scenario.timeline}, key=scenario.backend_ids.index)
     if scenario.spare:
         return

@@ -1,7 +1,7 @@
-"""The seeded random fault plan: some kinds of fault off, the rest with wild weights. Pure.
+"""Seeded random fault plans: some kinds of fault are off, the others have widely varying weights. Pure.
 
-Swarm testing (Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012): a test that leaves some features out reaches states that
-one with a little of everything never does, because features get in each other's way.
+Swarm testing (Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012): tests that omit some features reach states that tests
+with all features never reach, because features suppress each other.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from harness.scenario.faults import (
 
 Draw = Callable[[Random, str, float, float], tuple[Step, ...]]
 
-PROCESS, MEMBER, WAY, REQUEST = "process", "member", "way", "request"
-"""What a kind strikes. A process or its membership bears nothing else beside it, the others bear one of each."""
+PROCESS, MEMBER, LINK, REQUEST = "process", "member", "link", "request"
+"""What a kind affects. Process and membership faults exclude every other on their backend, others only their like."""
 
 
-def _killed(random: Random, name: str, at_s: float, for_s: float) -> tuple[Step, ...]:
+def _kill(random: Random, name: str, at_s: float, for_s: float) -> tuple[Step, ...]:
     return (Kill(name, at_s, for_s),)
 
 
@@ -62,29 +62,41 @@ def _status(random: Random, name: str, at_s: float, for_s: float) -> tuple[Step,
     return (FailingStatus(name, at_s, random.choice((429, 500, 502, 503, 504)), share=share, for_s=for_s),)
 
 
-def _late(random: Random, name: str, at_s: float, for_s: float) -> tuple[Step, ...]:
-    latency_s = _wild(random, 0.01, 0.5)
+def _latency(random: Random, name: str, at_s: float, for_s: float) -> tuple[Step, ...]:
+    latency_s = _drawn(random, 0.01, 0.5)
     return (Latency(name, at_s, latency_s, for_s, jitter_s=round(latency_s * random.choice((0.0, 0.5)), 3)),)
 
 
 KINDS: Mapping[str, tuple[str, Draw]] = MappingProxyType(
     {
-        "kill": (PROCESS, _killed),
+        "kill": (PROCESS, _kill),
         "pause": (PROCESS, lambda random, name, at_s, for_s: (Pause(name, at_s, for_s),)),
         "restart": (PROCESS, lambda random, name, at_s, for_s: (Restart(name, at_s, for_s),)),
-        "down": (WAY, lambda random, name, at_s, for_s: (Down(name, at_s, for_s),)),
-        "latency": (WAY, _late),
-        "blackhole": (WAY, lambda random, name, at_s, for_s: (Blackhole(name, at_s, for_s),)),
-        "reset": (WAY, lambda random, name, at_s, for_s: (Reset(name, at_s, for_s),)),
-        "bandwidth": (WAY, lambda random, name, at_s, for_s: (Bandwidth(name, at_s, _wild(random, 2, 100), for_s),)),
-        "slow-close": (WAY, lambda random, name, at_s, for_s: (SlowClose(name, at_s, _wild(random, 0.05, 1), for_s),)),
-        "timeout": (WAY, lambda random, name, at_s, for_s: (Timeout(name, at_s, _wild(random, 0.05, 1), for_s),)),
-        "slicer": (WAY, lambda random, name, at_s, for_s: (Slicer(name, at_s, 32, _wild(random, 0.001, 0.01), for_s),)),
-        "limit-data": (WAY, lambda random, name, at_s, for_s: (LimitData(name, at_s, 40, for_s),)),
+        "down": (LINK, lambda random, name, at_s, for_s: (Down(name, at_s, for_s),)),
+        "latency": (LINK, _latency),
+        "blackhole": (LINK, lambda random, name, at_s, for_s: (Blackhole(name, at_s, for_s),)),
+        "reset": (LINK, lambda random, name, at_s, for_s: (Reset(name, at_s, for_s),)),
+        "bandwidth": (
+            LINK,
+            lambda random, name, at_s, for_s: (Bandwidth(name, at_s, _drawn(random, 2, 100), for_s),),
+        ),
+        "slow-close": (
+            LINK,
+            lambda random, name, at_s, for_s: (SlowClose(name, at_s, _drawn(random, 0.05, 1), for_s),),
+        ),
+        "timeout": (
+            LINK,
+            lambda random, name, at_s, for_s: (Timeout(name, at_s, _drawn(random, 0.05, 1), for_s),),
+        ),
+        "slicer": (
+            LINK,
+            lambda random, name, at_s, for_s: (Slicer(name, at_s, 32, _drawn(random, 0.001, 0.01), for_s),),
+        ),
+        "limit-data": (LINK, lambda random, name, at_s, for_s: (LimitData(name, at_s, 40, for_s),)),
         "failing-status": (REQUEST, _status),
         "over-capacity": (
             REQUEST,
-            lambda random, name, at_s, for_s: (OverCapacity(name, at_s, _wild(random, 1, 20), for_s=for_s),),
+            lambda random, name, at_s, for_s: (OverCapacity(name, at_s, _drawn(random, 1, 20), for_s=for_s),),
         ),
         "queue-full": (
             REQUEST,
@@ -96,13 +108,16 @@ KINDS: Mapping[str, tuple[str, Draw]] = MappingProxyType(
                 OutOfMemory(name, at_s, share=0.5, dead=random.random() < 0.5, for_s=for_s),
             ),
         ),
-        "slow": (REQUEST, lambda random, name, at_s, for_s: (Slow(name, at_s, _wild(random, 2, 400), for_s),)),
+        "slow": (REQUEST, lambda random, name, at_s, for_s: (Slow(name, at_s, _drawn(random, 2, 400), for_s),)),
         "hang": (REQUEST, lambda random, name, at_s, for_s: (Hang(name, at_s, for_s),)),
         "zombie": (REQUEST, lambda random, name, at_s, for_s: (Zombie(name, at_s, for_s),)),
         "cut-off": (REQUEST, lambda random, name, at_s, for_s: (CutOff(name, at_s, random.choice((0, 1, 2)), for_s),)),
         "stall": (REQUEST, lambda random, name, at_s, for_s: (Stall(name, at_s, random.choice((1, 2)), for_s),)),
         "stream-error": (REQUEST, lambda random, name, at_s, for_s: (StreamError(name, at_s, for_s=for_s),)),
-        "drip": (REQUEST, lambda random, name, at_s, for_s: (Drip(name, at_s, _wild(random, 0.01, 0.2), for_s),)),
+        "drip": (
+            REQUEST,
+            lambda random, name, at_s, for_s: (Drip(name, at_s, _drawn(random, 0.01, 0.2), for_s),),
+        ),
         "not-ready": (REQUEST, lambda random, name, at_s, for_s: (NotReady(name, at_s, for_s),)),
         "not-alive": (REQUEST, lambda random, name, at_s, for_s: (NotAlive(name, at_s, for_s),)),
         "bad-metrics": (
@@ -123,34 +138,37 @@ KINDS: Mapping[str, tuple[str, Draw]] = MappingProxyType(
         ),
     }
 )
-"""All kinds that are drawn: what each strikes, and how its steps are made.
+"""All kinds in random plans: what each affects, and the function that makes its steps.
 
-Not among them are the faults that leave an answer whole but spoil its text (garbage, truncated, wrong length): then
-nobody could say whose answer it is, whatever the balancer did.
+Faults that corrupt the text of a complete answer (garbage, truncated, wrong length) are not included: such an answer
+cannot be matched to its request, whatever the balancer does.
 """
 
-MEMBERSHIP = tuple(name for name, (strikes, _) in KINDS.items() if strikes == MEMBER)
-"""Kinds that change the membership; not for a balancer whose list is fixed."""
+MEMBERSHIP = tuple(name for name, (affects, _) in KINDS.items() if affects == MEMBER)
+"""Kinds that change the membership; not for a balancer with a fixed member list."""
 
 STEP_EVERY_S = 0.6
-"""One stroke for so much of a fault plan, on average."""
+"""Mean time per fault of a plan."""
 
 SHORTEST_S = 0.2
 LONGEST_SHARE = 0.5
-"""How long a stroke lasts: from 0.2 s to half of the fault plan, with equal chances for each order of size."""
+"""Durations of faults: from 0.2 s to half of the plan, log-uniform."""
 
 COLD_S = 1.0
-"""A new process takes its time until it can be struck again."""
+"""Minimum time between a process fault and the next fault of that backend."""
 
 ON = 0.5
+"""Probability of each kind to be on."""
+
 TRIES = 200
+"""Draws of a fault, at most, per plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnFault:
-    """One thing that happens to one backend, from its first step until it may be struck again."""
+    """A fault of one backend, from its first step until the backend may get another one."""
 
-    strikes: str
+    affects: str
     backend: str
     start_s: float
     end_s: float
@@ -166,57 +184,57 @@ def random_fault_plan(
     without: Collection[str] = (),
     spare_one: bool = True,
 ) -> tuple[Step, ...]:
-    """Steps from `at_s` to `at_s + seconds` at the latest, in order of time; the same seed gives the same ones.
+    """Steps between `at_s` and `at_s + seconds`, in order of time. The same seed gives the same steps.
 
-    Each kind of KINDS that is not in `without` is on with even chances (one at least), with a weight of 1/16 to 16.
-    Strokes on one backend never get in each other's way, and with `spare_one` some backend is untouched at any time.
-    ValueError if `without` names an unknown kind or leaves none.
+    Each kind of KINDS outside `without` is on with probability 0.5 (at least one is), with a weight of 1/16 to 16.
+    Faults of one backend never conflict; with `spare_one` at least one backend is without a fault at any time.
+    ValueError if `without` names an unknown kind or all kinds.
     """
     unknown = sorted(set(without) - set(KINDS))
-    left = [name for name in KINDS if name not in without]
-    if unknown or not left:
+    available = [name for name in KINDS if name not in without]
+    if unknown or not available:
         raise ValueError(f"unknown kinds {', '.join(unknown)}" if unknown else "no kind of fault is left to draw")
     random = Random(f"{seed}/programme")
-    on = [name for name in left if random.random() < ON] or [random.choice(left)]
+    on = [name for name in available if random.random() < ON] or [random.choice(available)]
     weights = [2.0 ** random.uniform(-4.0, 4.0) for _ in on]
-    wanted = max(1, round(seconds / STEP_EVERY_S * random.uniform(0.5, 1.5)))
-    strokes: list[DrawnFault] = []
+    count = max(1, round(seconds / STEP_EVERY_S * random.uniform(0.5, 1.5)))
+    faults: list[DrawnFault] = []
     for _ in range(TRIES):
-        if len(strokes) == wanted:
+        if len(faults) == count:
             break
-        stroke = _stroke(random, random.choices(on, weights)[0], random.choice(backends), at_s, seconds)
-        if _fits(stroke, strokes, backends, spare_one):
-            strokes.append(stroke)
-    steps = [step for stroke in strokes for step in stroke.steps]
+        fault = _draw_fault(random, random.choices(on, weights)[0], random.choice(backends), at_s, seconds)
+        if _fits(fault, faults, backends, spare_one):
+            faults.append(fault)
+    steps = [step for fault in faults for step in fault.steps]
     return tuple(sorted(steps, key=lambda step: step.at_s))
 
 
-def _stroke(random: Random, kind: str, backend: str, at_s: float, seconds: float) -> DrawnFault:
+def _draw_fault(random: Random, kind: str, backend: str, at_s: float, seconds: float) -> DrawnFault:
     longest_s = max(SHORTEST_S, LONGEST_SHARE * seconds)
-    for_s = min(_wild(random, SHORTEST_S, longest_s), seconds)
+    for_s = min(_drawn(random, SHORTEST_S, longest_s), seconds)
     start_s = round(at_s + random.uniform(0.0, seconds - for_s), 2)
-    strikes, draw = KINDS[kind]
-    # Rounding may carry it past the end by a hundredth, which no fault is to outlast.
+    affects, draw = KINDS[kind]
+    # Rounding may exceed the end of the plan by 0.01 s; no fault may outlast it.
     for_s = round(min(for_s, at_s + seconds - start_s), 2)
-    awake_s = start_s + for_s + (COLD_S if strikes == PROCESS else 0.0)
-    return DrawnFault(strikes, backend, start_s, awake_s, draw(random, backend, start_s, for_s))
+    end_s = start_s + for_s + (COLD_S if affects == PROCESS else 0.0)
+    return DrawnFault(affects, backend, start_s, end_s, draw(random, backend, start_s, for_s))
 
 
-def _fits(stroke: DrawnFault, others: Sequence[DrawnFault], backends: Sequence[str], spare_one: bool) -> bool:
-    """Whether a stroke gets in the way of none that was drawn before it."""
-    beside = [other for other in others if other.start_s <= stroke.end_s and stroke.start_s <= other.end_s]
-    alone = {PROCESS, MEMBER}
-    for other in beside:
-        if other.backend == stroke.backend and (
-            other.strikes == stroke.strikes or {other.strikes, stroke.strikes} & alone
+def _fits(fault: DrawnFault, others: Sequence[DrawnFault], backends: Sequence[str], spare_one: bool) -> bool:
+    """Whether a fault conflicts with none of `others`."""
+    overlapping = [other for other in others if other.start_s <= fault.end_s and fault.start_s <= other.end_s]
+    exclusive = {PROCESS, MEMBER}
+    for other in overlapping:
+        if other.backend == fault.backend and (
+            other.affects == fault.affects or {other.affects, fault.affects} & exclusive
         ):
             return False
-    touched = {other.backend for other in beside} | {stroke.backend}
-    return not spare_one or len(backends) == 1 or len(touched) < len(backends)
+    affected = {other.backend for other in overlapping} | {fault.backend}
+    return not spare_one or len(backends) == 1 or len(affected) < len(backends)
 
 
-def _wild(random: Random, low: float, high: float) -> float:
-    """A number between `low` and `high`, evenly by order of size; three digits."""
+def _drawn(random: Random, low: float, high: float) -> float:
+    """A log-uniform number between `low` and `high`, rounded to three significant digits."""
     drawn = math.exp(random.uniform(math.log(low), math.log(high)))
     return float(f"{drawn:.3g}")
 

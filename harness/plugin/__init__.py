@@ -1,7 +1,7 @@
-"""pytest glue: options, one item for each property and world, failure text, the summary at the end.
+"""The pytest plugin: options, one item per property and world, failure texts, the summary.
 
-Every pytest run on a machine with Steelyard loads this module, so it imports nothing of Steelyard until a suite is
-collected. A suite is a package whose `__init__.py` says `STEELYARD_SUITE = True`; it is read, not imported.
+Every pytest run in an environment with Steelyard loads this module, so it imports no other part of Steelyard before a
+suite is collected. A suite is a package whose `__init__.py` contains `STEELYARD_SUITE = True` (read, not imported).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import pytest
 
 ROOT = Path(__file__).parents[2]
-"""The folder with `harness` in it."""
+"""The folder that contains `harness`."""
 
 MARKER = re.compile(r"^STEELYARD_SUITE = True\s*$", re.MULTILINE)
 TOO_MANY_INCONCLUSIVE = 0.2
-"""Above this share of judged live items `--tolerate inconclusive` tolerates no longer."""
+"""A session with a larger share of inconclusive live items fails even with `--tolerate inconclusive`."""
 
 OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     (
@@ -33,17 +33,17 @@ OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("seed", "1", "N", "seed of all arrivals and choices (default: 1)"),
     ("tolerate", "", "inconclusive", "turn inconclusive outcomes into skips"),
     ("toxiproxy", "embedded", "embedded|real|URL", "fault proxy of the live world (default: embedded)"),
-    ("nginx", "", "PATH", "another nginx binary than the one of the pip package"),
+    ("nginx", "", "PATH", "nginx binary to use instead of the pip package's"),
 )
 """Name, default, placeholder and help of each option."""
 
 
 class Stop(KeyboardInterrupt):
-    """Ends the session with one line and exit code 2; the only kind that pytest lets out of a collector."""
+    """Ends the session with one line and exit code 2; the only exception type that pytest passes out of a collector."""
 
 
 class NotKeptError(Exception):
-    """A property did not pass; the text is all that is to be shown."""
+    """A property did not pass; the text is the whole report."""
 
 
 # --- options ----------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class NotKeptError(Exception):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None, None]:
-    """Add the options after all conftests, and give way where a project has its own `--target` or `--seed`."""
+    """Add the options after all conftests, except those that a project defines itself (such as `--seed`)."""
     yield
     group = parser.getgroup("steelyard", "Steelyard: conformance of load balancers")
     for name, default, placeholder, text in OPTIONS:
@@ -62,19 +62,19 @@ def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options if any was given; without them nothing happens until a suite is collected."""
-    bench = SessionState(config)
-    config.stash[BENCH] = bench
-    config.pluginmanager.register(bench, "steelyard-bench")
-    if bench.given and not bench.is_worker and not config.getoption("help", False):
-        bench.worlds()
+    """Validate the options if any is set; otherwise do nothing until a suite is collected."""
+    state = SessionState(config)
+    config.stash[STATE] = state
+    config.pluginmanager.register(state, "steelyard-session")
+    if state.given and not state.is_worker and not config.getoption("help", False):
+        state.worlds()
 
 
 # --- the state of one session -----------------------------------------------------------------------------
 
 
 class SessionState:
-    """Target, judge and rows of one pytest session. Everything in it is made when the first suite asks for it."""
+    """Target, judge and rows of one pytest session, created when first used."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -89,12 +89,12 @@ class SessionState:
         self._live: Any = None
 
     def option(self, name: str) -> str:
-        """Text of an option; its default where a project took the name for itself."""
+        """Value of an option; its default if the project defines the option itself."""
         return str(getattr(self.config.option, f"steelyard_{name}", dict(row[:2] for row in OPTIONS)[name]))
 
     @property
     def given(self) -> list[tuple[str, str]]:
-        """Names and values of all options that are not at their default."""
+        """Names and values of all options that differ from their defaults."""
         return [(name, self.option(name)) for name, default, _, _ in OPTIONS if self.option(name) != default]
 
     def stop(self, message: object) -> NoReturn:
@@ -103,28 +103,28 @@ class SessionState:
         pytest.exit(self.stopped, returncode=2)
 
     def check_roots(self, suite: Path) -> None:
-        """Stop if the suite of a clone would be judged by the harness of another installation."""
-        beside = suite.parent / "harness" / "plugin" / "__init__.py"
-        if beside.exists() and not beside.samefile(__file__):
+        """Stop if a suite of a clone would be judged by the harness of another installation."""
+        own_plugin = suite.parent / "harness" / "plugin" / "__init__.py"
+        if own_plugin.exists() and not own_plugin.samefile(__file__):
             self.stop(
                 f"suites come from {suite}, but harness from {ROOT / 'harness'}:"
                 " run `pip install -e .` in the clone, or `pytest --pyargs suites` outside it"
             )
 
     def worlds(self) -> list[Any]:
-        """Worlds to judge in, sim before live; stops the session if an option or the target won't do."""
+        """Worlds to judge in, sim before live. Stops the session if an option or the target is invalid."""
         from harness.scenario.model import World
 
         target = self.target()
-        wanted = [world for world in World if self.option("world") in ("all", world.value)]
-        chosen = [world for world in wanted if world in target.worlds]
+        requested = [world for world in World if self.option("world") in ("all", world.value)]
+        chosen = [world for world in requested if world in target.worlds]
         if not chosen:
-            can = " and ".join(sorted(world.value for world in target.worlds))
-            self.stop(f"target {target.name} runs in {can} only; saw --world {self.option('world')}")
+            supported = " and ".join(sorted(world.value for world in target.worlds))
+            self.stop(f"target {target.name} runs in {supported} only; saw --world {self.option('world')}")
         return chosen
 
     def target(self) -> Any:
-        """The target under test; stops the session if it can't be had."""
+        """The target under test. Stops the session if it is not available."""
         if self._target is None:
             from harness.scenario.model import ClaimsError, TargetError
             from harness.targets import resolve
@@ -149,14 +149,14 @@ class SessionState:
         if proxy not in ("embedded", "real") and not proxy.startswith(("http://", "https://")):
             self.stop(f"--toxiproxy {proxy!r}: expected embedded, real or a URL such as http://127.0.0.1:8474")
 
-    def judge(self, promise: Any, world: Any) -> Any:
-        """The record of one property in one world; stops the session if the target can't be run at all."""
+    def judge(self, item: Any, world: Any) -> Any:
+        """The record of one property in one world. Stops the session if the target cannot be run at all."""
         from harness.scenario.model import ClaimsError, TargetError
 
         if self._judge is None:
             self._judge = self._make_judge()
         try:
-            return self._judge.judge(promise, world)
+            return self._judge.judge(item, world)
         except (ClaimsError, TargetError) as error:
             self.stop(error)
 
@@ -172,34 +172,34 @@ class SessionState:
             from harness.live.session import LiveSession
 
             self._live = LiveSession(toxiproxy=self.option("toxiproxy"))
-            # pytest runs its clean-ups however the session ends, Ctrl-C included.
+            # pytest runs cleanups at every end of the session, Ctrl-C included.
             self.config.add_cleanup(self._live.close)
         return self._live.play(target, scenario, seed)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Live properties come last, so that a cheap failure shows first; all else keeps its order."""
+        """Run live properties last, so that cheap failures show first; keep the order otherwise."""
         items.sort(key=lambda item: isinstance(item, PropertyItem) and item.world == "live")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Gather the rows; under xdist they arrive here from the workers."""
+        """Collect the rows; with xdist they arrive here from the workers."""
         if report.when == "call":
             self.rows += [value for name, value in report.user_properties if name == "steelyard"]  # type: ignore[misc]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over what a worker of xdist knows and its controller does not."""
-        told = getattr(node, "workeroutput", {}).get("steelyard", {})
-        self.suite_files += told.get("suite_files", 0)
-        if told.get("stopped"):
-            self.stopped = told["stopped"]
+        """Merge the state of an xdist worker into the controller's."""
+        output = getattr(node, "workeroutput", {}).get("steelyard", {})
+        self.suite_files += output.get("suite_files", 0)
+        if output.get("stopped"):
+            self.stopped = output["stopped"]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Give the session the exit code that its outcomes ask for."""
+        """Set the exit code of the session from its outcomes."""
         if self.is_worker:
-            told = {"suite_files": self.suite_files, "stopped": self.stopped}
-            self.config.workeroutput["steelyard"] = told  # type: ignore[attr-defined]
+            output = {"suite_files": self.suite_files, "stopped": self.stopped}
+            self.config.workeroutput["steelyard"] = output  # type: ignore[attr-defined]
             return
         if self.stopped:
             session.exitstatus = 2
@@ -209,17 +209,17 @@ class SessionState:
         if self.stopped or self.config.option.collectonly or not (ran_none or exitstatus <= 1):
             return
         if self.suite_files and not judged and (self.rows or ran_none):
-            why = f"all {len(self.rows)} are unsupported" if self.rows else "none was collected or selected"
-            self.lines.append(f"No property was judged: {why}.")
+            reason = f"all {len(self.rows)} are unsupported" if self.rows else "none was collected or selected"
+            self.lines.append(f"No property was judged: {reason}.")
             session.exitstatus = session.exitstatus if exitstatus == 1 else 2
         live = [row["outcome"] for row in judged if row["world"] == "live"]
-        unsure = live.count("inconclusive")
-        if self.option("tolerate") and unsure > TOO_MANY_INCONCLUSIVE * len(live):
-            self.lines.append(f"{unsure} of {len(live)} live outcomes are inconclusive; a fifth is tolerated.")
+        count = live.count("inconclusive")
+        if self.option("tolerate") and count > TOO_MANY_INCONCLUSIVE * len(live):
+            self.lines.append(f"{count} of {len(live)} live outcomes are inconclusive; at most a fifth is tolerated.")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """The table of all records and what else there is to say."""
+        """Print the table of all records and the messages of the session."""
         if self.rows:
             from reports.rows import record_of
             from reports.terminal import as_text
@@ -235,16 +235,16 @@ class SessionState:
 
     @pytest.hookimpl(optionalhook=True, wrapper=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Generator[None, Any, Any]:
-        """Keep live properties on one worker, whatever way of distributing the user chose (but for `each`)."""
+        """Keep live properties on one worker with every distribution mode except `each`."""
         chosen = yield
         if config.getoption("dist") == "each":
             return chosen
-        from harness.plugin.one_worker import LiveOnOneWorker, live_together
+        from harness.plugin.one_worker import LiveOnOneWorker, live_scheduler_of
 
-        return LiveOnOneWorker(chosen, lambda: live_together(config, log, chosen))
+        return LiveOnOneWorker(chosen, lambda: live_scheduler_of(config, log, chosen))
 
 
-BENCH = pytest.StashKey[SessionState]()
+STATE = pytest.StashKey[SessionState]()
 
 
 # --- collection -------------------------------------------------------------------------------------------
@@ -254,24 +254,24 @@ BENCH = pytest.StashKey[SessionState]()
 def pytest_collect_file(
     file_path: Path, parent: pytest.Collector
 ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Replace whatever would collect a file of a suite by `SuiteFile`; a plain hook would only add to it."""
+    """Replace the collectors of a suite's file by `SuiteFile`; a hook without wrapper would only add one."""
     collected = yield
     if file_path.suffix != ".py" or file_path.name.startswith(("__init__", "conftest", "test_")):
         return collected
-    known = parent.config.stash[BENCH].suites
+    suites = parent.config.stash[STATE].suites
     folder = file_path.parent
-    if folder not in known:
-        known[folder] = _suite_of(folder)
-    suite = known[folder]
+    if folder not in suites:
+        suites[folder] = _suite_of(folder)
+    suite = suites[folder]
     if suite is None:
         return collected
-    # Given, not computed: the same in a clone, with --pyargs, and from any folder.
+    # An explicit node id is equal in a clone, with --pyargs, and from any folder.
     nodeid = file_path.relative_to(suite.parent).as_posix()
     return [SuiteFile.from_parent(parent, path=file_path, nodeid=nodeid, suite=suite)]
 
 
 def _suite_of(folder: Path) -> Path | None:
-    """The suite that `folder` is, or is a package of; None if there is none."""
+    """The suite that is or contains the package `folder`; None if there is none."""
     while True:
         try:
             text = (folder / "__init__.py").read_text(encoding="utf-8")
@@ -283,61 +283,61 @@ def _suite_of(folder: Path) -> Path | None:
 
 
 class SuiteFile(pytest.Module):
-    """One file of a suite: an item for each property defined in it and each world to judge it in."""
+    """One file of a suite: an item for each of its properties and each world."""
 
     def __init__(self, *, suite: Path, **rest: Any) -> None:
         super().__init__(**rest)
         self.suite = suite
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Import the file and make its items."""
-        bench = self.config.stash[BENCH]
-        bench.suite_files += 1
+        """Import the file and create its items."""
+        state = self.config.stash[STATE]
+        state.suite_files += 1
         try:
-            bench.check_roots(self.suite)
-            worlds = bench.worlds()
+            state.check_roots(self.suite)
+            worlds = state.worlds()
         except pytest.exit.Exception as error:
             raise Stop(error.msg) from None
         from harness.property.declare import properties_of
 
         try:
-            promises = properties_of(self.obj)
+            properties = properties_of(self.obj)
         except ValueError as error:
             raise self.CollectError(str(error)) from None
-        return [self._item(promise, world) for world in worlds for promise in promises if world in promise.worlds]
+        return [self._item(item, world) for world in worlds for item in properties if world in item.worlds]
 
-    def _item(self, promise: Any, world: Any) -> pytest.Item:
-        # As text: pytest 9.2 takes an id apart only then, and needs that to know the item again in --lf.
-        name = f"{promise.name}[{world.value}]"
-        return PropertyItem.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", promise=promise, world=world)
+    def _item(self, judged: Any, world: Any) -> pytest.Item:
+        # An id as text: pytest 9.2 splits only those, and needs the parts to recognize the item in --lf.
+        name = f"{judged.name}[{world.value}]"
+        return PropertyItem.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", judged=judged, world=world)
 
 
 class PropertyItem(pytest.Item):
     """One property in one world."""
 
-    def __init__(self, *, promise: Any, world: Any, **rest: Any) -> None:
+    def __init__(self, *, judged: Any, world: Any, **rest: Any) -> None:
         super().__init__(**rest)
-        self.promise = promise
+        self.judged = judged
         self.world = world
 
     def runtest(self) -> None:
-        """Judge the property; anything but a pass is raised as a skip or as NotKeptError."""
+        """Judge the property. Outcomes other than a pass raise a skip or NotKeptError."""
         from reports.failure import failure_text
         from reports.rows import row_of
 
-        bench = self.config.stash[BENCH]
-        record = bench.judge(self.promise, self.world)
+        state = self.config.stash[STATE]
+        record = state.judge(self.judged, self.world)
         self.user_properties.append(("steelyard", row_of(record)))
         if record.outcome == "pass":
             return
         if record.outcome == "unsupported":
             raise pytest.skip.Exception(f"unsupported: {record.reason}", _use_item_location=True)
-        if record.outcome == bench.option("tolerate"):
+        if record.outcome == state.option("tolerate"):
             raise pytest.skip.Exception(f"inconclusive, tolerated: {record.reason}", _use_item_location=True)
         raise NotKeptError(failure_text(record, self.repeat_command()))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The failure text alone, without a traceback; a crash of Steelyard itself is shown in full."""
+        """The failure text without a traceback; an exception in Steelyard itself is shown in full."""
         if not isinstance(excinfo.value, NotKeptError):
             return super().repr_failure(excinfo, style)
         shown = excinfo.getrepr(style="value", chain=False)
@@ -346,14 +346,14 @@ class PropertyItem(pytest.Item):
         return shown
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Where the check is written."""
-        return self.path, self.promise.check.__code__.co_firstlineno - 1, self.name
+        """Location of the check."""
+        return self.path, self.judged.check.__code__.co_firstlineno - 1, self.name
 
     def repeat_command(self) -> str:
-        """The command that runs this item alone, with every option that is not at its default."""
+        """The command that runs this item alone, with all options that differ from their defaults."""
         start = self.config.invocation_params.dir
         here = self.path.is_relative_to(start) and "site-packages" not in self.path.parts
-        words = [*self.config.stash[BENCH].target().repeat_prefix(self.world), "pytest"]
+        words = [*self.config.stash[STATE].target().repeat_prefix(self.world), "pytest"]
         shipped = isinstance(self.parent, SuiteFile) and self.parent.suite.parent == ROOT
         if shipped and (self.config.option.pyargs or not here):
             words.append("--pyargs")
@@ -361,6 +361,6 @@ class PropertyItem(pytest.Item):
         else:
             where = str(self.path.relative_to(start) if here else self.path)
         words.append(f"{where}::{self.name}")
-        for name, value in self.config.stash[BENCH].given:
+        for name, value in self.config.stash[STATE].given:
             words += [f"--{name}", value]
         return shlex.join(words)

@@ -1,4 +1,4 @@
-"""Under pytest-xdist all live properties run on one worker: they measure time, and would disturb each other."""
+"""With pytest-xdist all live properties run on one worker: they measure time and would disturb each other."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ LIVE_ITEM = re.compile(r"::[a-z0-9-]+(\.[a-z0-9-]+)+\[live\]")
 
 
 class LiveOnOneWorker:
-    """Hands everything to the scheduler that the user chose, unless live properties turn out to be collected."""
+    """Delegates to the user's scheduler, unless live properties are collected."""
 
-    def __init__(self, chosen: Any, together: Callable[[], Any]) -> None:
+    def __init__(self, chosen: Any, live_scheduler: Callable[[], Any]) -> None:
         self._scheduler = chosen
-        self._together: Callable[[], Any] | None = together
+        self._live_scheduler: Callable[[], Any] | None = live_scheduler
         self._collections: dict[Any, list[str]] = {}
 
     def add_node_collection(self, node: Any, collection: Iterable[str]) -> None:
-        """Note what a worker collected, for the case that the scheduler is changed."""
+        """Record the collection of a worker, in case the scheduler is replaced."""
         self._collections[node] = list(collection)
         self._scheduler.add_node_collection(node, self._collections[node])
 
     def schedule(self) -> None:
-        """Decide, once all workers have collected, and start."""
-        together, self._together = self._together, None
-        if together and any(LIVE_ITEM.search(name) for names in self._collections.values() for name in names):
+        """Choose the scheduler once all workers have collected, and start it."""
+        live_scheduler, self._live_scheduler = self._live_scheduler, None
+        if live_scheduler and any(LIVE_ITEM.search(name) for names in self._collections.values() for name in names):
             nodes = list(self._scheduler.nodes)
-            self._scheduler = together()
+            self._scheduler = live_scheduler()
             for node in nodes:
                 self._scheduler.add_node(node)
             for node in nodes:
@@ -41,15 +41,15 @@ class LiveOnOneWorker:
         return getattr(self._scheduler, name)
 
 
-def live_together(config: pytest.Config, log: Any, chosen: Any) -> Any:
-    """A scheduler with all live properties in one scope; the rest goes by the scopes of `chosen`, or one by one."""
+def live_scheduler_of(config: pytest.Config, log: Any, chosen: Any) -> Any:
+    """A scheduler with all live properties in one scope; other items use the scopes of `chosen`, or one each."""
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-    class LiveTogether(LoadScopeScheduling):  # type: ignore[misc]
+    class LiveInOneScope(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             if LIVE_ITEM.search(nodeid):
                 return "steelyard-live"
             scope = chosen._split_scope(nodeid) if isinstance(chosen, LoadScopeScheduling) else nodeid
             return str(scope)
 
-    return LiveTogether(config, log)
+    return LiveInOneScope(config, log)

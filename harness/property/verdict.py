@@ -1,17 +1,18 @@
-"""What became of a property on a run: outcomes, judged findings, records. Standard library only."""
+"""Results of judging a property on a run: outcomes, judged findings, records. Standard library only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from harness.scenario.model import World
 
 
 class Outcome(StrEnum):
-    """What became of one property on one run (DESIGN: Outcomes)."""
+    """The result of one property on one run: promise kept, promise broken, or one of `MEANINGS`."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -21,12 +22,28 @@ class Outcome(StrEnum):
     ERROR = "error"
 
 
+MEANINGS: Mapping[Outcome, str] = MappingProxyType(
+    {
+        Outcome.INCONCLUSIVE: "not decidable",
+        Outcome.VACUOUS: "not exercised",
+        Outcome.UNSUPPORTED: "not applicable to this target",
+        Outcome.ERROR: "harness or suite failure",
+    }
+)
+"""The outcomes that need an explanation, in a few words, for reports."""
+
+
+def explained(outcome: Outcome) -> str:
+    """An outcome with its meaning in parentheses, `vacuous (not exercised)`; pass and fail are left as they are."""
+    return f"{outcome.value} ({MEANINGS[outcome]})" if outcome in MEANINGS else outcome.value
+
+
 Figure = float | int | tuple[float | int, float | int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class FindingRow:
-    """One finding as judged. `ok` None: undecided, and `note` says why."""
+    """One judged finding. `ok` None: undecided, for the reason in `note`."""
 
     ok: bool | None
     at_s: float
@@ -38,11 +55,11 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What became of one property × target × world × seed.
+    """The result of one property × target × world × seed.
 
-    `observed`, `bound` and `sample` are those of the finding that decided; `alpha` is the false-alarm rate of a
-    statistical one (0: exact). `first_try` is the run that slack alone had made inconclusive, if it was repeated at
-    twice the time scale.
+    `observed`, `bound` and `sample` are those of the decisive finding; `alpha` is the sum of the findings' false-alarm
+    rates (0: exact). `first_try`: the run that was inconclusive because of slack alone, if it was repeated at twice the
+    time scale.
     """
 
     property: str

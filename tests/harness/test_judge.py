@@ -173,7 +173,7 @@ FAULTY = replace(SCENARIO, timeline=(Kill("gpu-1", at_s=0.5),))
     ("scenario", "steps", "told"),
     [
         (FAULTY, (StepSeen("Kill", 1, 0.5, float("nan")),), "never took effect: Kill of gpu-1 at 0.5 s"),
-        (FAULTY, (), "1 faults and changes asked for, 0 carried out"),
+        (FAULTY, (), "1 faults and changes requested, 0 carried out"),
         (
             replace(SCENARIO, timeline=(Leave("gpu-1", 0.5), Join("gpu-1", 1.0))),
             (StepSeen("Leave", 1, 0.5, 0.6), StepSeen("Join", 1, 1.0, float("nan"))),

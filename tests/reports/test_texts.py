@@ -92,7 +92,7 @@ def test_failure_text() -> None:
         "  target    nginx 1.31.3, world live, seed 7",
         "  observed  0.1235, bound 0.1694–0.3421, sample 1000, false-alarm rate 0.0001",
         "  broken    at 1.250 s: observed 3–4, bound 0–2, sample 100 (one too many)",
-        "  slack     3.2 ms at most",
+        "  slack     3.2 ms at most (timing uncertainty)",
         "  scenario  5243c23a5f46d939",
         "  history   " + "ab" * 32,
     ):
@@ -129,26 +129,28 @@ def test_the_summary_fits_and_cuts_no_name(width: int, targets: int) -> None:
         (line,) = [line for line in lines if line.startswith(record.property + " ") and "repeated" not in line]
         assert record.outcome.value in line
     assert "\x1b" not in text
-    told = " ".join(text.split())
-    assert "Slack at most 0 ms in sim, 3.2 ms in live. Seeds 7, 8." in told
-    assert "1 pass, 2 fail, 1 inconclusive, 1 unsupported." in told
-    assert "spread.one-connection.even[live] was repeated at 2x the time scale; the first try was inconclusive:" in told
-    assert targets == 2 or "nginx 1.31.3" in told
+    words = " ".join(text.split())
+    assert "Slack (timing uncertainty) at most 0 ms in sim, 3.2 ms in live. Seeds 7, 8." in words
+    assert "1 pass, 2 fail, 1 inconclusive, 1 unsupported." in words
+    assert "Outcomes: inconclusive (not decidable), unsupported (not applicable to this target)." in words
+    name = "spread.one-connection.even[live]"
+    assert f"{name} was repeated at 2x the time scale; the first try was inconclusive:" in words
+    assert targets == 2 or "nginx 1.31.3" in words
 
 
 def test_an_unknown_version_is_left_out_and_names_keep_their_case() -> None:
     record = replace(RECORD, target="python:least:LeastPicked", version="unknown")
-    told = " ".join(as_text([record], 60, colours=False).split())
-    assert "Target python:least:LeastPicked, world live" in told
-    assert "unknown" not in told
+    words = " ".join(as_text([record], 60, colours=False).split())
+    assert "Target python:least:LeastPicked, world live" in words
+    assert "unknown" not in words
 
 
 def test_the_summary_says_why_what_is_claimed_could_not_be_judged() -> None:
     reasons = ["cannot change membership", "cannot change membership", "not claimed: breaker"]
     records = [replace(RECORDS[3], property=f"a.b.{number}", reason=reason) for number, reason in enumerate(reasons)]
-    told = " ".join(as_text(records, 100, colours=False).split())
-    assert "Unsupported, though claimed: 2 cannot change membership" in told
-    assert "breaker" not in told
+    words = " ".join(as_text(records, 100, colours=False).split())
+    assert "Unsupported, though claimed: 2 cannot change membership" in words
+    assert "breaker" not in words
 
 
 def test_the_summary_in_colours() -> None:

@@ -8,7 +8,7 @@ from harness.evidence.run_timeseries import run_timeseries
 from reports.failure import failure_text
 from reports.rows import record_of, row_of
 from reports.terminal import as_text
-from reports.timeline import course_in, course_text
+from reports.timeline import timeseries_in, timeseries_text
 from tests.harness.evidence.test_run_timeseries import run
 from tests.reports.test_texts import RECORD
 from tests.suites.histories import lost
@@ -18,7 +18,7 @@ CHAOS = replace(RECORD, property="chaos.node-crash.recovers", facts={"course": C
 
 
 def test_a_row_for_each_stretch_with_what_happened() -> None:
-    lines = course_text(COURSE, 80).splitlines()
+    lines = timeseries_text(COURSE, 80).splitlines()
     assert len(lines) == 2 + 8
     assert " ".join(lines[0].split()) == "from s req/s lost p50 ms p99 ms % by backend what happened"
     assert lines[3].split()[:3] == ["0.25", "100", "10"]
@@ -27,13 +27,13 @@ def test_a_row_for_each_stretch_with_what_happened() -> None:
 
 
 def test_the_course_survives_the_way_to_another_process() -> None:
-    assert course_in(record_of(row_of(CHAOS))) == COURSE
-    assert course_in(RECORD) is None
+    assert timeseries_in(record_of(row_of(CHAOS))) == COURSE
+    assert timeseries_in(RECORD) is None
 
 
 def test_a_failure_shows_it() -> None:
     text = failure_text(CHAOS, "pytest x")
-    assert course_text(COURSE) in text and text.endswith("pytest x")
+    assert timeseries_text(COURSE) in text and text.endswith("pytest x")
     assert "what happened" not in failure_text(RECORD, "pytest x")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.chaos.fault_plans import FAULT_PLANS, SLOWER, brown_half, victim_of
+from harness.chaos.fault_plans import FAULT_PLANS, SLOWER, brown_out_backends, victim_of
 from harness.scenario.faults import Bandwidth, Blackhole, Down, FailingStatus, Kill, Latency, Restart, Slicer, Slow
 
 FOUR = ("gpu-0", "gpu-1", "gpu-2", "gpu-3")
@@ -47,7 +47,7 @@ def test_half_of_the_fleet_browns_out() -> None:
     assert {(type(step), step.backend) for step in steps} == {
         (kind, name) for kind in (Slow, FailingStatus) for name in FOUR[:2]
     }
-    assert [len(brown_half(FOUR[:count])) for count in (1, 2, 3, 4)] == [1, 1, 1, 2]
+    assert [len(brown_out_backends(FOUR[:count])) for count in (1, 2, 3, 4)] == [1, 1, 1, 2]
 
 
 def test_packet_misery_loses_no_byte() -> None:

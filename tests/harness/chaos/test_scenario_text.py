@@ -92,7 +92,7 @@ def content(**changes: Any) -> dict[str, Any]:
 SPIKE = {"is": "Spike", "rate_per_s": 5.0, "peak_per_s": 50.0, "at_s": 1.0, "for_s": 2.0, "duration_s": 2.5}
 BURSTS = {"is": "Bursts", "rate_per_s": 1.0, "size": 5.0, "every_s": 1e-8, "burst_s": 1e-9, "duration_s": 100.0}
 STREAM = "scenario.load.streams[0]: stream 'traffic': "
-DRAWN = "scenario.load.streams[0]: it cannot be drawn: "
+DRAWN = "scenario.load.streams[0]: its requests cannot be generated: "
 FAULT = "scenario.timeline[0]: "
 
 
@@ -101,8 +101,8 @@ FAULT = "scenario.timeline[0]: "
     [
         ("{", "not valid JSON"),
         ("1" * 5000, "not valid JSON"),
-        ("[" * 100_000, "far too deep"),
-        ("[" * 700 + "]" * 700, "far too deep"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[" * 700 + "]" * 700, "nested too deeply"),
         ("[]", 'expected an object with "is": "Scenario"'),
         ("{}", '"is" says None'),
         ('{"is": "Scenaro"}', "did you mean Scenario"),
@@ -119,8 +119,11 @@ FAULT = "scenario.timeline[0]: "
         (with_steps(Slicer("gpu-1", 1.0, 0, 0.1)), "slice_bytes 0: expected 1 to"),
         (with_steps(Weigh("gpu-1", 1.0, 0)), "weight 0: expected 1 to"),
         (with_steps(Weigh("gpu-1", 1.0, 10**12)), "weight 1000000000000: expected 1 to 1000000000"),
-        (with_steps(Leave("gpu-1", 1.0), Leave("gpu-1", 2.0)), "Leave of 'gpu-1' at 2 s: it is no member then"),
-        (with_steps(Leave("gpu-4", 1.0), spare=1), "Leave of 'gpu-4' at 1 s: it is no member then; let it join first"),
+        (with_steps(Leave("gpu-1", 1.0), Leave("gpu-1", 2.0)), "Leave of 'gpu-1' at 2 s: it is not a member then"),
+        (
+            with_steps(Leave("gpu-4", 1.0), spare=1),
+            "Leave of 'gpu-4' at 1 s: it is not a member then; let it join first",
+        ),
         (with_steps(Kill("gpu-1", 1.0, 1.0), Slow("gpu-1", 1.5, 2.0)), "scenario.timeline: Slow of gpu-1 at 1.5 s"),
         (with_steps(Kill("gpu-1", 4000.0)), "scenario: it lasts 4000 s, expected 3600 s at most"),
         (with_scenario(backends=0), "scenario: 0 backends and 0 spare: expected one"),

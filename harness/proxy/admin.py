@@ -1,16 +1,16 @@
-"""The admin interface of a live balancer: its backends as JSON, edits of the list, and metrics.
+"""The admin interface of a live balancer: lists and edits its backends as JSON, and serves metrics.
 
-    GET    /backends                the list: id, url, weight, state, in flight, and what the gateway knows
-    PUT    /backends                the whole list: [{id, host, port, weight}] or [{url, id, weight}], with "draining":
-                                    true for those that are to get nothing new
-    POST   /backends                join: {url} with id and weight where wanted, or {id, host, port, weight}
-    GET    /backends/{id}           one of them
-    PATCH  /backends/{id}           weigh: {weight}; PUT does the same
-    DELETE /backends/{id}           leave: nothing new; what is in flight has the drain deadline to end, then it is cut
-    POST   /backends/{id}/drain     as leave, but it stays listed until it is told to leave; ?wait_s=5 waits for the end
+    GET    /backends                list: id, url, weight, state, requests in flight, and the gateway's health data
+    PUT    /backends                replace the list: [{id, host, port, weight}] or [{url, id, weight}], with
+                                    "draining": true for backends that get no new requests
+    POST   /backends                join: {url} with optional id and weight, or {id, host, port, weight}
+    GET    /backends/{id}           one backend
+    PATCH  /backends/{id}           set the weight: {weight}; PUT does the same
+    DELETE /backends/{id}           leave: no new requests; those in flight are cut at the drain deadline
+    POST   /backends/{id}/drain     as leave, but it stays listed until DELETE; ?wait_s=5 waits for the end of the drain
     GET    /metrics                 see harness.proxy.metrics
 
-An edit keeps everything that is known about the others. Mistakes are answered with `{"error": ...}` of one line.
+An edit keeps all state of the other backends. Errors are answered with a one-line `{"error": ...}`.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from typing import Any
 from aiohttp import web
 
 from harness.proxy.driver import Driver
-from harness.proxy.upstreams import BackendAddress, Upstream, place_of
+from harness.proxy.upstreams import BackendAddress, Upstream, address_from_json
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-JOIN_FORM = "expected an object of url (with id and weight where wanted), or of id, host, port, weight"
+JOIN_FORM = "expected an object of url (with optional id and weight), or of id, host, port, weight"
 LONGEST_WAIT_S = 3600.0
 
 
 class Admin:
-    """Serves the interface for one shell and its list."""
+    """Serves the admin interface of one driver and its list of backends."""
 
-    def __init__(self, shell: Driver) -> None:
-        self._shell = shell
-        self._upstreams = shell.upstreams
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._upstreams = driver.upstreams
 
     def application(self) -> web.Application:
-        """The routes."""
-        made = web.Application(middlewares=[_errors_as_json])
-        made.router.add_get("/backends", self._list)
-        made.router.add_put("/backends", self._use)
-        made.router.add_post("/backends", self._join)
-        made.router.add_get("/backends/{id}", self._show)
-        made.router.add_patch("/backends/{id}", self._weigh)
-        made.router.add_put("/backends/{id}", self._weigh)
-        made.router.add_delete("/backends/{id}", self._leave)
-        made.router.add_post("/backends/{id}/drain", self._drain)
-        made.router.add_get("/metrics", self._metrics)
-        return made
+        """The aiohttp application with all routes."""
+        application = web.Application(middlewares=[_errors_as_json])
+        application.router.add_get("/backends", self._list)
+        application.router.add_put("/backends", self._use)
+        application.router.add_post("/backends", self._join)
+        application.router.add_get("/backends/{id}", self._show)
+        application.router.add_patch("/backends/{id}", self._weigh)
+        application.router.add_put("/backends/{id}", self._weigh)
+        application.router.add_delete("/backends/{id}", self._leave)
+        application.router.add_post("/backends/{id}/drain", self._drain)
+        application.router.add_get("/metrics", self._metrics)
+        return application
 
     def _found(self, request: web.Request) -> Upstream:
         name = request.match_info["id"]
@@ -62,17 +62,17 @@ class Admin:
 
     def _row(self, item: Upstream) -> dict[str, Any]:
         row: dict[str, Any] = {
-            "id": item.place.id,
+            "id": item.backend.id,
             "url": item.base,
-            "weight": item.place.weight,
+            "weight": item.backend.weight,
             "state": "ready",
             "draining": item.draining,
             "in_flight": item.in_flight,
         }
         if item.draining:
             return row | {"state": "draining" if item.in_flight else "drained", "ready": False}
-        condition = self._shell.condition(item.place.id)
-        if condition is None:  # the gateway tells nothing
+        condition = self._driver.condition(item.backend.id)
+        if condition is None:  # the gateway reports no condition
             return row
         row |= {"ready": condition.ready, "breaker": condition.breaker, "score": condition.score}
         return row if condition.ready else row | {"state": "not ready"}
@@ -89,41 +89,41 @@ class Admin:
         try:
             items = await request.json()
             if not isinstance(items, list):
-                raise TypeError(f"{type(items).__name__} is no list")
-            self._shell.use([place_of(item) for item in items])
+                raise TypeError(f"{type(items).__name__} is not a list")
+            self._driver.use([address_from_json(item) for item in items])
         except (ValueError, KeyError, TypeError) as error:
-            return _refusal(400, f"expected a list of id, host, port, weight: {_told(error)}")
+            return _refusal(400, f"expected a list of id, host, port, weight: {_message(error)}")
         return web.json_response({})
 
     async def _join(self, request: web.Request) -> web.Response:
         try:
-            place = place_of(await request.json())
+            backend = address_from_json(await request.json())
         except (ValueError, KeyError, TypeError) as error:
-            return _refusal(400, f"{JOIN_FORM}: {_told(error)}")
+            return _refusal(400, f"{JOIN_FORM}: {_message(error)}")
         try:
-            joined = self._upstreams.join(place)
+            joined = self._upstreams.join(backend)
         except ValueError as error:
             return _refusal(409, str(error))
-        self._shell.membership_changed()
+        self._driver.membership_changed()
         return web.json_response(self._row(joined), status=201)
 
     async def _leave(self, request: web.Request) -> web.Response:
         found = self._found(request)
-        self._upstreams.leave(found.place.id)
-        self._shell.membership_changed()
-        return web.json_response({"id": found.place.id, "in_flight": found.in_flight})
+        self._upstreams.leave(found.backend.id)
+        self._driver.membership_changed()
+        return web.json_response({"id": found.backend.id, "in_flight": found.in_flight})
 
     async def _weigh(self, request: web.Request) -> web.Response:
         found = self._found(request)
         try:
-            asked = await request.json()
-            if not isinstance(asked, dict) or set(asked) != {"weight"}:
-                raise ValueError("another form")
-            place: BackendAddress = replace(found.place, weight=asked["weight"])
+            body = await request.json()
+            if not isinstance(body, dict) or set(body) != {"weight"}:
+                raise ValueError("unexpected keys or type")
+            backend: BackendAddress = replace(found.backend, weight=body["weight"])
         except (ValueError, TypeError) as error:
-            return _refusal(400, f'expected {{"weight": NUMBER}}: {_told(error)}')
-        found.place = place
-        self._shell.membership_changed()
+            return _refusal(400, f'expected {{"weight": NUMBER}}: {_message(error)}')
+        found.backend = backend
+        self._driver.membership_changed()
         return web.json_response(self._row(found))
 
     async def _drain(self, request: web.Request) -> web.Response:
@@ -136,18 +136,18 @@ class Admin:
         except ValueError:
             wait_s = math.nan
         if not 0 <= wait_s <= LONGEST_WAIT_S:
-            asked = request.query.get("wait_s")
-            return _refusal(400, f"wait_s {asked!r}: expected seconds from 0 to {LONGEST_WAIT_S:g}")
+            given = request.query.get("wait_s")
+            return _refusal(400, f"wait_s {given!r}: expected seconds from 0 to {LONGEST_WAIT_S:g}")
         if not found.draining:
             found.draining = True
-            self._shell.membership_changed()
+            self._driver.membership_changed()
         if wait_s:
             with suppress(TimeoutError):
                 await asyncio.wait_for(found.idle.wait(), wait_s)
         return web.json_response(self._row(found))
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        text, content_type = self._shell.meters.exposition(request.headers.get("accept", ""))
+        text, content_type = self._driver.meters.exposition(request.headers.get("accept", ""))
         return web.Response(body=text, headers={"Content-Type": content_type})
 
 
@@ -164,9 +164,9 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return _refusal(error.status, f"{request.method} {request.path}: {error.reason}")
 
 
-def _refusal(status: int, told: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.json_response({"error": " ".join(told.split())}, status=status, headers=headers)
+def _refusal(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    return web.json_response({"error": " ".join(message.split())}, status=status, headers=headers)
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)

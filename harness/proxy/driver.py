@@ -1,7 +1,7 @@
-"""The live shell of a gateway: an aiohttp reverse proxy that carries out what the gateway decides.
+"""The HTTP driver of a gateway: an aiohttp reverse proxy that carries out the gateway's actions.
 
-harness.proxy.serve makes a process of it. Rules of the protocol (exactly one
-`AttemptEnded` per `Send`, queued events, broken transfers) are kept here; see harness.gateway.protocol.
+harness.proxy.serve runs it as a process. The rules of harness.gateway.protocol (exactly one `AttemptEnded` per `Send`,
+queued events, broken transfers) are implemented here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from harness.gateway.crash_report import crash_line
-from harness.gateway.parse_request import described
+from harness.gateway.parse_request import parse_request
 from harness.gateway.protocol import (
     Action,
     AttemptEnded,
@@ -50,24 +50,24 @@ from harness.gateway.protocol import (
     TimerFired,
 )
 from harness.proxy.client_connections import ClientConnection
-from harness.proxy.health_poll import health_of
+from harness.proxy.health_poll import poll_health
 from harness.proxy.metrics import Meters
 from harness.proxy.upstreams import BackendAddress, Upstream, Upstreams
 
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
 )
-"""Headers that end at this hop (RFC 9110, section 7.6.1); `expect` was answered when the body was read."""
+"""Hop-by-hop headers (RFC 9110, section 7.6.1); `expect` is answered when the body is read."""
 
 RESET = struct.pack("ii", 1, 0)
-"""Linger for no time: the connection ends with a reset."""
+"""SO_LINGER with a timeout of 0: closing the connection sends a reset."""
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """A client's request and what is to answer it: a reply of the gateway's own, or a response passed on.
+    """A client's request and its future answer: the gateway's own reply, or a response passed on.
 
-    `sent` counts its attempts, `running` those of them that nobody gave up.
+    `sent` counts its attempts, `running` those neither ended nor cancelled.
     """
 
     request: web.BaseRequest
@@ -81,13 +81,13 @@ class _Exchange:
 
 
 @dataclass(slots=True)
-class _Running:
-    """An attempt: its task, where it went, and the request that it was committed to."""
+class _Attempt:
+    """An attempt: its upstream, request and task; `over`: ended or cancelled; the request id it is committed to."""
 
     upstream: Upstream
     exchange: _Exchange
     task: asyncio.Task[None] | None = None
-    given_up: bool = False
+    over: bool = False
     status: int = 0
     committed: asyncio.Event = field(default_factory=asyncio.Event)
     committed_to: int = -1
@@ -95,13 +95,13 @@ class _Running:
 
 
 class _ClientLeftError(Exception):
-    """The client of an answer under way is gone."""
+    """The client left while its answer was being sent."""
 
 
 class Driver:
-    """Runs `gateway` for the backends that `use` names; `key_carrier` is where its key is claimed.
+    """Runs `gateway` for the backends given to `use`; `key_carrier` is the claimed location of the affinity key.
 
-    `upstreams` is the list of backends: after an edit, call `membership_changed`. `meters` counts.
+    `upstreams` is the list of backends: call `membership_changed` after an edit. `meters` are the metrics.
     """
 
     def __init__(self, gateway: Gateway, now: NowFunction, health_path: str, key_carrier: str) -> None:
@@ -114,7 +114,7 @@ class Driver:
         self._events: deque[Event] = deque()
         self._busy = False
         self._exchanges: dict[int, _Exchange] = {}
-        self._attempts: dict[int, _Running] = {}
+        self._attempts: dict[int, _Attempt] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._checks: set[asyncio.Task[None]] = set()
         self._next_request = 0
@@ -122,30 +122,30 @@ class Driver:
 
     @property
     def requests_in_flight(self) -> int:
-        """Client requests that are not answered yet."""
+        """Number of unanswered client requests."""
         return len(self._exchanges)
 
     def condition(self, name: str) -> MemberReport | None:
-        """What the gateway knows of a member now; None if it doesn't tell."""
+        """The gateway's current report on a member; None if it reports none."""
         return self._gateway.condition(name, time.monotonic()) if isinstance(self._gateway, ReportsMembers) else None
 
     # --- the gateway --------------------------------------------------------------------------------------
 
-    def tell(self, event: Event) -> None:
-        """Hand an event to the gateway and carry out its actions. A gateway that raises ends the process."""
+    def dispatch(self, event: Event) -> None:
+        """Hand an event to the gateway and carry out its actions. An exception of the gateway ends the process."""
         self._events.append(event)
         if self._busy:
             return
         self._busy = True
         try:
             while self._events:
-                following = self._events.popleft()
+                queued = self._events.popleft()
                 self._now.now_s = time.monotonic()
-                for action in self._gateway.handle(following, self._now.now_s):
+                for action in self._gateway.handle(queued, self._now.now_s):
                     self._carry_out(action)
         except BaseException as error:
-            print(f"the gateway raised {crash_line(error, following)}", file=sys.stderr, flush=True)
-            os._exit(3)  # as a balancer that crashes would; handlers must not go on with a broken state
+            print(f"the gateway raised {crash_line(error, queued)}", file=sys.stderr, flush=True)
+            os._exit(3)  # as a crashed balancer would; no handler may continue with a broken state
         finally:
             self._busy = False
 
@@ -156,7 +156,7 @@ class Driver:
             case Cancel(attempt_id):
                 running = self._attempts.get(attempt_id)
                 if running is not None and running.task is not None:
-                    self._give_up(running)
+                    self._mark_over(running)
                     running.task.cancel()
             case Commit(request_id, attempt_id):
                 self._commit(request_id, attempt_id)
@@ -174,7 +174,7 @@ class Driver:
                 self._checks.add(task)
                 task.add_done_callback(self._checks.discard)
             case BackendDrained():
-                pass  # what is in flight where is counted here, for every gateway alike
+                pass  # attempts in flight are counted here, for every gateway
             case Exit():
                 self.stopped.set()
 
@@ -185,12 +185,12 @@ class Driver:
 
     def _timer(self, timer_id: int) -> None:
         del self._timers[timer_id]
-        self.tell(TimerFired(timer_id))
+        self.dispatch(TimerFired(timer_id))
 
     # --- clients ------------------------------------------------------------------------------------------
 
     async def answer(self, request: web.BaseRequest, body: bytes, connection: ClientConnection) -> web.StreamResponse:
-        """The answer to a client's request, whatever its path; one that came from a backend is on its way already."""
+        """Answer a client's request of any path. A streamed answer has already been sent when this returns."""
         loop = asyncio.get_running_loop()
         if not request.path_qs.startswith("/"):
             return web.json_response({"error": {"message": "expected a path that begins with /"}}, status=400)
@@ -199,7 +199,7 @@ class Driver:
         exchange = _Exchange(request, body, connection, loop.time(), loop.create_future())
         self._exchanges[number] = exchange
         try:
-            seen = described(
+            arrived = parse_request(
                 number=number,
                 connection=connection.number,
                 method=request.method,
@@ -208,10 +208,10 @@ class Driver:
                 body=body,
                 key_carrier=self._key_carrier,
             )
-            self.tell(RequestArrived(seen))
+            self.dispatch(RequestArrived(arrived))
             outcome = await exchange.outcome
         except asyncio.CancelledError:
-            self.tell(ClientGone(number))
+            self.dispatch(ClientGone(number))
             self.meters.left(loop.time() - exchange.began_s, broken=exchange.broken)
             raise
         finally:
@@ -226,35 +226,35 @@ class Driver:
 
     def _send(self, send: Send) -> None:
         exchange = self._exchanges.get(send.request_id)
-        if exchange is None:  # the client left in the same instant; the gateway hears of both
-            self.tell(AttemptEnded(send.attempt_id, "aborted"))
+        if exchange is None:  # the client has just left; the gateway gets both events
+            self.dispatch(AttemptEnded(send.attempt_id, "aborted"))
             return
         upstream = self.upstreams.get(send.backend_id)
         if upstream is None:
-            self.tell(AttemptEnded(send.attempt_id, "refused"))
+            self.dispatch(AttemptEnded(send.attempt_id, "refused"))
             return
         if exchange.sent:
             self.meters.another_attempt(hedge=exchange.running > 0)
         exchange.sent += 1
         exchange.running += 1
         self.upstreams.sent(upstream)
-        running = _Running(upstream, exchange)
+        running = _Attempt(upstream, exchange)
         self._attempts[send.attempt_id] = running
         running.task = asyncio.create_task(self._attempt(send, running, exchange))
-        # A task that is cancelled before its first step never reaches its `finally`; the callback always runs.
+        # A task cancelled before its first step never reaches its `finally`; the callback always runs.
         running.task.add_done_callback(lambda _: self._ended(send.attempt_id, running))
 
     @staticmethod
-    def _give_up(running: _Running) -> None:
-        if not running.given_up:
-            running.given_up = True
+    def _mark_over(running: _Attempt) -> None:
+        if not running.over:
+            running.over = True
             running.exchange.running -= 1
 
-    def _ended(self, attempt_id: int, running: _Running) -> None:
+    def _ended(self, attempt_id: int, running: _Attempt) -> None:
         del self._attempts[attempt_id]
-        self._give_up(running)
+        self._mark_over(running)
         self.upstreams.ended(running.upstream, running.error or f"{running.status // 100}xx")
-        self.tell(AttemptEnded(attempt_id, running.error))
+        self.dispatch(AttemptEnded(attempt_id, running.error))
 
     def _commit(self, request_id: int, attempt_id: int) -> None:
         running = self._attempts.get(attempt_id)
@@ -262,10 +262,10 @@ class Driver:
             running.committed_to = request_id
             running.committed.set()
 
-    async def _attempt(self, send: Send, running: _Running, exchange: _Exchange) -> None:
+    async def _attempt(self, send: Send, running: _Attempt, exchange: _Exchange) -> None:
         request = exchange.request
-        headers = _passed_on(request.headers)
-        # Already encoded: requoting would rewrite what the client asked for.
+        headers = _end_to_end_headers(request.headers)
+        # Already encoded: requoting would change the client's path.
         url = URL(running.upstream.base + request.path_qs, encoded=True)
         try:
             async with (
@@ -277,18 +277,18 @@ class Driver:
                 retry_after = response.headers.get("Retry-After", "")
                 retry_after_s = float(retry_after) if retry_after.isdecimal() else None
                 running.status = response.status
-                self.tell(ResponseHead(send.attempt_id, response.status, retry_after_s))
+                self.dispatch(ResponseHead(send.attempt_id, response.status, retry_after_s))
                 first = b""
-                if not running.committed.is_set():  # the gateway waits for the first byte, or for something else
+                if not running.committed.is_set():  # the gateway may await the first byte
                     first = await response.content.readany()
-                    self.tell(FirstByte(send.attempt_id))
+                    self.dispatch(FirstByte(send.attempt_id))
                 await running.committed.wait()
                 await self._pass_on(response, self._exchanges.get(running.committed_to), first)
             running.error = None
         except TimeoutError:
             running.error = "timeout"
         except _ClientLeftError:
-            pass  # aborted: the backend has not failed
+            pass  # aborted: not a failure of the backend
         except aiohttp.ClientConnectorError:
             running.error = "refused"
         except (aiohttp.ClientError, OSError):
@@ -298,12 +298,12 @@ class Driver:
                 self._break_transfer(running.committed_to)
 
     async def _pass_on(self, response: aiohttp.ClientResponse, exchange: _Exchange | None, first: bytes) -> None:
-        """Give a backend's answer to a client as it comes; `first` is what was read of its body already."""
+        """Pass a backend's answer on to the client; `first` is the part of its body already read."""
         if exchange is None:
             return
-        headers = _passed_on(response.headers)
+        headers = _end_to_end_headers(response.headers)
         answer: web.StreamResponse
-        if response.content_length is not None and response.content.is_eof():  # all of it is here: one write
+        if response.content_length is not None and response.content.is_eof():  # complete: one write
             answer = web.Response(status=response.status, headers=headers, body=first + await response.read())
             self.meters.first_byte(asyncio.get_running_loop().time() - exchange.began_s)
         else:
@@ -326,14 +326,14 @@ class Driver:
         await _to_client(answer.write_eof())
 
     def _break_transfer(self, request_id: int) -> None:
-        """Cut a client's connection: an answer that broke off must not look whole."""
+        """Abort a client's connection, so that a broken-off answer does not look complete."""
         exchange = self._exchanges.get(request_id)
         if exchange is None or exchange.outcome.done():
             return
         transport = exchange.request.transport
         if transport is not None:
             exchange.broken = True
-            if exchange.request.version < HttpVersion11:  # no length and no chunks: a mere end would be a clean one
+            if exchange.request.version < HttpVersion11:  # neither length nor chunks: a plain close would look complete
                 transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             transport.abort()
 
@@ -342,30 +342,30 @@ class Driver:
     async def _health_check(self, check: SendHealthCheck) -> None:
         upstream = self.upstreams.get(check.backend_id)
         if upstream is None:
-            self.tell(HealthCheckResult(check.check_id, check.backend_id, ok=False))
+            self.dispatch(HealthCheckResult(check.check_id, check.backend_id, ok=False))
             return
         upstream.checks += 1
         try:
-            result = await health_of(upstream, check, self._health_path)
+            result = await poll_health(upstream, check, self._health_path)
         finally:
             self.upstreams.checked(upstream)
-        self.tell(result)
+        self.dispatch(result)
 
     # --- the process --------------------------------------------------------------------------------------
 
-    def use(self, places: Iterable[BackendAddress]) -> None:
-        """Make these the list of backends, in this order. ValueError, and no change, if an id occurs twice."""
-        moved = self.upstreams.replace(places)
-        if moved:  # another address is another server: the gateway is to forget what it knows of the old one
-            self.tell(MembershipChanged(tuple(item for item in self.upstreams.members() if item.id not in moved)))
+    def use(self, backends: Iterable[BackendAddress]) -> None:
+        """Replace the list of backends, in this order. ValueError, without any change, if an id occurs twice."""
+        moved = self.upstreams.replace(backends)
+        if moved:  # a new address is a new server: make the gateway drop its state of the old one
+            self.dispatch(MembershipChanged(tuple(item for item in self.upstreams.members() if item.id not in moved)))
         self.membership_changed()
 
     def membership_changed(self) -> None:
-        """Tell the gateway who the members are now."""
-        self.tell(MembershipChanged(self.upstreams.members()))
+        """Send the gateway the current members."""
+        self.dispatch(MembershipChanged(self.upstreams.members()))
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Cancel timers, health checks and attempts, and close all upstream connections."""
         for handle in self._timers.values():
             handle.cancel()
         for task in [*self._checks, *(item.task for item in self._attempts.values() if item.task)]:
@@ -374,18 +374,18 @@ class Driver:
 
 
 async def _to_client(step: Awaitable[object]) -> None:
-    """Carry out a write to a client; its failure must not pass for one of the backend's, which raises alike."""
+    """Await a write to a client. An OSError becomes _ClientLeftError, to differ from a backend's OSError."""
     try:
         await step
     except OSError:
         raise _ClientLeftError from None
 
 
-def _passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """Headers without those that end at this hop: the known ones, and those that `ClientConnection` names."""
+def _end_to_end_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """Headers without the hop-by-hop ones: HOP_BY_HOP and those that the `Connection` header names."""
     named = {name.strip().lower() for value in headers.getall("connection", ()) for name in value.split(",")}
-    ending = HOP_BY_HOP | named if named else HOP_BY_HOP
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in ending)
+    hop_by_hop = HOP_BY_HOP | named if named else HOP_BY_HOP
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in hop_by_hop)
 
 
 def _own_answer(reply: Reply) -> web.Response:

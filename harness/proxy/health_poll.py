@@ -1,4 +1,4 @@
-"""A health check over the wire: a backend's health route, and the report of itself that comes with the answer."""
+"""Health checks over HTTP: polls a backend's health route and parses its load report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from harness.gateway.protocol import Backend, HealthCheckResult, SendHealthCheck
 from harness.proxy.upstreams import Upstream
 
 
-async def health_of(upstream: Upstream, check: SendHealthCheck, path: str) -> HealthCheckResult:
-    """Ask `upstream` for its health at `path`. Ok is as expected, whole and in time; never raises for its fault."""
+async def poll_health(upstream: Upstream, check: SendHealthCheck, path: str) -> HealthCheckResult:
+    """Poll `upstream` at `path`. Ok: the expected answer, complete and in time. Errors of the backend never raise."""
     try:
         async with asyncio.timeout(check.timeout_s), upstream.client.get(upstream.base + path) as response:
             text = await response.read()
@@ -23,19 +23,19 @@ async def health_of(upstream: Upstream, check: SendHealthCheck, path: str) -> He
 
 
 def _report(backend_id: str, text: bytes) -> Backend | None:
-    """A backend's report of itself; None where it sent none or another form of it."""
+    """A backend's load report; None if it is missing or has another form."""
     try:
-        said = json.loads(text)
+        report = json.loads(text)
         return Backend(
             id=backend_id,
             address="",
-            memory_total_mb=float(said["memory_total_mb"]),
-            memory_used_mb=float(said["memory_used_mb"]),
-            memory_evictable_mb=float(said["memory_evictable_mb"]),
-            queue_depth=int(said["queue_depth"]),
-            running=int(said["running"]),
-            pending_tokens=int(said["pending_tokens"]),
-            loaded_models=tuple(said["models"]),
+            memory_total_mb=float(report["memory_total_mb"]),
+            memory_used_mb=float(report["memory_used_mb"]),
+            memory_evictable_mb=float(report["memory_evictable_mb"]),
+            queue_depth=int(report["queue_depth"]),
+            running=int(report["running"]),
+            pending_tokens=int(report["pending_tokens"]),
+            loaded_models=tuple(report["models"]),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -1,7 +1,6 @@
-"""What a live balancer counts, in the exposition format of Prometheus. Nothing global: each has a registry of its own.
+"""Metrics of a live balancer in the Prometheus exposition format. Each balancer has its own registry.
 
-Requests are counted once they are over. What is told by backend goes with the backend: once one that left has nothing
-in flight any more, no series bears its name.
+Requests are counted when they end. The series of a backend disappear when it has left and has no attempt in flight.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from harness.gateway.protocol import MemberReport
 from harness.proxy.upstreams import Upstreams
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-"""From a cached answer to a long completion."""
+"""Histogram bounds in seconds, from a cached answer to a long completion."""
 
 SHED = frozenset({"over the limit", "displaced by urgency"})
-"""Reasons of a gateway's own answers that mean shedding load; 429 always does."""
+"""Reasons of a gateway's own answers that count as load shedding; status 429 always does."""
 
 MOST_REASONS = 20
-"""A stranger's gateway may give any reason; so many are told apart."""
+"""Limit on distinct `reason` labels, as a custom gateway may give any reason; further ones become "other"."""
 
 BREAKER_STATES = ("closed", "open", "half-open")
 
@@ -33,7 +32,7 @@ Conditions = Callable[[str], MemberReport | None]
 
 
 class Meters:
-    """Counts of one balancer. `conditions` tells of a member what its gateway knows of it, if it does; see `gauge`."""
+    """Metrics of one balancer. `conditions` returns the gateway's report on a member, if any. `gauge` adds a metric."""
 
     def __init__(self, upstreams: Upstreams, conditions: Conditions) -> None:
         self.registry = CollectorRegistry()
@@ -41,19 +40,19 @@ class Meters:
         ProcessCollector(registry=self.registry)
         self._requests = Counter(
             "steelyard_requests",
-            "Client requests that are over, by outcome and status class of the answer.",
+            "Finished client requests, by outcome and status class of the answer.",
             ("outcome", "status"),
             registry=self.registry,
         )
         self._rejected = Counter(
             "steelyard_rejected_requests",
-            "Requests that were answered by the balancer itself without any attempt, by reason; not those it shed.",
+            "Requests answered by the balancer itself without any attempt, by reason; shed requests not included.",
             ("reason",),
             registry=self.registry,
         )
         self._shed = Counter(
             "steelyard_shed_requests",
-            "Requests that were turned away because of a limit, by reason.",
+            "Requests rejected because of a limit, by reason.",
             ("reason",),
             registry=self.registry,
         )
@@ -67,60 +66,60 @@ class Meters:
         )
         self._first_byte = Histogram(
             "steelyard_time_to_first_byte_seconds",
-            "From a request's last byte to the first of a backend's answer.",
+            "From a request's last byte to the first byte of a backend's answer.",
             registry=self.registry,
             buckets=BUCKETS_S,
         )
         self.registry.register(_ByBackend(upstreams, conditions))
 
-    def gauge(self, name: str, meaning: str, value: Callable[[], float]) -> None:
-        """One more figure, read at each scrape."""
-        self.registry.register(_Read(name, meaning, value))
+    def gauge(self, name: str, documentation: str, value: Callable[[], float]) -> None:
+        """Add a gauge whose value is read at each scrape."""
+        self.registry.register(_Gauge(name, documentation, value))
 
-    # --- what happens -------------------------------------------------------------------------------------
+    # --- counting -------------------------------------------------------------------------------------
 
     def another_attempt(self, hedge: bool) -> None:
-        """A request gets an attempt that is not its first: `hedge` if an earlier one is still wanted."""
+        """Count an attempt after a request's first: a hedge if an earlier attempt is still running, else a retry."""
         (self._hedges if hedge else self._retries).inc()
 
     def first_byte(self, seconds: float) -> None:
-        """The first byte of a backend's answer is here, or the whole of a short one."""
+        """Record the time to the first byte of a backend's answer, or to all of a short one."""
         self._first_byte.observe(seconds)
 
     def answered(self, status: int, seconds: float) -> None:
-        """A backend's answer came whole."""
-        self._over("answered", _class(status), seconds)
+        """Count a complete answer of a backend."""
+        self._finished("answered", _class(status), seconds)
 
     def own_answer(self, status: int, reason: str, seconds: float, tried: int) -> None:
-        """The gateway answered by itself, after `tried` attempts."""
+        """Count an answer of the gateway itself, after `tried` attempts."""
         if tried:
             outcome = "failed"
         elif status == 429 or reason in SHED:
             outcome = "shed"
-            self._shed.labels(self._told(reason)).inc()
+            self._shed.labels(self._reason_label(reason)).inc()
         else:
             outcome = "rejected"
-            self._rejected.labels(self._told(reason)).inc()
-        self._over(outcome, _class(status), seconds)
+            self._rejected.labels(self._reason_label(reason)).inc()
+        self._finished(outcome, _class(status), seconds)
 
     def left(self, seconds: float, broken: bool) -> None:
-        """A request ended without a whole answer: its client left, or (`broken`) its backend died in the answer."""
-        self._over("broken" if broken else "client_gone", "none", seconds)
+        """Count a request without a complete answer: its client left, or (`broken`) the backend's answer broke off."""
+        self._finished("broken" if broken else "client_gone", "none", seconds)
 
-    def _over(self, outcome: str, status: str, seconds: float) -> None:
+    def _finished(self, outcome: str, status: str, seconds: float) -> None:
         self._requests.labels(outcome, status).inc()
         self._duration.observe(seconds)
 
-    def _told(self, reason: str) -> str:
+    def _reason_label(self, reason: str) -> str:
         if reason not in self._reasons and len(self._reasons) >= MOST_REASONS:
             return "other"
         self._reasons.add(reason)
         return reason
 
-    # --- what is told -------------------------------------------------------------------------------------
+    # --- exposition -------------------------------------------------------------------------------------
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """All figures as text, with its content type, in the form that an Accept header prefers."""
+        """All metrics as text and their content type, in the format that the Accept header prefers."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
@@ -129,10 +128,10 @@ def _class(status: int) -> str:
     return f"{status // 100}xx"
 
 
-class _Read(Collector):
-    def __init__(self, name: str, meaning: str, value: Callable[[], float]) -> None:
+class _Gauge(Collector):
+    def __init__(self, name: str, documentation: str, value: Callable[[], float]) -> None:
         self._name = name
-        self._meaning = meaning
+        self._meaning = documentation
         self._value = value
 
     def collect(self) -> Iterator[Metric]:
@@ -140,14 +139,14 @@ class _Read(Collector):
 
 
 class _ByBackend(Collector):
-    """Figures by backend, made afresh from the list at each scrape: so none outlives its backend."""
+    """Metrics by backend, computed from the list at each scrape, so that none outlives its backend."""
 
     def __init__(self, upstreams: Upstreams, conditions: Conditions) -> None:
         self._upstreams = upstreams
         self._conditions = conditions
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: their names are this module's own and do not clash."""
+        """Nothing: the names are unique to this module, so no check for duplicates is needed."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -155,26 +154,26 @@ class _ByBackend(Collector):
         picks = CounterMetricFamily("steelyard_picks", "Attempts sent to a backend.", labels=by)
         attempts = CounterMetricFamily(
             "steelyard_attempts",
-            "Attempts that are over: by the status class of a whole answer, or by how they broke off.",
+            "Finished attempts: by the status class of a complete answer, or by the error.",
             labels=("backend", "outcome"),
         )
         in_flight = GaugeMetricFamily("steelyard_backend_in_flight", "Attempts in flight.", labels=by)
         weight = GaugeMetricFamily("steelyard_backend_weight", "Configured weight.", labels=by)
-        draining = GaugeMetricFamily("steelyard_backend_draining", "1: gets nothing new.", labels=by)
+        draining = GaugeMetricFamily("steelyard_backend_draining", "1: gets no new requests.", labels=by)
         ready = GaugeMetricFamily("steelyard_backend_ready", "1: may get traffic now.", labels=by)
         score = GaugeMetricFamily("steelyard_backend_health_score", "Health score, 0 to 1.", labels=by)
         breaker = GaugeMetricFamily(
-            "steelyard_breaker_state", "1 for the state that the breaker is in.", labels=("backend", "state")
+            "steelyard_breaker_state", "1 for the current state of the breaker.", labels=("backend", "state")
         )
         for item in self._upstreams.listed:
-            name = [item.place.id]
+            name = [item.backend.id]
             picks.add_metric(name, item.picks)
             for outcome, count in item.outcomes.items():
                 attempts.add_metric([*name, outcome], count)
             in_flight.add_metric(name, item.in_flight)
-            weight.add_metric(name, item.place.weight)
+            weight.add_metric(name, item.backend.weight)
             draining.add_metric(name, item.draining)
-            condition = None if item.draining else self._conditions(item.place.id)
+            condition = None if item.draining else self._conditions(item.backend.id)
             if condition is None:
                 continue
             ready.add_metric(name, condition.ready)
@@ -186,11 +185,11 @@ class _ByBackend(Collector):
         yield from (picks, attempts, in_flight, weight, draining, ready, score, breaker)
         yield GaugeMetricFamily(
             "steelyard_backends_remembered",
-            "Backends of which anything is kept: the listed ones, and those that left with something in flight.",
+            "Backends with any kept state: listed ones, and removed ones with attempts in flight.",
             value=self._upstreams.remembered,
         )
 
 
 def tasks() -> float:
-    """Tasks of the running loop."""
+    """Number of tasks of the running event loop."""
     return float(len(asyncio.all_tasks()))

@@ -1,7 +1,7 @@
-"""A gateway as a process, in its aiohttp shell, with an admin interface: `python -m harness.proxy.serve CONFIG.json`.
+"""Serves a gateway over HTTP, with an admin interface: `python -m harness.proxy.serve [--wait] CONFIG.json`.
 
-With `--wait` before it the file may come later: half a second of imports goes by while backends start.
-`steelyard balancer` serves by the same code.
+With `--wait` the file may appear later, so the imports (half a second) overlap with the start of the backends.
+`steelyard balancer` uses the same code.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ from random import Random
 
 from aiohttp import web
 
-from harness.balancer.core.loading import form, gateway_from
+from harness.balancer.core.loading import gateway_from, settings_adapter
 from harness.gateway.protocol import NowFunction, ShutdownAsked
 from harness.proxy.admin import Admin
 from harness.proxy.client_connections import ClientConnections, ConnectionLimits
 from harness.proxy.driver import Driver
 from harness.proxy.metrics import tasks
-from harness.proxy.upstreams import BackendAddress, place_of
+from harness.proxy.upstreams import BackendAddress, address_from_json
 from harness.scenario.model import ClaimsError
 
 LOOPBACK = "127.0.0.1"
-LOOK_S = 0.005
+POLL_S = 0.005
 BACKLOG = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What to serve where. Port 0 is any free one; `admin_port` None: no admin interface, which is on loopback only.
+    """What to serve and where. Port 0: any free port. The admin interface is on loopback only; `admin_port` None: none.
 
-    `spec` as in harness.balancer.core.loading. After `drain_deadline_s` a shutdown no longer waits for what is in
-    flight.
+    `spec` as in harness.balancer.core.loading. A shutdown waits up to `drain_deadline_s` for requests in flight.
     """
 
     spec: str
@@ -55,44 +54,46 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """The URLs that are served; `admin` empty without an admin interface."""
+    """The URLs served; `admin` is empty without an admin interface."""
 
     url: str
     admin: str
 
 
 async def run(serving: Serving, ready: Callable[[Listening], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then until what is in flight is answered; a second one ends it at once.
+    """Serve until SIGTERM or SIGINT, then until requests in flight are answered; a second signal ends it at once.
 
-    `ready` is called when everything listens. OSError for a port that cannot be had.
+    `ready` is called when all ports are open. OSError if a port cannot be bound.
     """
     now = NowFunction(time.monotonic())
     gateway = gateway_from(serving.spec, now, Random(f"{serving.seed}/gateway"))
-    shell = Driver(gateway, now, serving.health_path, serving.key_carrier)
-    front = ClientConnections(shell.answer, serving.limits)
-    shell.meters.gauge("steelyard_requests_in_flight", "Client requests under way.", lambda: shell.requests_in_flight)
-    shell.meters.gauge("steelyard_client_connections", "Open client connections.", lambda: front.open_connections)
-    shell.meters.gauge("steelyard_tasks", "Tasks of the event loop.", tasks)
-    asked = _Asked()
-    clients = web.ServerRunner(front)
-    admin = web.AppRunner(Admin(shell).application(), access_log=None)
+    driver = Driver(gateway, now, serving.health_path, serving.key_carrier)
+    client_connections = ClientConnections(driver.answer, serving.limits)
+    driver.meters.gauge("steelyard_requests_in_flight", "Client requests in flight.", lambda: driver.requests_in_flight)
+    driver.meters.gauge(
+        "steelyard_client_connections", "Open client connections.", lambda: client_connections.open_connections
+    )
+    driver.meters.gauge("steelyard_tasks", "Tasks of the event loop.", tasks)
+    signals = _StopSignals()
+    runner = web.ServerRunner(client_connections)
+    admin = web.AppRunner(Admin(driver).application(), access_log=None)
     try:
-        shell.use(serving.backends)
-        listening = await _listen(serving, clients, admin)
+        driver.use(serving.backends)
+        listening = await _listen(serving, runner, admin)
         if ready is not None:
             ready(listening)
         gc.freeze()
-        await asked.once_or(shell.stopped)
-        await _finish(clients, front, shell, asked, serving.drain_deadline_s)
+        await signals.first_or(driver.stopped)
+        await _finish(runner, client_connections, driver, signals, serving.drain_deadline_s)
     finally:
-        await shell.close()
+        await driver.close()
         await admin.cleanup()
-        await clients.cleanup()
+        await runner.cleanup()
 
 
-async def _listen(serving: Serving, clients: web.ServerRunner, admin: web.AppRunner) -> Listening:
-    await clients.setup()
-    site = web.TCPSite(clients, serving.host, serving.port, backlog=BACKLOG)
+async def _listen(serving: Serving, runner: web.ServerRunner, admin: web.AppRunner) -> Listening:
+    await runner.setup()
+    site = web.TCPSite(runner, serving.host, serving.port, backlog=BACKLOG)
     await site.start()
     url = f"http://{f'[{serving.host}]' if ':' in serving.host else serving.host}:{site.port}"
     await admin.setup()
@@ -104,63 +105,67 @@ async def _listen(serving: Serving, clients: web.ServerRunner, admin: web.AppRun
 
 
 async def _finish(
-    clients: web.ServerRunner, front: ClientConnections, shell: Driver, asked: _Asked, deadline_s: float
+    runner: web.ServerRunner,
+    client_connections: ClientConnections,
+    driver: Driver,
+    signals: _StopSignals,
+    deadline_s: float,
 ) -> None:
-    """Answer what was read, with no new connections; what is not answered by the deadline is cut."""
-    end = asyncio.create_task(_answer_all(clients, front, shell))
-    again = asyncio.create_task(asked.again.wait())
-    done, pending = await asyncio.wait((end, again), timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+    """Refuse new connections and answer the requests read so far; cut those unanswered at the deadline."""
+    finished = asyncio.create_task(_answer_all(runner, client_connections, driver))
+    again = asyncio.create_task(signals.again.wait())
+    done, pending = await asyncio.wait((finished, again), timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
-    if end in done:
-        end.result()
+    if finished in done:
+        finished.result()
         return
-    cut = front.cut()
+    cut = client_connections.abort_all()
     if cut:
-        why = "asked again" if again in done else f"after {deadline_s:g} s"
+        why = "by a second signal" if again in done else f"after {deadline_s:g} s"
         print(f"stopped {why} with {cut} requests unanswered", file=sys.stderr, flush=True)
 
 
-async def _answer_all(clients: web.ServerRunner, front: ClientConnections, shell: Driver) -> None:
-    for site in list(clients.sites):
+async def _answer_all(runner: web.ServerRunner, client_connections: ClientConnections, driver: Driver) -> None:
+    for site in list(runner.sites):
         await site.stop()
-    await front.leave_idle()
-    await front.all_heard()
-    shell.tell(ShutdownAsked())
-    await shell.stopped.wait()
-    await front.all_gone()
+    await client_connections.close_idle()
+    await client_connections.all_requests_read()
+    driver.dispatch(ShutdownAsked())
+    await driver.stopped.wait()
+    await client_connections.all_closed()
 
 
-class _Asked:
-    """SIGTERM and SIGINT as events: the first one, and any further one."""
+class _StopSignals:
+    """SIGTERM and SIGINT as events: one for the first signal, `again` for further ones."""
 
     def __init__(self) -> None:
-        self._once = asyncio.Event()
+        self._first = asyncio.Event()
         self.again = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(number, self._on_signal)
 
-    def _signalled(self) -> None:
-        (self.again if self._once.is_set() else self._once).set()
+    def _on_signal(self) -> None:
+        (self.again if self._first.is_set() else self._first).set()
 
-    async def once_or(self, other: asyncio.Event) -> None:
+    async def first_or(self, other: asyncio.Event) -> None:
         """Return at the first signal, or when `other` is set."""
-        waiting = [asyncio.create_task(event.wait()) for event in (self._once, other)]
+        waiting = [asyncio.create_task(event.wait()) for event in (self._first, other)]
         _, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
 
 
 def main(path: str, waits: bool = False) -> int:
-    """Exit status: 0 after a stop, 2 if it cannot start. `waits`: for the file, which must come by a rename."""
+    """Exit status: 0 after a stop, 2 if it cannot start. `waits`: await the file, which must appear by a rename."""
     file = Path(path)
     if waits:
-        form()  # kept, and needed by the reference: better made while there is nothing else to do
+        settings_adapter()  # cached; the reference needs it later, and there is idle time now
         while not file.exists():
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     config = json.loads(file.read_text(encoding="utf-8"))
-    config["backends"] = tuple(place_of(item) for item in config["backends"])
+    config["backends"] = tuple(address_from_json(item) for item in config["backends"])
     config["limits"] = ConnectionLimits(**config.get("limits", {}))
     serving = Serving(**config)
     try:

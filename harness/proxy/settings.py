@@ -1,7 +1,7 @@
-"""Settings of the reference balancer for real use: times that fit model servers.
+"""Settings of the reference balancer for production use, with times that fit model servers.
 
-The reference under test has short times, so that a suite lasts seconds; a completion may stream for minutes. Slowness
-is no reason to trip a breaker here: how long an answer takes depends on how long it is.
+The reference under test has short times, so that a suite takes seconds; a completion may stream for minutes. Breakers
+do not trip on slowness here, as the duration of an answer depends on its length.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LONGEST_ANSWER_S = 600.0
 
 
 def live_settings() -> Settings:
-    """The mechanisms that the reference has on, with times for real use; no breaker trips on slowness."""
+    """The reference's default mechanisms with times for production; breakers do not trip on slowness."""
     return Settings(
         attempt_timeout_s=LONGEST_ANSWER_S,
         checks=CheckSettings(interval_s=1.0, timeout_s=1.0),

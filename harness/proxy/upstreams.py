@@ -1,7 +1,8 @@
-"""The backends of a live balancer, by id: where each is, what is in flight there, and a client for each address.
+"""The backends of a live balancer, by id: their addresses, attempts in flight, and an HTTP client for each address.
 
-An **upstream** is one stay of a backend in the list. One that leaves, or returns at another address, ends that stay:
-what is in flight there is counted to its end, then its connections and its numbers go. Two ids may share an address.
+An **upstream** is the membership of a backend from its listing to its removal. A backend that leaves, or is listed with
+another address, ends its upstream: attempts in flight are counted to their end, then its connections and counters are
+dropped. Two ids may share an address.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import aiohttp
 from harness.gateway.protocol import Backend
 
 OWN_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
-"""Headers that aiohttp's client would add where a client sent none; a backend must see what the client sent."""
+"""Headers that aiohttp's client would add if absent; backends must receive the client's headers unchanged."""
 
 ID = re.compile(r"[\w.:\[\]-]{1,200}", re.ASCII)
 HEAVIEST = 100.0
@@ -27,9 +28,9 @@ HEAVIEST = 100.0
 
 @dataclass(frozen=True, slots=True)
 class BackendAddress:
-    """A backend as the configuration names it. ValueError for an id, host, port or weight that cannot be.
+    """A backend of the configuration. ValueError for an invalid id, host, port, weight or `draining`.
 
-    `draining`: it is listed, and gets nothing new.
+    `draining`: listed, but gets no new requests.
     """
 
     id: str
@@ -47,7 +48,7 @@ class BackendAddress:
             raise ValueError(f"port {self.port!r} of {self.id}: expected 1 to 65535")
         if isinstance(self.weight, bool) or not isinstance(self.weight, int | float):
             raise ValueError(f"weight {self.weight!r} of {self.id}: expected a number")
-        if not 0 <= self.weight <= HEAVIEST:  # the hash ring has points in proportion
+        if not 0 <= self.weight <= HEAVIEST:  # the hash ring's points are proportional to the weight
             raise ValueError(f"weight {self.weight!r} of {self.id}: expected from 0 to {HEAVIEST:g}")
         if not isinstance(self.draining, bool):
             raise ValueError(f"draining {self.draining!r} of {self.id}: expected true or false")
@@ -58,10 +59,10 @@ class BackendAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def place_from(text: str) -> BackendAddress:
-    """A backend from `[NAME=]http://HOST:PORT[#weight=W]`; without a name it is called HOST:PORT.
+def address_from_text(text: str) -> BackendAddress:
+    """Parse `[NAME=]http://HOST:PORT[#weight=W]`; the default name is HOST:PORT.
 
-    ValueError of one line if it is anything else.
+    ValueError with a one-line message for any other form.
     """
     name, equals, rest = text.partition("=")
     url = rest if equals and "/" not in name else text
@@ -73,54 +74,54 @@ def place_from(text: str) -> BackendAddress:
         raise ValueError(f"{form} ({error})") from None
     if parts.scheme != "http":
         raise ValueError(
-            f"{form}; {f'{parts.scheme} is not spoken here, only http' if parts.scheme else 'begin with http://'}"
+            f"{form}; {f'scheme {parts.scheme} is not supported, only http' if parts.scheme else 'begin with http://'}"
         )
     if not parts.hostname or port is None or "@" in parts.netloc:
         raise ValueError(f"{form}, with a host and a port")
     if parts.path not in ("", "/") or parts.query:
-        raise ValueError(f"{form}, without a path: paths are passed on as the clients ask for them")
+        raise ValueError(f"{form}, without a path: clients' paths are passed on unchanged")
     weight = 1.0
     if parts.fragment:
         key, _, number = parts.fragment.partition("=")
         try:
             weight = float(number)
         except ValueError:
-            raise ValueError(f"{form}; #{parts.fragment} has no number") from None
+            raise ValueError(f"{form}; #{parts.fragment}: expected a number") from None
         if key != "weight":
-            raise ValueError(f"{form}; #{key}= is not known")
-    at = BackendAddress("place", parts.hostname, port)
-    return BackendAddress(name if url is not text else at.address, parts.hostname, port, weight)
+            raise ValueError(f"{form}; unknown #{key}=")
+    unnamed = BackendAddress("backend", parts.hostname, port)
+    return BackendAddress(name if url is not text else unnamed.address, parts.hostname, port, weight)
 
 
-def place_of(item: object) -> BackendAddress:
-    """A backend from a JSON object: `{id, host, port, weight}`, or `{url}` with `id` and `weight` where wanted.
+def address_from_json(item: object) -> BackendAddress:
+    """Parse a JSON object: `{id, host, port, weight}`, or `{url}` with optional `id` and `weight`.
 
-    Either may say `draining`. KeyError, TypeError or ValueError for anything else.
+    Both forms accept `draining`. KeyError, TypeError or ValueError for anything else.
     """
     if not isinstance(item, dict):
-        raise TypeError(f"{item!r} is no object")
+        raise TypeError(f"{item!r} is not an object")
     if "url" not in item:
         _expect(item, {"id", "host", "port", "weight", "draining"})
         return BackendAddress(item["id"], item["host"], item["port"], item["weight"], item.get("draining", False))
     _expect(item, {"url", "id", "weight", "draining"})
     if not isinstance(item["url"], str):
         raise TypeError(f"url {item['url']!r}: expected text")
-    made = place_from(item["url"])
-    weight, draining = item.get("weight", made.weight), item.get("draining", False)
-    return replace(made, id=item.get("id", made.id), weight=weight, draining=draining)
+    parsed = address_from_text(item["url"])
+    weight, draining = item.get("weight", parsed.weight), item.get("draining", False)
+    return replace(parsed, id=item.get("id", parsed.id), weight=weight, draining=draining)
 
 
 def _expect(item: Mapping[str, Any], keys: set[str]) -> None:
     unknown = sorted(set(item) - keys)
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is not known; expected {', '.join(sorted(keys))}")
+        raise ValueError(f"unknown {unknown[0]!r}; expected {', '.join(sorted(keys))}")
 
 
 @dataclass(slots=True, eq=False)
 class Upstream:
-    """One stay of a backend in the list. `outcomes` counts its attempts by how they ended, `picks` those sent."""
+    """A listed backend. `outcomes` counts its finished attempts by outcome, `picks` its sent attempts."""
 
-    place: BackendAddress
+    backend: BackendAddress
     client: aiohttp.ClientSession
     draining: bool = False
     listed: bool = True
@@ -129,16 +130,16 @@ class Upstream:
     picks: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while nothing is in flight; who waits for a drain waits for this."""
+    """Set while no attempt is in flight; the end of a drain."""
 
     @property
     def base(self) -> str:
-        """Beginning of the URLs of everything that it is asked."""
-        return f"http://{self.place.address}"
+        """Base of the URLs of its requests."""
+        return f"http://{self.backend.address}"
 
 
 class Upstreams:
-    """The list, in order. Edits keep everything about the others; ids are unique (ValueError or KeyError if not)."""
+    """The ordered list of upstreams with unique ids. Edits keep all state of the other upstreams."""
 
     def __init__(self) -> None:
         self._listed: dict[str, Upstream] = {}
@@ -148,110 +149,110 @@ class Upstreams:
 
     @property
     def listed(self) -> tuple[Upstream, ...]:
-        """Members and those that drain, in order."""
+        """Members and draining backends, in order."""
         return tuple(self._listed.values())
 
     @property
     def remembered(self) -> int:
-        """Stays of which anything is kept: the listed ones, and those that left with something in flight."""
+        """Number of upstreams with any kept state: listed ones, and removed ones with attempts in flight."""
         return len(self._listed) + len(self._leaving)
 
     def get(self, name: str) -> Upstream | None:
-        """The listed one of this id."""
+        """The listed upstream of this id, if any."""
         return self._listed.get(name)
 
     def members(self) -> tuple[Backend, ...]:
-        """Those that may get something new, as a gateway is told of them."""
+        """Backends that may get new requests, in the gateway's form."""
         return tuple(
-            Backend(id=name, address=item.place.address, weight=item.place.weight)
+            Backend(id=name, address=item.backend.address, weight=item.backend.weight)
             for name, item in self._listed.items()
             if not item.draining
         )
 
     # --- edits --------------------------------------------------------------------------------------------
 
-    def replace(self, places: Iterable[BackendAddress]) -> frozenset[str]:
-        """Make these the list; who drained is a member again unless it is to drain on. The ids with another address.
+    def replace(self, backends: Iterable[BackendAddress]) -> frozenset[str]:
+        """Replace the list. A draining backend becomes a member again unless its new entry is draining.
 
-        ValueError if an id occurs twice; nothing has changed then.
+        Returns the ids whose address changed. ValueError, without any change, if an id occurs twice.
         """
-        wanted = list(places)
-        ids = [place.id for place in wanted]
+        new = list(backends)
+        ids = [backend.id for backend in new]
         if len(set(ids)) < len(ids):
             twice = next(name for name in ids if ids.count(name) > 1)
-            raise ValueError(f"id {twice!r} is there twice; expected different ones")
-        old, self._listed = self._listed, {}
+            raise ValueError(f"id {twice!r} occurs twice; expected unique ids")
+        previous, self._listed = self._listed, {}
         moved = set()
-        for place in wanted:
-            known = old.pop(place.id, None)
-            if known is not None and known.place.address == place.address:
-                known.place, known.draining = place, place.draining
-                self._listed[place.id] = known
+        for backend in new:
+            known = previous.pop(backend.id, None)
+            if known is not None and known.backend.address == backend.address:
+                known.backend, known.draining = backend, backend.draining
+                self._listed[backend.id] = known
                 continue
             if known is not None:
-                moved.add(place.id)
+                moved.add(backend.id)
                 self._unlist(known)
-            self._listed[place.id] = self._begin(place)
-        for gone in old.values():
-            self._unlist(gone)
+            self._listed[backend.id] = self._begin(backend)
+        for removed in previous.values():
+            self._unlist(removed)
         return frozenset(moved)
 
-    def join(self, place: BackendAddress) -> Upstream:
-        """List one more. ValueError if its id is listed already."""
-        if place.id in self._listed:
-            raise ValueError(f"backend {place.id!r} is there already; leave first, or give another id")
-        self._listed[place.id] = self._begin(place)
-        return self._listed[place.id]
+    def join(self, backend: BackendAddress) -> Upstream:
+        """Add a backend. ValueError if its id is already listed."""
+        if backend.id in self._listed:
+            raise ValueError(f"backend {backend.id!r} is already listed; remove it first or use another id")
+        self._listed[backend.id] = self._begin(backend)
+        return self._listed[backend.id]
 
     def leave(self, name: str) -> None:
-        """Take one off the list. KeyError if it isn't on it."""
+        """Remove a backend from the list. KeyError if it is not listed."""
         self._unlist(self._listed.pop(name))
 
-    def _begin(self, place: BackendAddress) -> Upstream:
-        where = (place.host, place.port)
-        if where not in self._clients:
-            self._clients[where] = (_client(), set())
-        client, users = self._clients[where]
-        made = Upstream(place, client, draining=place.draining)
-        made.idle.set()
-        users.add(made)
-        return made
+    def _begin(self, backend: BackendAddress) -> Upstream:
+        address = (backend.host, backend.port)
+        if address not in self._clients:
+            self._clients[address] = (_client(), set())
+        client, users = self._clients[address]
+        upstream = Upstream(backend, client, draining=backend.draining)
+        upstream.idle.set()
+        users.add(upstream)
+        return upstream
 
     def _unlist(self, upstream: Upstream) -> None:
         upstream.listed = False
         self._leaving.add(upstream)
-        self._forget_if_over(upstream)
+        self._drop_if_finished(upstream)
 
-    # --- what is in flight --------------------------------------------------------------------------------
+    # --- attempts in flight -------------------------------------------------------------------------------
 
     def sent(self, upstream: Upstream) -> None:
-        """An attempt leaves for it."""
+        """Count a sent attempt."""
         upstream.picks += 1
         upstream.in_flight += 1
         upstream.idle.clear()
 
     def ended(self, upstream: Upstream, outcome: str) -> None:
-        """An attempt there is over."""
+        """Count a finished attempt by its outcome."""
         upstream.outcomes[outcome] += 1
         upstream.in_flight -= 1
         if not upstream.in_flight:
             upstream.idle.set()
-            self._forget_if_over(upstream)
+            self._drop_if_finished(upstream)
 
     def checked(self, upstream: Upstream) -> None:
-        """A health check there is over; `checks` was raised when it began."""
+        """Count a finished health check; the caller incremented `checks` at its start."""
         upstream.checks -= 1
-        self._forget_if_over(upstream)
+        self._drop_if_finished(upstream)
 
-    def _forget_if_over(self, upstream: Upstream) -> None:
+    def _drop_if_finished(self, upstream: Upstream) -> None:
         if upstream.listed or upstream.in_flight or upstream.checks:
             return
         self._leaving.discard(upstream)
-        where = (upstream.place.host, upstream.place.port)
-        client, users = self._clients[where]
+        address = (upstream.backend.host, upstream.backend.port)
+        client, users = self._clients[address]
         users.discard(upstream)
         if not users:
-            del self._clients[where]
+            del self._clients[address]
             task = asyncio.get_running_loop().create_task(client.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
@@ -264,14 +265,14 @@ class Upstreams:
 def _client() -> aiohttp.ClientSession:
     client = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
-        # The library's own jar would hand one client's cookies to the next.
+        # The default jar would send one client's cookies with another's requests.
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=None),
         trust_env=False,
         skip_auto_headers=OWN_HEADERS,
     )
-    # aiohttp repeats idempotent requests on its own when a pooled connection was dropped; attempts are the gateway's
-    # decision alone. There is no public switch; a test counts attempts at a dropping backend.
+    # aiohttp repeats idempotent requests by itself when a pooled connection was dropped; only the gateway may decide on
+    # attempts. There is no public switch; a test counts attempts at a dropping backend.
     client._retry_connection = False
     return client

@@ -1,4 +1,4 @@
-"""One backend of the simulator: a mock GPU server, the way to it with its faults, and what it logs."""
+"""A simulated backend: a mock GPU server, the network link to it, their faults, and the attempt log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from harness.scenario.fast_dataclass import fast_dataclass
 from harness.scenario.model import Ending, ModelServer, Residency
 from harness.sim.link import Link
 from mockgpu.api import wire
-from mockgpu.faults import decisions as faults
+from mockgpu.faults import decisions
 from mockgpu.gpu.catalogue import Setup
 from mockgpu.gpu.events import Evicted, Finished, FirstToken, Job, Loaded, Loading, Refused, Started, State
 from mockgpu.gpu.model import GpuServer
 
 NAN = float("nan")
 LIVENESS = ("/ping", "/v2/health/live")
-"""Routes of the mock servers that tell a sign of life, and nothing of readiness or load."""
+"""Liveness routes of the mock servers. Their answers say nothing about readiness or load."""
 
 
 @dataclass(slots=True)
@@ -45,9 +45,9 @@ class AttemptRow:
 
 @fast_dataclass
 class ReadyAnswer:
-    """An answer that a backend has ready. `cut_after_tokens`: its body breaks off there; None: it is whole.
+    """A finished answer of a backend. `cut_after_tokens`: where its body breaks off; None: the body is whole.
 
-    `unreadable`: its body says nothing, though all of it came as announced.
+    `unreadable`: the body has no usable content, although all announced bytes arrive.
     """
 
     attempt_id: int
@@ -60,9 +60,9 @@ class ReadyAnswer:
 
 @dataclass(slots=True)
 class NetworkAttempt:
-    """One attempt as the network knows it. `row` is what its backend logs, from when it is there; `answer` what came.
+    """One attempt in the network. `row`: its backend's log entry, set on arrival; `answer`: the received answer.
 
-    `cut_for` is the request whose client still has to see that the answer breaks off.
+    `cut_for`: id of the request whose client has yet to observe the broken-off answer.
     """
 
     id: int
@@ -75,89 +75,90 @@ class NetworkAttempt:
 
 
 class SimBackend:
-    """Backend number `number`. `way` leads to it; `alive` and `paused` are how its process is.
+    """Backend number `number`. `link` is its network link; `alive` and `paused` are the state of its process.
 
-    Faults of single requests are those of `mockgpu.faults.decisions`, as in a real server. As answers are not streamed
-    here, one that stalls never comes, and one that drips comes when its last token would.
+    Request faults are those of `mockgpu.faults.decisions`, as in a real server. Answers are not streamed here: a
+    stalled answer never comes, and a dripping one comes at the time of its last token.
 
-    While it is paused nobody may let it pass time: whatever comes to it is put into `waiting` (what to do, and with
-    what) until `resume`. What its GPU would have done meanwhile is done then, at once: no clock stops with a process.
+    Do not call `advance` while the backend is paused. Append work that arrives meanwhile to `deferred`, as pairs of
+    function and argument, until `resume`. The GPU's clock does not stop with the process: all GPU work that was due
+    during the pause completes at `resume`.
     """
 
     def __init__(self, number: int, server: ModelServer, seed: int = 0) -> None:
         self.number = number
         self.id = f"gpu-{number}"
-        self.way = Link(Random(f"{seed}/way/{number}"))
+        self.link = Link(Random(f"{seed}/way/{number}"))
         self.alive = True
         self.paused = False
-        self.waiting: list[tuple[Callable[[Any], None], Any]] = []
-        self.woken_s: float | None = None
-        """When it is to be advanced next."""
+        self.deferred: list[tuple[Callable[[Any], None], Any]] = []
+        self.next_wake_s: float | None = None
+        """Time of the next scheduled `advance`; None: not scheduled."""
         self.rows: list[AttemptRow] = []
         self.residency: list[tuple[int, int, str, float]] = []
         self._setup = Setup.from_json(server.as_setup())
         self._gpu = GpuServer(self._setup)
-        self._faults = faults.RequestFaults(self.id)
+        self._faults = decisions.RequestFaults(self.id)
         self._open: dict[int, AttemptRow] = {}
-        self._spoiled: dict[int, tuple[faults.Serve, int]] = {}
-        """What applies_to the answers of attempts inside, and how many tokens these have; only where something does."""
+        self._corrupted: dict[int, tuple[decisions.Serve, int]] = {}
+        """By attempt id, for answers to be corrupted only: the fault decision and the number of output tokens."""
         self._dripping: list[tuple[float, int]] = []
         self._ready: list[ReadyAnswer] = []
         self._resumed_s = 0.0
-        self._left: list[int] = []
+        self._disconnected: list[int] = []
 
     @property
     def reachable(self) -> bool:
-        """Whether a connect is accepted."""
-        return self.alive and self.way.up
+        """Whether connects are accepted."""
+        return self.alive and self.link.up
 
     @property
     def inside(self) -> tuple[int, ...]:
-        """Ids of the attempts that are here now, or wait to be read by a process that is paused."""
-        if not self.waiting:
+        """Ids of the attempts at this backend, including those not yet read by a paused process."""
+        if not self.deferred:
             return tuple(self._open)
-        waiting = (subject for _, subject in self.waiting if isinstance(subject, NetworkAttempt) and not subject.done)
-        return (*self._open, *(attempt.id for attempt in waiting))
+        deferred = (subject for _, subject in self.deferred if isinstance(subject, NetworkAttempt) and not subject.done)
+        return (*self._open, *(attempt.id for attempt in deferred))
 
     def arrive(self, now_s: float, attempt_id: int, row: AttemptRow, job: Job) -> None:
-        """An attempt reaches the backend: log it, then serve it or do what a fault has in store for it."""
+        """Log an arriving attempt, then serve, answer or hold it as the active faults decide."""
         self.rows.append(row)
-        lot = self._faults.arrive(now_s, attempt_id, job.prompt_tokens + job.output_tokens)
-        match lot:
-            case faults.Serve():
+        decision = self._faults.arrive(now_s, attempt_id, job.prompt_tokens + job.output_tokens)
+        match decision:
+            case decisions.Serve():
                 self._open[attempt_id] = row
-                if lot.cut_after_tokens is not None or lot.spoils:
-                    self._spoiled[attempt_id] = lot, job.output_tokens
-                self._gpu.submit(now_s, job if lot.slowness == 1.0 else replace(job, slowness=lot.slowness))
-            case faults.AnswerStatus(status, retry_after_s, refused, kills=kills):
+                if decision.cut_after_tokens is not None or decision.corruptions:
+                    self._corrupted[attempt_id] = decision, job.output_tokens
+                self._gpu.submit(now_s, job if decision.slowness == 1.0 else replace(job, slowness=decision.slowness))
+            case decisions.AnswerStatus(status, retry_after_s, refused, kills=kills):
                 if kills:
                     self._gpu.die(now_s)
                 answer = self._close(row, attempt_id, now_s, status, Ending.REFUSED if refused else Ending.ANSWERED)
-                later_s = None if retry_after_s is None else float(math.ceil(retry_after_s))
-                self._ready.append(replace(answer, retry_after_s=later_s))
-            case faults.Hold():
+                rounded_s = None if retry_after_s is None else float(math.ceil(retry_after_s))
+                self._ready.append(replace(answer, retry_after_s=rounded_s))
+            case decisions.Hold():
                 self._open[attempt_id] = row
 
     def leave(self, now_s: float, attempt_id: int) -> None:
-        """The client of an attempt is gone: free its place, when the process next looks."""
+        """Free the slot of an attempt whose client disconnected; a paused process does so when it resumes."""
         if self.paused:
-            self._left.append(attempt_id)
+            self._disconnected.append(attempt_id)
             return
         row = self._open.pop(attempt_id, None)
         if row is None:
             return
         row.ending, row.end_s = Ending.CLIENT_GONE, now_s
-        self._spoiled.pop(attempt_id, None)
+        self._corrupted.pop(attempt_id, None)
         self._faults.leave(attempt_id)
         self._gpu.cancel(now_s, attempt_id)
 
-    def change_faults(self, now_s: float, change: faults.Change) -> tuple[int, ...]:
-        """Set or clear faults of single requests. Returns ids of attempts whose connections are reset by that."""
+    def change_faults(self, now_s: float, change: decisions.Change) -> tuple[int, ...]:
+        """Set or clear request faults. Returns the ids of attempts whose connections the change resets."""
         released = self._faults.change(now_s, change)
         for attempt_id in released:
             row = self._open.pop(attempt_id)
             row.ending, row.end_s = Ending.CUT, now_s
-            self._spoiled.pop(attempt_id, None)
+            self._corrupted.pop(attempt_id, None)
             self._gpu.cancel(now_s, attempt_id)
         if change.evicts:
             self._gpu.evict(now_s)
@@ -168,58 +169,58 @@ class SimBackend:
         return released
 
     def hits(self, kind: str) -> int:
-        """How many requests, or reports, the active fault of this kind has struck."""
+        """Number of requests, or reports, hit by the active fault of this kind. StopIteration if there is none."""
         return next(int(str(active["hits"])) for active in self._faults.report() if active["kind"] == kind)
 
     def kill(self) -> None:
-        """The process dies: what is inside stays open in the log, faults and cache are gone."""
+        """Kill the process: attempts in flight stay open in the log; faults and cache are lost."""
         self.alive = self.paused = False
-        self.waiting.clear()
-        self._left.clear()
+        self.deferred.clear()
+        self._disconnected.clear()
         self._open.clear()
-        self._spoiled.clear()
+        self._corrupted.clear()
         self._dripping.clear()
         self._ready.clear()
-        self._faults = faults.RequestFaults(self.id)
+        self._faults = decisions.RequestFaults(self.id)
         self._gpu = GpuServer(self._setup)
 
     def resume(self, now_s: float) -> list[tuple[Callable[[Any], None], Any]]:
-        """The process goes on after a pause. Returns what has waited for that, in its order."""
+        """Resume the process after a pause. Returns the deferred work in order of arrival."""
         self.paused = False
         self._resumed_s = now_s
-        left, self._left = self._left, []
-        for attempt_id in left:  # first of all, as the end of a connection shows before a timer does
+        disconnected, self._disconnected = self._disconnected, []
+        for attempt_id in disconnected:  # before timers, as a live process sees closed connections first
             self.leave(now_s, attempt_id)
-        waiting, self.waiting = self.waiting, []
-        return waiting
+        deferred, self.deferred = self.deferred, []
+        return deferred
 
     def wake_s(self) -> float | None:
-        """When something happens next here."""
+        """Time of the next event at this backend; None: no event is due."""
         next_s = self._gpu.next_event_s()
         if not self._dripping:
             return next_s
         return self._dripping[0][0] if next_s is None else min(next_s, self._dripping[0][0])
 
     def advance(self, now_s: float) -> list[ReadyAnswer]:
-        """Let time pass up to `now_s`; the answers that became ready."""
+        """Advance to `now_s`. Returns the answers that became ready."""
         ready, self._ready = self._ready, []
         for event in self._gpu.advance(now_s):
             match event:
                 case Started():
                     row = self._open.get(event.job_id)
-                    if row is None:  # its client has gone since
+                    if row is None:  # its client has disconnected
                         continue
                     row.cold, row.queue_wait_s, row.service_started_s = event.cold, event.queue_wait_s, event.at_s
                 case FirstToken():
-                    pass  # answers are not streamed: their first byte comes with the last token
+                    pass  # answers are not streamed: the first byte comes with the last token
                 case Finished():
                     row = self._open.get(event.job_id)
                     if row is None:
                         continue
                     at_s = max(event.at_s, self._resumed_s)
                     row.service_s = event.at_s - row.service_started_s
-                    if event.job_id in self._spoiled:
-                        ready += self._spoil(at_s, event.job_id)
+                    if event.job_id in self._corrupted:
+                        ready += self._corrupt(at_s, event.job_id)
                         continue
                     del self._open[event.job_id]
                     ready.append(self._close(row, event.job_id, at_s, 200, Ending.ANSWERED))
@@ -233,52 +234,56 @@ class SimBackend:
                     self.residency.append((self.number, Residency.EVICTED, model, at_s))
         while self._dripping and self._dripping[0][0] <= now_s:
             at_s, attempt_id = heappop(self._dripping)
-            if attempt_id in self._spoiled:
+            if attempt_id in self._corrupted:
                 ready += self._finish(max(at_s, self._resumed_s), attempt_id)
         return ready
 
     def _refuse(self, event: Refused) -> list[ReadyAnswer]:
-        """The GPU takes no job, or loses it as it dies; then those that stall hang on."""
-        dead, lot = event.reason == "engine_dead", self._spoiled.get(event.job_id)
+        """The GPU refused a job, or lost it by dying. Stalled answers stay open when the GPU dies."""
+        dead, decision = event.reason == "engine_dead", self._corrupted.get(event.job_id)
         row = self._open.get(event.job_id)
         if row is None or (
-            dead and lot is not None and any(isinstance(each, faults.StallFault) for each in lot[0].spoils)
+            dead
+            and decision is not None
+            and any(isinstance(each, decisions.StallFault) for each in decision[0].corruptions)
         ):
             return []
         del self._open[event.job_id]
-        self._spoiled.pop(event.job_id, None)
+        self._corrupted.pop(event.job_id, None)
         self._faults.leave(event.job_id)
         at_s = max(event.at_s, self._resumed_s)
         return [self._close(row, event.job_id, at_s, 500 if dead else 503, Ending.REFUSED)]
 
-    def _spoil(self, at_s: float, attempt_id: int) -> list[ReadyAnswer]:
-        """Do to an answer that is ready what a fault has in store for it."""
-        lot, tokens = self._spoiled[attempt_id]
-        gap_s = sum(spoil.gap_s for spoil in lot.spoils if isinstance(spoil, faults.DripFault))
+    def _corrupt(self, at_s: float, attempt_id: int) -> list[ReadyAnswer]:
+        """Apply the response-corruption faults to a ready answer; a drip fault delays it first."""
+        decision, tokens = self._corrupted[attempt_id]
+        gap_s = sum(
+            corruption.gap_s for corruption in decision.corruptions if isinstance(corruption, decisions.DripFault)
+        )
         if gap_s and tokens > 1:
             heappush(self._dripping, (at_s + gap_s * (tokens - 1), attempt_id))
             return []
         return self._finish(at_s, attempt_id)
 
     def _finish(self, at_s: float, attempt_id: int) -> list[ReadyAnswer]:
-        lot, tokens = self._spoiled.pop(attempt_id)
-        cut_after, unreadable, status = lot.cut_after_tokens, False, 200
+        decision, tokens = self._corrupted.pop(attempt_id)
+        cut_after, unreadable, status = decision.cut_after_tokens, False, 200
         broken = cut_after is not None
-        for spoil in lot.spoils:
-            match spoil:
-                case faults.StallFault():
+        for corruption in decision.corruptions:
+            match corruption:
+                case decisions.StallFault():
                     return []
-                case faults.TruncatedFault():
+                case decisions.TruncatedFault():
                     unreadable = broken = True
-                case faults.WrongLengthFault(by=by):
+                case decisions.WrongLengthFault(by=by):
                     unreadable = broken = True
                     if by > 0:
-                        cut_after = max(1, tokens)  # the client waits in vain for the rest
-                case faults.StreamErrorFault():
+                        cut_after = max(1, tokens)  # the client waits for bytes that never come
+                case decisions.StreamErrorFault():
                     status = 500
-                case faults.GarbageFault():
+                case decisions.GarbageFault():
                     unreadable = True
-                case faults.DripFault():
+                case decisions.DripFault():
                     continue
         ending = Ending.CUT if broken else Ending.ANSWERED
         answer = self._close(self._open.pop(attempt_id), attempt_id, at_s, status, ending, cut_after)
@@ -292,27 +297,26 @@ class SimBackend:
         return ReadyAnswer(attempt_id, at_s, status, cut_after)
 
     def health_check(self, path: str, expected: ExpectedAnswer) -> tuple[int, bool, Backend | None]:
-        """Answer a health check at `path`: the status, whether status and body are as expected, and the report of the
-        load.
+        """Answer a health check at `path`: status, whether status and body are as expected, and the load report.
 
-        The report is None where it is not given or can't be read.
+        The report is None if it is missing or unreadable.
         """
         if path in LIVENESS:
-            status = 503 if self._faults.hit(faults.NotAliveFault.kind) else 200
+            status = 503 if self._faults.hit(decisions.NotAliveFault.kind) else 200
             return status, expected.met(status, b""), None
-        state = self._faults.seen_in(self._gpu.state())
+        state = self._faults.reported_state(self._gpu.state())
         report = self._reported(state)
-        readable = self._faults.figures not in ("garbage", "missing")
+        readable = self._faults.metrics_mode not in ("garbage", "missing")
         body = wire.health(state) if expected.reads_body and readable else b""
         status = 200 if state.ready else 503
         return status, expected.met(status, body), report if readable else None
 
     def report(self) -> Backend:
-        """What `/health` says, or would say could it be read."""
-        return self._reported(self._faults.seen_in(self._gpu.state()))
+        """The report of `/health`, also when a fault makes it unreadable."""
+        return self._reported(self._faults.reported_state(self._gpu.state()))
 
     def _reported(self, state: State) -> Backend:
-        self._faults.hit(faults.MetricsFault.kind)
+        self._faults.hit(decisions.MetricsFault.kind)
         return Backend(
             id=self.id,
             address=self.id,

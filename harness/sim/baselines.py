@@ -1,4 +1,4 @@
-"""Plain policies that properties compare a balancer with, on the same arrivals, in the simulator."""
+"""Baseline policies, run in the simulator on the same arrivals, that properties compare a balancer with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.targets.base import ChangeStep, Deployment, Launch, Target
 
 
 class RoundRobinBaseline:
-    """Takes the backends in turn, whatever the request."""
+    """Picks backends round-robin, ignoring the request."""
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
@@ -28,15 +28,15 @@ class RoundRobinBaseline:
         return self._names[self._turn]
 
     def update_backends(self, backends: Sequence[Backend]) -> None:
-        """Only the names count."""
+        """Store the backends' names; nothing else of them is used."""
         self._names = tuple(backend.id for backend in backends)
 
     def report_result(self, backend_id: str, latency_s: float, error: str | None) -> None:
-        """Nothing is learnt."""
+        """Results are ignored."""
 
 
 class RingBaseline(RoundRobinBaseline):
-    """A hash ring for what has a model, and nothing else: one attempt, never elsewhere. The rest in turn."""
+    """A hash ring for requests with a model, without retry or failover; other requests are sent round-robin."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class RingBaseline(RoundRobinBaseline):
         return self._ring.owner(request.model) if request.model else super().pick(request)
 
     def update_backends(self, backends: Sequence[Backend]) -> None:
-        """Only the names count."""
+        """Rebuild the ring from the backends' names."""
         super().update_backends(backends)
         self._ring.set_members(self._names)
 
@@ -56,7 +56,7 @@ BASELINES = {"ring": RingBaseline, "round_robin": RoundRobinBaseline}
 
 
 class BaselineTarget(Target):
-    """A baseline policy in the bare gateway; it exists only in the simulator."""
+    """A baseline policy in the bare gateway; simulator only."""
 
     worlds = frozenset({World.SIM})
 
@@ -66,24 +66,24 @@ class BaselineTarget(Target):
         self.claims = claims
 
     def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
-        """The policy in its bare gateway."""
+        """A bare gateway around the policy."""
         return BareGateway(BASELINES[self.name]())
 
-    def launch(self, place: Deployment) -> Launch:
+    def launch(self, deployment: Deployment) -> Launch:
         """Baselines have no process."""
         raise NotImplementedError("a baseline runs in the simulator only")
 
-    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
+    def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
         """Baselines have no process."""
         raise NotImplementedError("a baseline runs in the simulator only")
 
     def scaled(self, factor: float) -> Target:
-        """A baseline has no settings."""
+        """The target itself: a baseline has no settings."""
         return self
 
 
 def baseline_target(name: str, claims: Claims) -> Target:
-    """The target of baseline `name`; KeyError lists those there are."""
+    """The target of baseline `name`. KeyError, listing the known names, if there is none."""
     if name not in BASELINES:
         raise KeyError(f"no baseline {name!r}; there are {sorted(BASELINES)}")
     return BaselineTarget(name, claims)

@@ -1,4 +1,4 @@
-"""The clients of a simulated run: they send at their intended times, wait, give up, and note what they got."""
+"""Clients of a simulated run: send requests at their intended times, time out, and record the answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from harness.claims.features import Claims
-from harness.gateway.parse_request import described
+from harness.gateway.parse_request import parse_request
 from harness.gateway.protocol import ClientGone, Event, Request, RequestArrived
 from harness.load.wire import request_of
 from harness.scenario.arrivals import Arrival
@@ -15,25 +15,25 @@ from harness.scenario.model import Echo, Failure, HarnessError
 from harness.sim.event_queue import EventQueue
 from harness.sim.evidence import ClientRow
 
-OTHER = Failure.OTHER  # looked up once, as it is needed for every request
+OTHER = Failure.OTHER  # cached, as every request needs it
 
 NONCE = 1
-"""Marks the requests of every simulated run alike: they cannot meet those of another."""
+"""Run nonce of every simulated run; requests of different simulated runs never mix."""
 
 Answer = tuple[int, int, int, Echo, Failure]
-"""Number of the request, status, number of the backend (-1: the balancer itself), whose echo, and what went wrong."""
+"""Request number, status, backend number (-1: the balancer itself), echo, and failure."""
 
 
-def as_live_sees_it(arrival: Arrival, connection: int, key_carrier: str, claims: Claims, seed: int) -> Request:
-    """The request that the live shell would read from the bytes of this arrival. HarnessError if it has no such form.
+def request_from_arrival(arrival: Arrival, connection: int, key_carrier: str, claims: Claims, seed: int) -> Request:
+    """The request that the live driver would parse from this arrival's bytes. HarnessError if it has no wire form.
 
-    `key_carrier` is where the load puts the key, the one in `claims` where the balancer looks for it.
+    `key_carrier` is where the load puts the key; the carrier in `claims` is where the balancer reads it.
     """
     try:
         wire = request_of(arrival, key_carrier, seed, NONCE, claims.protocol)
     except ValueError as error:
         raise HarnessError(str(error)) from None
-    return described(
+    return parse_request(
         number=arrival.number,
         connection=connection,
         method=wire.method,
@@ -45,17 +45,17 @@ def as_live_sees_it(arrival: Arrival, connection: int, key_carrier: str, claims:
 
 
 class Reader:
-    """Requests as the live shell would read them; what differs in number and connection alone is read once."""
+    """Parses arrivals as the live driver would; caches requests that differ only in number and connection."""
 
     def __init__(self, key_carrier: str, claims: Claims, seed: int) -> None:
         self._key_carrier = key_carrier
         self._claims = claims
         self._seed = seed
-        self._read: dict[tuple[int | str, ...], Request] = {}
+        self._cache: dict[tuple[int | str, ...], Request] = {}
 
     def __call__(self, arrival: Arrival, connection: int) -> Request:
-        """The request of `arrival` on this connection. HarnessError if it has no form on the wire."""
-        alike = (
+        """The request of `arrival` on this connection. HarnessError if it has no wire form."""
+        cache_key = (
             arrival.stream,
             arrival.method,
             arrival.key,
@@ -65,90 +65,90 @@ class Reader:
             arrival.prompt_tokens,
             arrival.payload_bytes,
         )
-        known = self._read.get(alike)
-        if known is None:
-            known = as_live_sees_it(arrival, connection, self._key_carrier, self._claims, self._seed)
-            self._read[alike] = known
+        cached = self._cache.get(cache_key)
+        if cached is None:
+            cached = request_from_arrival(arrival, connection, self._key_carrier, self._claims, self._seed)
+            self._cache[cache_key] = cached
         return Request(
             arrival.number,
             connection,
-            known.kind,
-            known.method,
-            known.model,
-            known.session,
-            known.urgency,
-            known.prompt_tokens,
-            known.payload_bytes,
-            known.key,
+            cached.kind,
+            cached.method,
+            cached.model,
+            cached.session,
+            cached.urgency,
+            cached.prompt_tokens,
+            cached.payload_bytes,
+            cached.key,
         )
 
 
 class Clients:
-    """All clients. `open` counts the requests without an end; `rows` are theirs, by number.
+    """All clients. `open` counts the unfinished requests; `rows` are the requests' records, by request number.
 
-    `see` makes the request that the gateway is told of, from an arrival and the number of its connection. `arrivals`
-    and `rows` grow by what the chats of `crowd` ask.
+    `read` makes the gateway's request from an arrival and its connection number. `arrivals` and `rows` grow with the
+    requests of `virtual_users`.
     """
 
     def __init__(
         self,
         event_queue: EventQueue,
         arrivals: list[Arrival],
-        crowd: VirtualUsers,
+        virtual_users: VirtualUsers,
         rows: list[ClientRow],
         streams: int,
-        see: Callable[[Arrival, int], Request],
-        tell: Callable[[Event], None],
+        read: Callable[[Arrival, int], Request],
+        dispatch: Callable[[Event], None],
     ) -> None:
         self.open = len(arrivals)
         self._event_queue = event_queue
         self._arrivals = arrivals
         self._rows = rows
-        self._see = see
-        self._tell = tell
+        self._read = read
+        self._dispatch = dispatch
         self._idle_connections: list[int] = []
-        self._connections = streams  # those below belong to streams with a single one
+        self._connections = streams  # lower numbers belong to streams with a single connection
         self._queues: dict[int, deque[Arrival]] = {}
         self._connection_of: dict[int, int] = {}
-        self._coming = iter(tuple(arrivals))
-        self._crowd = crowd
-        self._chat_of: dict[int, VirtualUser] = {}
+        self._upcoming = iter(tuple(arrivals))
+        self._virtual_users = virtual_users
+        self._user_of: dict[int, VirtualUser] = {}
 
     def begin(self) -> None:
-        """Put the first request on the event queue, which each is followed by the next, and the first of every chat."""
-        self._next()
-        for chat in self._crowd.users:
-            self._think(chat, chat.start_s)
+        """Schedule the first open-loop request (each schedules the next) and each virtual user's first."""
+        self._schedule_next()
+        for user in self._virtual_users.users:
+            self._schedule_user(user, user.start_s)
 
-    def _next(self) -> None:
-        arrival = next(self._coming, None)
+    def _schedule_next(self) -> None:
+        arrival = next(self._upcoming, None)
         if arrival is not None:
-            self._event_queue.before(arrival.at_s, self._due, arrival)
+            self._event_queue.before(arrival.at_s, self._send_due, arrival)
 
     def answered(self, answer: Answer) -> None:
-        """An answer is here, whole or (TRUNCATED) broken off."""
+        """Record a received answer, complete or broken off (TRUNCATED)."""
         number, status, backend, echo, failure = answer
         row = self._rows[number]
         if row.done:
             return
         row.status, row.answered_by, row.echo, row.failure = status, backend, echo, failure
         row.first_byte_s = row.end_s = self._event_queue.now.now_s
-        self._done(row)
+        self._finish(row)
 
-    def _due(self, arrival: Arrival) -> None:
-        self._next()
+    def _send_due(self, arrival: Arrival) -> None:
+        self._schedule_next()
         self._send(arrival)
 
-    def _think(self, chat: VirtualUser, free_s: float, failed: bool = False) -> None:
-        due_s = chat.due_s(free_s, failed)
+    def _schedule_user(self, user: VirtualUser, free_s: float, failed: bool = False) -> None:
+        due_s = user.due_s(free_s, failed)
         if due_s is not None:
-            self._event_queue.at(due_s, self._ask, chat)
+            self._event_queue.at(due_s, self._send_next, user)
 
-    def _ask(self, chat: VirtualUser) -> None:
-        arrival = chat.next_request(self._event_queue.now.now_s)
+    def _send_next(self, user: VirtualUser) -> None:
+        arrival = user.next_request(self._event_queue.now.now_s)
         self._arrivals.append(arrival)
         self._rows.append(ClientRow(arrival.number))
-        self._chat_of[arrival.number] = chat
+        self._user_of[arrival.number] = user
         self.open += 1
         self._send(arrival)
 
@@ -168,23 +168,23 @@ class Clients:
     def _start(self, arrival: Arrival, connection: int) -> None:
         row = self._rows[arrival.number]
         row.sent_s = self._event_queue.now.now_s
-        row.failure = OTHER  # stays so if the run ends first, as in live
-        self._event_queue.after_network_delay(self._tell, RequestArrived(self._see(arrival, connection)))
+        row.failure = OTHER  # remains if the run ends first, as in live
+        self._event_queue.after_network_delay(self._dispatch, RequestArrived(self._read(arrival, connection)))
         self._event_queue.limit(arrival.patience_s, self._give_up, row)
         self._connection_of[arrival.number] = connection
 
     def _give_up(self, row: ClientRow) -> None:
         row.failure, row.end_s = Failure.TIMEOUT, self._event_queue.now.now_s
-        self._done(row)
-        self._event_queue.after_network_delay(self._tell, ClientGone(row.number))
+        self._finish(row)
+        self._event_queue.after_network_delay(self._dispatch, ClientGone(row.number))
 
-    def _done(self, row: ClientRow) -> None:
+    def _finish(self, row: ClientRow) -> None:
         row.done = True
         self.open -= 1
         connection = self._connection_of.pop(row.number)
-        chat = self._chat_of.pop(row.number, None)
-        if chat is not None:
-            self._think(chat, self._event_queue.now.now_s, answer_failed(row.failure, row.status))
+        user = self._user_of.pop(row.number, None)
+        if user is not None:
+            self._schedule_user(user, self._event_queue.now.now_s, answer_failed(row.failure, row.status))
         queue = self._queues.get(connection)
         if queue is None:
             if not self._arrivals[row.number].fresh:

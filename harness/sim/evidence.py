@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind, collected row by row and turned into a history at its end."""
+"""Evidence of a simulated run: rows collected during the run, converted to a history at its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL_CARRIERS = 15
 
 @dataclass(slots=True)
 class ClientRow:
-    """One request as its client saw it."""
+    """One request as its client observed it."""
 
     number: int
     sent_s: float = NAN
@@ -35,7 +35,7 @@ class ClientRow:
 
 
 class Evidence:
-    """Rows of one run. `died` is set when the gateway itself raised. `arrivals` may grow, and `requests` with them."""
+    """Rows of one run. `died`: report of the gateway's exception. `arrivals` and `requests` may grow together."""
 
     def __init__(self, scenario: Scenario, seed: int, arrivals: Sequence[Arrival]) -> None:
         self._scenario = scenario
@@ -47,19 +47,19 @@ class Evidence:
         self.died: str | None = None
 
     def step(self, position: int, step: Step, backend: int, at_s: float, healed_s: float) -> None:
-        """A fault or membership change; in virtual time it takes effect at once, and it heals when it is due."""
+        """Record a fault or membership change. In virtual time it takes effect at once and heals when due."""
         self._steps[position] = StepSeen(type(step).__name__, backend, at_s, at_s, healed_s)
 
     def ended(self, position: int, at_s: float) -> None:
-        """A fault is over before it is due, as another has begun."""
+        """Record that a fault ended before its due time because another one replaced it."""
         self._steps[position] = replace(self._steps[position], healed_s=at_s)
 
     def counted(self, position: int, hits: int) -> None:
-        """How many requests a fault has struck by now."""
+        """Record the number of requests that a fault has hit so far."""
         self._steps[position] = replace(self._steps[position], hits=hits)
 
     def history(self, backends: list[SimBackend]) -> History:
-        """Everything as columns."""
+        """All rows as the columns of a history."""
         requests = empty_requests(len(self._arrivals))
         for name in ("stream", "kind", "method", "key", "connection"):
             _fill(requests, name, self._arrivals)
@@ -92,5 +92,5 @@ class Evidence:
 
 
 def _fill(columns: Rows, name: str, rows: Sequence[object], attribute: str = "") -> None:
-    """Make a column of an attribute of the rows, by default the one that has its name."""
+    """Fill column `name` from an attribute of the rows, by default the attribute of the same name."""
     columns[name] = np.fromiter(map(attrgetter(attribute or name), rows), columns.dtype[name], len(rows))

@@ -1,4 +1,4 @@
-"""The way between the balancer and one backend: its faults, and what they do to an answer that takes it."""
+"""The network link between the balancer and one backend: its faults and their effect on answers."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from harness.scenario.faults import (
 from harness.scenario.model import Kind
 
 HEAD_BYTES = 192
-"""Status line and headers of an answer of the mock servers, measured: 191 to 193."""
+"""Size of status line and headers of a mock server's answer; measured: 191 to 193."""
 
 UPDATE_BYTES = 257
 ERROR_BYTES = 324
-"""Answers without text, measured. Errors have 319 to 328, by their message."""
+"""Sizes of answers without generated text, measured. Errors have 319 to 328, depending on the message."""
 
 WHOLE_BYTES = HEAD_BYTES + 281
 TOKEN_BYTES = 4
-"""An answer with text, measured: 477 bytes for 1 token, 490 for 4, 635 for 40, 2,078 for 400."""
+"""Bytes per token of an answer with text. Measured totals: 477 for 1 token, 490 for 4, 635 for 40, 2,078 for 400."""
 
 REPORT_BYTES = 319
-"""The answer to a health check with a report of the load, measured with no model in memory; each adds its name."""
+"""Size of a health check's answer with a load report, measured with no model in memory; each model adds its name."""
 
 
 def answer_bytes(kind: Kind, status: int, output_tokens: int) -> int:
-    """About how many bytes a mock server's answer has that is not streamed, with its head."""
+    """Approximate size in bytes of a mock server's answer without streaming, head included."""
     if status != 200:
         return ERROR_BYTES
     if kind is Kind.UPDATE:
@@ -45,21 +45,21 @@ def answer_bytes(kind: Kind, status: int, output_tokens: int) -> int:
 
 
 class Link:
-    """One fault of each kind at a time.
+    """A link with at most one fault of each kind at a time.
 
-    Where several delay an answer their delays add up. `generator` draws the jitter.
+    The delays of several faults add up. `generator` draws the jitter.
     """
 
     def __init__(self, generator: Random) -> None:
         self.up = True
         self.silent = False
-        """Whether nothing arrives, in either direction."""
+        """Whether data is dropped in both directions."""
         self.resetting = False
         self.plain = True
-        """Whether answers come as they are and without delay."""
+        """Whether answers pass unchanged and without delay."""
         self.close_delay_s = 0.0
         self.closes_after_s: float | None = None
-        """When a connection that is silent is closed, from the last that was sent on it; None: never."""
+        """Seconds from the last data sent on a silent connection to its close; None: never closed."""
         self._generator = generator
         self._blackhole = False
         self._latency: Latency | None = None
@@ -68,7 +68,7 @@ class Link:
         self._limit: LimitData | None = None
 
     def change(self, fault: TransportFault, on: bool) -> None:
-        """Begin or heal a fault."""
+        """Begin (`on`) or heal a fault."""
         match fault:
             case Down():
                 self.up = not on
@@ -94,11 +94,11 @@ class Link:
         self.plain = not (self._latency or self._bandwidth or self._slicer or self._limit)
 
     def passing(self, size_bytes: int) -> int:
-        """How many bytes of an answer of this size get through before its connection is closed."""
+        """Bytes of an answer of this size that pass before the connection is closed."""
         return size_bytes if self._limit is None else min(size_bytes, self._limit.limit_bytes)
 
     def delay_s(self, size_bytes: int) -> float:
-        """How much later the last byte of an answer of this size comes; infinite if it never does. Draws the jitter."""
+        """Added delay of an answer's last byte in seconds; infinite if it never comes. Draws the jitter."""
         if self.plain:
             return 0.0
         delay_s = 0.0
@@ -115,7 +115,7 @@ class Link:
 
 
 def slices(size_bytes: int, slice_bytes: int) -> int:
-    """Into how many slices of at most that size an answer is cut: in halves until they are small enough."""
+    """Number of slices when an answer is halved until no slice exceeds `slice_bytes`."""
     count = 1
     while size_bytes > max(1, slice_bytes):
         size_bytes = -(-size_bytes // 2)

@@ -1,4 +1,4 @@
-"""What the mock servers of a scenario would refuse, found before it is played. Pure."""
+"""Validation of a scenario against the rules of the mock servers, before a run. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mockgpu.gpu.catalogue import Setup, SetupError
 
 
 def check(scenario: Scenario) -> None:
-    """ValueError if they refuse a fault, or a figure of their own: one line on the first, and where it is."""
+    """ValueError, one line with its position, for the first fault or server setting that a mock server would refuse."""
     try:
         Setup.from_json(scenario.server.as_setup())
     except SetupError as error:

@@ -1,4 +1,4 @@
-"""The timeline of a simulated run: faults begin and heal, members come and go, connections break off."""
+"""Runs the timeline of a simulated run: begins and heals faults, changes membership, resets connections."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ NEVER_S = float("nan")
 
 
 class TimelineRunner:
-    """Carries out the steps of a scenario. What a fault does to single attempts it tells through `reset`.
+    """Carries out the steps of a scenario. Resets attempts that a fault ends through `reset`.
 
-    `attempts` are those that are open, by id. `advance` takes from a backend what it has ready. ClaimsError for steps
-    that do not go together.
+    `attempts` are the open attempts, by id. `advance` collects a backend's ready answers. ClaimsError for conflicting
+    steps.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class TimelineRunner:
         backends: Mapping[str, SimBackend],
         attempts: Mapping[int, NetworkAttempt],
         *,
-        tell: Callable[[Event], None],
+        dispatch: Callable[[Event], None],
         reset: Callable[[NetworkAttempt], None],
         advance: Callable[[SimBackend], None],
     ) -> None:
-        told = conflict(scenario.timeline)
-        if told:
-            raise ClaimsError(f"scenario {scenario.name}: {told}")
+        message = conflict(scenario.timeline)
+        if message:
+            raise ClaimsError(f"scenario {scenario.name}: {message}")
         self._scenario = scenario
         self._seed = seed
         self._event_queue = event_queue
@@ -62,15 +62,15 @@ class TimelineRunner:
         self._evidence = evidence
         self._backends = backends
         self._attempts = attempts
-        self._tell = tell
+        self._dispatch = dispatch
         self._reset = reset
         self._advance = advance
         self._changes: list[Membership] = []
-        self._in_force: dict[str, dict[int, Fault]] = {name: {} for name in backends}
-        """By backend, and by position in the timeline."""
+        self._active: dict[str, dict[int, Fault]] = {name: {} for name in backends}
+        """Active faults by backend id, then by position in the timeline."""
 
     def begin(self) -> None:
-        """Put all steps and heals on the event queue."""
+        """Schedule all steps and heals."""
         due = schedule(self._scenario.timeline, RESTART_S)
         heals_s = {item.position: item.at_s for item in due if item.heal}
         for item in due:
@@ -80,28 +80,28 @@ class TimelineRunner:
                 self._event_queue.at(item.at_s, self._step, (item, heals_s.get(item.position, NEVER_S)))
 
     def finish(self) -> None:
-        """Count what the faults that are still in force have struck."""
-        for name, in_force in self._in_force.items():
-            self._count(self._backends[name], [*in_force])
+        """Record the hits of the faults that are still active."""
+        for name, active_faults in self._active.items():
+            self._record_hits(self._backends[name], [*active_faults])
 
     def membership(self) -> MembershipChanged:
-        """The members as the balancer is told of them: with their weights, without those that are drained."""
+        """The membership event for the balancer: members with their weights, without drained ones."""
         drained = self._scenario.drained(self._changes)
         weights = self._scenario.weights(self._changes)
         names = [name for name in self._scenario.members(self._changes) if name not in drained]
         return MembershipChanged(tuple(Backend(id=name, address=name, weight=float(weights[name])) for name in names))
 
-    def swallow(self, attempt: NetworkAttempt) -> None:
-        """An attempt is on its way into silence. Its connection is closed when the fault says so or is healed."""
-        after_s = attempt.backend.way.closes_after_s
+    def drop(self, attempt: NetworkAttempt) -> None:
+        """Drop an attempt on a silent link. Its connection closes after the fault's timeout or when the fault heals."""
+        after_s = attempt.backend.link.closes_after_s
         if after_s is not None:
             self._event_queue.later(after_s + NETWORK_DELAY_S, self._reset, attempt)
 
-    def break_off(self, attempt_ids: Iterable[int], delay_s: float = 0.0) -> None:
-        """Reset the connections of these attempts; the balancer sees it `delay_s` later than it would."""
+    def reset_connections(self, attempt_ids: Iterable[int], delay_s: float = 0.0) -> None:
+        """Reset the connections of these attempts. The balancer sees it after the network delay plus `delay_s`."""
         for attempt_id in attempt_ids:
             attempt = self._attempts.get(attempt_id)
-            if attempt is None:  # it was given up just now, and the backend has yet to see that
+            if attempt is None:  # already cancelled; the backend has yet to see that
                 continue
             if delay_s:
                 self._event_queue.later(NETWORK_DELAY_S + delay_s, self._reset, attempt)
@@ -110,49 +110,49 @@ class TimelineRunner:
 
     # --- steps --------------------------------------------------------------------------------------------
 
-    def _step(self, beginning: tuple[Due, float]) -> None:
-        (due, healed_s), now_s = beginning, self._now.now_s
+    def _step(self, scheduled: tuple[Due, float]) -> None:
+        (due, healed_s), now_s = scheduled, self._now.now_s
         step, backend = due.step, self._backends[due.step.backend]
         self._evidence.step(due.position, step, backend.number, now_s, healed_s)
         if isinstance(step, Membership):
             self._changes.append(step)
-            self._tell(self.membership())
+            self._dispatch(self.membership())
             return
-        in_force = self._in_force[backend.id]
-        ended = [position for position, began in in_force.items() if ends(began, step)]
-        self._count(backend, ended)
+        active_faults = self._active[backend.id]
+        ended = [position for position, active in active_faults.items() if ends(active, step)]
+        self._record_hits(backend, ended)
         for position in ended:
-            del in_force[position]
+            del active_faults[position]
             self._evidence.ended(position, now_s)
-        if not isinstance(step, Evict):  # it is over at once
-            in_force[due.position] = step
+        if not isinstance(step, Evict):  # acts once, at its start
+            active_faults[due.position] = step
         self._set(step, on=True)
 
     def _heal(self, due: Due) -> None:
         backend = self._backends[due.step.backend]
-        fault = self._in_force[backend.id].get(due.position)
-        if fault is None:  # it ended when another began
+        fault = self._active[backend.id].get(due.position)
+        if fault is None:  # already replaced by another fault
             return
-        self._count(backend, [due.position])
-        del self._in_force[backend.id][due.position]
+        self._record_hits(backend, [due.position])
+        del self._active[backend.id][due.position]
         self._set(fault, on=False)
 
-    def _count(self, backend: SimBackend, positions: Iterable[int]) -> None:
-        """Note how many requests these faults have struck, where they are faults of single requests."""
-        if backend.paused or not backend.alive:  # in live nobody could ask it
+    def _record_hits(self, backend: SimBackend, positions: Iterable[int]) -> None:
+        """Record the hits of these faults; only request faults count hits."""
+        if backend.paused or not backend.alive:  # in live it could not be asked
             return
         for position in positions:
-            fault = self._in_force[backend.id][position]
+            fault = self._active[backend.id][position]
             if isinstance(fault, RequestFault):
                 self._evidence.counted(position, backend.hits(from_json(as_mock(fault, self._seed)).kind))
 
     def _set(self, fault: Fault, on: bool) -> None:
-        """Begin or heal a fault."""
+        """Begin (`on`) or heal a fault."""
         backend = self._backends[fault.backend]
         if isinstance(fault, ProcessFault):
             self._set_process(fault, backend, on)
         elif isinstance(fault, TransportFault):
-            self._set_way(fault, backend, on)
+            self._set_link(fault, backend, on)
         else:
             self._set_request(fault, backend, on)
 
@@ -163,7 +163,7 @@ class TimelineRunner:
                 if on:
                     backend.kill()
                 backend.alive = not on
-                self.break_off(connected, backend.way.close_delay_s)
+                self.reset_connections(connected, backend.link.close_delay_s)
             case Pause() if on:
                 backend.paused = True
             case Pause():
@@ -173,29 +173,29 @@ class TimelineRunner:
             case _:
                 assert_never(fault)
 
-    def _set_way(self, fault: TransportFault, backend: SimBackend, on: bool) -> None:
-        """What is on its way already is left alone, but where connections end with the change."""
+    def _set_link(self, fault: TransportFault, backend: SimBackend, on: bool) -> None:
+        """Change a link. Data in transit is unaffected, except on connections that end with the change."""
         connected = self._connected(backend)
-        backend.way.change(fault, on)
+        backend.link.change(fault, on)
         if isinstance(fault, Down | Reset) and on:
-            self.break_off(connected)
+            self.reset_connections(connected)
         elif isinstance(fault, Timeout) and on:
             for attempt_id in backend.inside:
                 if attempt_id in self._attempts:
-                    self.swallow(self._attempts[attempt_id])
-        elif isinstance(fault, Timeout | Blackhole) and not on:  # what it has held is closed
-            self.break_off(connected)
+                    self.drop(self._attempts[attempt_id])
+        elif isinstance(fault, Timeout | Blackhole) and not on:  # connections that it held are closed
+            self.reset_connections(connected)
 
     def _connected(self, backend: SimBackend) -> Sequence[int]:
-        """Ids of the attempts with a connection to a backend: those inside, and all that are in the way's silence."""
-        if backend.way.silent:
+        """Ids of the attempts with a connection to a backend, including all that a silent link has dropped."""
+        if backend.link.silent:
             return [attempt.id for attempt in self._attempts.values() if attempt.backend is backend]
         return backend.inside
 
     def _set_request(self, fault: RequestFault, backend: SimBackend, on: bool) -> None:
-        words = from_json(as_mock(fault, self._seed))
-        change = Change(set=(words,)) if on else Change(clear=frozenset({words.kind}))
+        mock_fault = from_json(as_mock(fault, self._seed))
+        change = Change(set=(mock_fault,)) if on else Change(clear=frozenset({mock_fault.kind}))
         released = backend.change_faults(self._now.now_s, change)
-        self.break_off(() if backend.way.silent else released, backend.way.close_delay_s)
+        self.reset_connections(() if backend.link.silent else released, backend.link.close_delay_s)
         if change.evicts or change.kills:
             self._advance(backend)

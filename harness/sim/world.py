@@ -1,7 +1,7 @@
 """The simulated world: clients, network, backends and faults around a gateway, on one event queue.
 
-Nothing here reads a clock or the global random source. The network takes `NETWORK_DELAY_S` each way; a client that
-waits for its only connection sends late and its latency counts from its intended time all the same.
+No clock and no global random source is read. The network takes `NETWORK_DELAY_S` in each direction. A client that waits
+for its only connection sends late; its latency still counts from the intended time.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from harness.targets.base import Target
 from mockgpu.gpu.events import Job
 
 UPDATE, OWN, NONE = Kind.UPDATE, Echo.OWN, Failure.NONE
-"""Looked up once: to ask an enum for its member takes longer than to compare with it."""
+"""Cached, as the lookup of an enum member takes longer than the comparison."""
 
 PATIENCE_S = 2.0
-"""Virtual seconds after the last client's time limit at which a run ends whatever is still open, as in live."""
+"""Virtual seconds after the last client's timeout at which a run ends with requests still open, as in live."""
 
 
 def play(target: Target, scenario: Scenario, seed: int) -> History:
@@ -58,8 +58,8 @@ def play(target: Target, scenario: Scenario, seed: int) -> History:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A health check at a backend. Its answer comes `delay_s` later than it is sent, `whole` or broken off."""
+class _PendingHealthCheck:
+    """A health check at a backend. Its answer arrives `delay_s` after it is sent, `whole` or broken off."""
 
     check: SendHealthCheck
     backend: SimBackend
@@ -69,7 +69,7 @@ class _Asked:
 
 
 class Simulation:
-    """One run. `run` plays it to its end and gives its history."""
+    """One run. `run` plays it to its end and returns its history."""
 
     def __init__(self, target: Target, scenario: Scenario, seed: int) -> None:
         self._scenario = scenario
@@ -82,15 +82,15 @@ class Simulation:
         }
         self._arrivals = list(draw(scenario.load, seed))
         self._evidence = Evidence(scenario, seed, self._arrivals)
-        see = Reader(scenario.load.key_carrier, target.claims, seed)
+        read = Reader(scenario.load.key_carrier, target.claims, seed)
         self._clients = Clients(
             self._event_queue,
             self._arrivals,
             VirtualUsers(scenario.load, seed, first=len(self._arrivals)),
             self._evidence.requests,
             len(scenario.load.streams),
-            see,
-            self._tell,
+            read,
+            self._dispatch,
         )
         self._attempts: dict[int, NetworkAttempt] = {}
         self._timers: dict[int, float] = {}
@@ -102,23 +102,23 @@ class Simulation:
             self._evidence,
             self._backends,
             self._attempts,
-            tell=self._tell,
+            dispatch=self._dispatch,
             reset=self._reset,
             advance=self._advance,
         )
         self._events: deque[Event] = deque()
         self._busy = False
-        self._leaving = 0  # clients of attempts that are gone, which the backend has yet to see
+        self._disconnects = 0  # disconnects that backends have yet to see
 
     def run(self) -> History:
-        """Play to the end. HarnessError if nothing is scheduled though something is open."""
+        """Play to the end. HarnessError if the event queue is empty while a request or attempt is open."""
         self._clients.begin()
         self._timeline.begin()
-        self._tell(self._timeline.membership())
+        self._dispatch(self._timeline.membership())
         longest_s = max((stream.timeout_s for stream in self._scenario.load.streams), default=0.0)
         last_s = self._scenario.end_s + longest_s + PATIENCE_S
         clients, event_queue, evidence = self._clients, self._event_queue, self._evidence
-        while clients.open or self._now.now_s < self._scenario.end_s or self._attempts or self._leaving:
+        while clients.open or self._now.now_s < self._scenario.end_s or self._attempts or self._disconnects:
             if evidence.died is not None or not event_queue.advance(last_s):
                 break
         if event_queue.empty and evidence.died is None and (clients.open or self._attempts):
@@ -131,21 +131,21 @@ class Simulation:
 
     # --- the gateway --------------------------------------------------------------------------------------
 
-    def _tell(self, event: Event) -> None:
-        """Hand an event to the gateway; event_queue that its actions cause wait their turn."""
+    def _dispatch(self, event: Event) -> None:
+        """Hand an event to the gateway. Events caused by its actions are queued behind it."""
         self._events.append(event)
         if self._busy:
             return
         self._busy = True
         try:
             while self._events and self._evidence.died is None:
-                following = self._events.popleft()
+                queued = self._events.popleft()
                 try:
-                    actions = list(self._gateway.handle(following, self._now.now_s))
+                    actions = list(self._gateway.handle(queued, self._now.now_s))
                 except KeyboardInterrupt:
                     raise
-                except BaseException as error:  # a balancer that calls sys.exit has died, and pytest goes on
-                    self._evidence.died = crash_line(error, following)
+                except BaseException as error:  # sys.exit in a balancer counts as a crash; pytest continues
+                    self._evidence.died = crash_line(error, queued)
                     return
                 for action in actions:
                     self._carry_out(action)
@@ -175,39 +175,39 @@ class Simulation:
     def _timer(self, timer: SetTimer) -> None:
         if self._timers.get(timer.timer_id) == timer.at_s:
             del self._timers[timer.timer_id]
-            self._tell(TimerFired(timer.timer_id))
+            self._dispatch(TimerFired(timer.timer_id))
 
     # --- attempts -----------------------------------------------------------------------------------------
 
     def _send(self, send: Send) -> None:
         backend = self._backends.get(send.backend_id)
-        if backend is None:  # no such address, which ends as in live
-            self._event_queue.after_network_delay(self._tell, AttemptEnded(send.attempt_id, "reset"))
+        if backend is None:  # no such address: reset, as in live
+            self._event_queue.after_network_delay(self._dispatch, AttemptEnded(send.attempt_id, "reset"))
             return
         attempt = NetworkAttempt(send.attempt_id, send.request_id, backend)
         self._attempts[attempt.id] = attempt
         self._event_queue.limit(send.timeout_s, self._time_out, attempt)
-        self._event_queue.after_network_delay(self._reach, attempt)
+        self._event_queue.after_network_delay(self._deliver, attempt)
 
-    def _reach(self, attempt: NetworkAttempt) -> None:
-        """An attempt gets to its backend, or to the fault in front of it."""
+    def _deliver(self, attempt: NetworkAttempt) -> None:
+        """Deliver an attempt to its backend, unless a fault of the link stops it."""
         backend = attempt.backend
-        way = backend.way
+        link = backend.link
         if attempt.done:
             return
         if not backend.reachable:
             self._event_queue.after_network_delay(self._refuse, attempt)
-        elif way.silent:
-            self._timeline.swallow(attempt)
-        elif way.resetting:
+        elif link.silent:
+            self._timeline.drop(attempt)
+        elif link.resetting:
             self._event_queue.after_network_delay(self._reset, attempt)
         elif backend.paused:
-            backend.waiting.append((self._arrive, attempt))
+            backend.deferred.append((self._arrive, attempt))
         else:
             self._arrive(attempt)
 
     def _arrive(self, attempt: NetworkAttempt) -> None:
-        """An attempt is read by its backend, unless it was given up while that was paused."""
+        """The backend reads an attempt, unless it was cancelled while the backend was paused."""
         if attempt.done:
             return
         backend = attempt.backend
@@ -222,29 +222,29 @@ class Simulation:
         self._advance(backend)
 
     def _advance(self, backend: SimBackend) -> None:
-        """Take what the backend has ready, and come back when something happens next."""
+        """Collect the backend's ready answers and schedule its next wake-up."""
         if backend.paused:
             return
-        way = backend.way
+        link = backend.link
         for answer in backend.advance(self._now.now_s):
             attempt = self._attempts.get(answer.attempt_id)
-            if attempt is None or way.silent:
+            if attempt is None or link.silent:
                 continue
-            if way.plain:
+            if link.plain:
                 self._event_queue.after_network_delay(self._head, (attempt, answer))
             else:
-                self._pass_badly(attempt, answer)
+                self._pass_impaired(attempt, answer)
         wake_s = backend.wake_s()
-        if wake_s is not None and wake_s != backend.woken_s:
-            backend.woken_s = wake_s
+        if wake_s is not None and wake_s != backend.next_wake_s:
+            backend.next_wake_s = wake_s
             self._event_queue.at(wake_s, self._wake, (backend, wake_s))
 
-    def _pass_badly(self, attempt: NetworkAttempt, answer: ReadyAnswer) -> None:
-        """An answer comes late, or breaks off: within its head, so that nobody can read it, or after that."""
-        way, arrival = attempt.backend.way, self._arrivals[attempt.request_id]
+    def _pass_impaired(self, attempt: NetworkAttempt, answer: ReadyAnswer) -> None:
+        """Delay an answer or break it off: within its head, which makes it unreadable, or within its body."""
+        link, arrival = attempt.backend.link, self._arrivals[attempt.request_id]
         size_bytes = answer_bytes(arrival.kind, answer.status, arrival.output_tokens)
-        passing_bytes = way.passing(size_bytes)
-        delay_s = NETWORK_DELAY_S + way.delay_s(passing_bytes)
+        passing_bytes = link.passing(size_bytes)
+        delay_s = NETWORK_DELAY_S + link.delay_s(passing_bytes)
         if passing_bytes < HEAD_BYTES:
             self._event_queue.later(delay_s, self._reset, attempt)
             return
@@ -254,23 +254,23 @@ class Simulation:
 
     def _wake(self, due: tuple[SimBackend, float]) -> None:
         backend, wake_s = due
-        if wake_s == backend.woken_s:
-            backend.woken_s = None
+        if wake_s == backend.next_wake_s:
+            backend.next_wake_s = None
             self._advance(backend)
 
-    def _head(self, coming: tuple[NetworkAttempt, ReadyAnswer]) -> None:
-        attempt, answer = coming
+    def _head(self, arriving: tuple[NetworkAttempt, ReadyAnswer]) -> None:
+        attempt, answer = arriving
         if not attempt.done:
             attempt.answer = answer
-            self._tell(ResponseHead(attempt.id, answer.status, answer.retry_after_s))
-        if not attempt.done:  # neither committed nor cancelled: the gateway waits for the first byte
+            self._dispatch(ResponseHead(attempt.id, answer.status, answer.retry_after_s))
+        if not attempt.done:  # neither committed nor cancelled: the gateway awaits the first byte
             if answer.cut_after_tokens == 0:
                 self._break(attempt)
             else:
-                self._tell(FirstByte(attempt.id))
+                self._dispatch(FirstByte(attempt.id))
 
     def _commit(self, request_id: int, attempt_id: int) -> None:
-        """Pass the body on. That it breaks off shows only now, as in live, and breaks the client's transfer too."""
+        """Pass the body on. A broken-off body shows only now, as in live, and truncates the client's answer."""
         attempt = self._attempts.get(attempt_id)
         if attempt is None or attempt.answer is None:
             return
@@ -281,13 +281,13 @@ class Simulation:
             return
         echo = OWN if attempt.request_id == request_id else Echo.OTHER
         if status != 200 or attempt.answer.unreadable:
-            echo = Echo.NONE  # an error's body repeats nothing
+            echo = Echo.NONE  # error bodies carry no echo
         self._answer((request_id, status, number, echo, NONE))
         self._end(attempt, None)
 
     def _break(self, attempt: NetworkAttempt) -> None:
-        """A backend closes the connection of an attempt; how soon that shows is up to the way."""
-        delay_s = attempt.backend.way.close_delay_s
+        """Close the connection of an attempt from the backend's side, after the link's close delay."""
+        delay_s = attempt.backend.link.close_delay_s
         if delay_s:
             self._event_queue.later(delay_s, self._reset, attempt)
         else:
@@ -311,7 +311,7 @@ class Simulation:
         self._end(attempt, "refused")
 
     def _end(self, attempt: NetworkAttempt, error: str | None) -> None:
-        """End an attempt exactly once; a backend that still works on it sees its client go."""
+        """End an attempt exactly once. A backend still working on it sees its client disconnect."""
         if attempt.done:
             return
         attempt.done = True
@@ -320,12 +320,12 @@ class Simulation:
             status, number = attempt.answer.status, attempt.backend.number
             self._answer((attempt.cut_for, status, number, Echo.NONE, Failure.TRUNCATED))
         if attempt.row is not None and error is not None:
-            self._leaving += 1
-            self._event_queue.after_network_delay(self._hang_up, attempt)
-        self._tell(AttemptEnded(attempt.id, error))
+            self._disconnects += 1
+            self._event_queue.after_network_delay(self._disconnect, attempt)
+        self._dispatch(AttemptEnded(attempt.id, error))
 
-    def _hang_up(self, attempt: NetworkAttempt) -> None:
-        self._leaving -= 1
+    def _disconnect(self, attempt: NetworkAttempt) -> None:
+        self._disconnects -= 1
         attempt.backend.leave(self._now.now_s, attempt.id)
         self._advance(attempt.backend)
 
@@ -333,36 +333,38 @@ class Simulation:
 
     def _health_check(self, check: SendHealthCheck) -> None:
         backend = self._backends[check.backend_id]
-        way = backend.way
+        link = backend.link
         failed = HealthCheckResult(check.check_id, check.backend_id, ok=False)
-        passing_bytes = way.passing(REPORT_BYTES)
-        delay_s = way.delay_s(passing_bytes)
-        if not backend.reachable or (way.resetting and not way.silent):
-            self._event_queue.after_network_delay(self._tell, failed)
-        elif way.silent or delay_s + 2 * NETWORK_DELAY_S > check.timeout_s:
-            closes_s = math.inf if way.closes_after_s is None else way.closes_after_s
-            self._event_queue.later(min(check.timeout_s - NETWORK_DELAY_S, closes_s), self._tell, failed)
+        passing_bytes = link.passing(REPORT_BYTES)
+        delay_s = link.delay_s(passing_bytes)
+        if not backend.reachable or (link.resetting and not link.silent):
+            self._event_queue.after_network_delay(self._dispatch, failed)
+        elif link.silent or delay_s + 2 * NETWORK_DELAY_S > check.timeout_s:
+            closes_s = math.inf if link.closes_after_s is None else link.closes_after_s
+            self._event_queue.later(min(check.timeout_s - NETWORK_DELAY_S, closes_s), self._dispatch, failed)
         else:
-            asked = _Asked(check, backend, delay_s, passing_bytes == REPORT_BYTES)
+            pending = _PendingHealthCheck(check, backend, delay_s, passing_bytes == REPORT_BYTES)
             if backend.paused:
-                backend.waiting.append((self._answer_health_check, asked))
-                self._event_queue.limit(check.timeout_s - NETWORK_DELAY_S, self._give_up_health_check, asked)
+                backend.deferred.append((self._answer_health_check, pending))
+                self._event_queue.limit(check.timeout_s - NETWORK_DELAY_S, self._give_up_health_check, pending)
             else:
-                self._answer_health_check(asked)
+                self._answer_health_check(pending)
 
-    def _give_up_health_check(self, asked: _Asked) -> None:
-        asked.done = True
-        self._tell(HealthCheckResult(asked.check.check_id, asked.backend.id, ok=False))
+    def _give_up_health_check(self, pending: _PendingHealthCheck) -> None:
+        pending.done = True
+        self._dispatch(HealthCheckResult(pending.check.check_id, pending.backend.id, ok=False))
 
-    def _answer_health_check(self, asked: _Asked) -> None:
-        if asked.done:
+    def _answer_health_check(self, pending: _PendingHealthCheck) -> None:
+        if pending.done:
             return
-        asked.done = True
-        backend = asked.backend
+        pending.done = True
+        backend = pending.backend
         self._advance(backend)
-        status, good, report = backend.health_check(self._health_path, asked.check.expected)
+        status, as_expected, report = backend.health_check(self._health_path, pending.check.expected)
         self._evidence.health_checks.append((backend.number, status, self._now.now_s))
-        ok, said = (good, report) if asked.whole else (False, None)
+        ok, readable_report = (as_expected, report) if pending.whole else (False, None)
         self._event_queue.later(
-            NETWORK_DELAY_S + asked.delay_s, self._tell, HealthCheckResult(asked.check.check_id, backend.id, ok, said)
+            NETWORK_DELAY_S + pending.delay_s,
+            self._dispatch,
+            HealthCheckResult(pending.check.check_id, backend.id, ok, readable_report),
         )

@@ -1,12 +1,12 @@
-"""One adapter per balancer, and the one place that turns a name into a target."""
+"""One adapter per balancer, and the registry that resolves names to targets."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from harness.balancer.core.loading import PYTHON, REFERENCE
-from harness.claims.validation import nearest
 from harness.claims.file import claims_file
+from harness.claims.validation import nearest
 from harness.scenario.model import ClaimsError, TargetError
 from harness.targets.base import Target
 
@@ -14,11 +14,10 @@ NAMES = ("nginx", "reference")
 
 
 def resolve(name: str, nginx: str | None = None) -> Target:
-    """The target called `name`: a shipped one, a claims file (`*.toml`), or `python:package.module:Class`.
+    """The target `name`: a shipped one, a claims file (`*.toml`), or `python:package.module:Class`.
 
-    `reference:FILE.toml` is the reference with what a file of settings changes. `nginx` is the path of another nginx
-    binary than the one of the pip package. ClaimsError for a wrong name or file, TargetError if the balancer's binary
-    is missing.
+    `reference:FILE.toml` is the reference with the settings of a file. `nginx` is the path of an nginx binary to use
+    instead of the pip package's. ClaimsError for a wrong name or file, TargetError if the balancer's binary is missing.
     """
     if name.startswith(PYTHON):
         from harness.targets.python import PythonTarget
@@ -66,7 +65,7 @@ def _from_file(path: Path) -> Target:
 
 
 def listing() -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
-    """Of each shipped target: name, version (or why it can't run here), worlds, claimed features."""
+    """One row per shipped target: name, version (or why it cannot run here), worlds, claimed features."""
     rows: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = []
     for name in NAMES:
         try:

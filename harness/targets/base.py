@@ -1,7 +1,7 @@
 """A target: a balancer under test, its claims, and how to run, reconfigure and stop it.
 
-Everything here is data: a target says which files to write and which commands and steps to carry out, and the live
-world carries them out. So an adapter can be tested without starting anything.
+All of it is data: a target returns files, commands and steps, and the live world carries them out. So adapters can be
+tested without starting a process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from harness.scenario.model import World
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A backend as the balancer is told of it: its fault proxy, never the backend itself.
+    """A backend's address in the balancer's configuration: that of its fault proxy, never of the backend itself.
 
-    `draining`: it stays listed, and nothing new is to be sent to it.
+    `draining`: listed, but must get no new requests.
     """
 
     id: str
@@ -35,7 +35,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where a balancer is to run: its folder and ports, its backends, and the features to leave out."""
+    """Where and how a balancer runs: folder, ports, backends, and the features to switch off."""
 
     workdir: Path
     host: str
@@ -50,8 +50,8 @@ class Deployment:
 class Launch:
     """Files to write (by path relative to the workdir) and the command that starts the balancer in the foreground.
 
-    `start` empty: the balancer runs already. `check` is run first where given; if it exits with anything but 0 the
-    configuration was refused. `early`: the command waits for its files, so it may be started while its backends are.
+    `start` empty: the balancer already runs. `check`, if given, runs first; a non-zero exit status means that the
+    configuration was refused. `early`: the command waits for its files, so it may start together with the backends.
     """
 
     files: Mapping[str, str]
@@ -61,10 +61,10 @@ class Launch:
     early: bool = False
 
 
-LEAN = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull, "OPENBLAS_NUM_THREADS": "1"}
-"""Environment of processes of ours, which neither speak TLS nor multiply matrices: they start in 100 ms less.
+LEAN_ENVIRONMENT = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull, "OPENBLAS_NUM_THREADS": "1"}
+"""Environment of our own processes, which need neither TLS nor linear algebra: saves 100 ms at start.
 
-aiohttp reads the machine's certificates when it is imported, and numpy starts threads that spin for a while.
+aiohttp reads the machine's certificates on import, and numpy starts threads that spin for a while.
 """
 
 
@@ -88,14 +88,14 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class RunCommand:
-    """Run a command to its end; another exit status than 0 means that the change was refused."""
+    """Run a command to its end; a non-zero exit status means that the balancer refused the change."""
 
     words: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AdminCall:
-    """An HTTP call to the balancer's admin interface; any status but 2xx means that the change was refused."""
+    """An HTTP call to the balancer's admin interface; any status but 2xx means that it refused the change."""
 
     method: str
     url: str
@@ -111,7 +111,7 @@ ChangeStep = WriteFile | Signal | RunCommand | AdminCall | AwaitNewWorkers
 
 
 class Target(ABC):
-    """A balancer under test. `switches`: tables of the features that can be left out of a scenario."""
+    """A balancer under test. `switches`: tables of the features that a scenario can switch off."""
 
     name: str
     version: str
@@ -121,29 +121,29 @@ class Target(ABC):
     correlate: tuple[str, ...] = ("header:x-mock-tag", "header:x-request-id", "json:seed", "prompt-suffix")
     stop_signal: signal.Signals = signal.SIGTERM
     logs: tuple[str, ...] = ()
-    """Log files that it writes beside its output, relative to the workdir; asked too why it refused or ended."""
+    """Log files beside its output, relative to the workdir; also read to explain a refusal or exit."""
     url: str | None = None
-    """Where it listens if that is fixed; None: the port of its Place."""
+    """URL on which it listens, if fixed; None: host and port of the Deployment."""
     listen: tuple[tuple[str, int], ...] = ()
-    """Addresses that its configuration names as backends if they are fixed; the fault proxy listens there."""
+    """Backend addresses in its configuration, if fixed; the fault proxy listens there."""
     health_path: str = "/health"
 
     @abstractmethod
-    def launch(self, place: Deployment) -> Launch:
-        """Files and command for a start at `place`. TargetError if its binary is missing."""
+    def launch(self, deployment: Deployment) -> Launch:
+        """Files and command to start in `deployment`. TargetError if the binary is missing."""
 
     @abstractmethod
-    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
-        """Steps that make the running balancer's membership that of `place.backends`, in that order."""
+    def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
+        """Steps that change the running balancer's membership to `deployment.backends`, in that order."""
 
     @abstractmethod
     def scaled(self, factor: float) -> Target | None:
-        """The same target with every setting and claim `factor` times as long; None if its settings are fixed."""
+        """The target with all durations of settings and claims multiplied by `factor`; None if they are fixed."""
 
     def repeat_prefix(self, world: World) -> tuple[str, ...]:
         """Assignments (NAME=VALUE) that a shell needs before the command that repeats a run in `world`."""
         return ()
 
     def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
-        """The balancer itself without I/O, for the simulator and the live shell; only of targets that have one."""
+        """The balancer without I/O, for the simulator and the live driver. NotImplementedError if there is none."""
         raise NotImplementedError(f"{self.name} runs only as a process of its own")

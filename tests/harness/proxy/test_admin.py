@@ -59,7 +59,7 @@ def test_join_and_leave(balancer: BalancerProcess, backends: list[PlainBackend])
     assert joined == (201, row("c", url, weight=2))
     assert len(ids(balancer)) == 4
     status, told = balancer.ask("POST", "/backends", {"id": "c", "url": url})
-    assert status == 409 and told == {"error": "backend 'c' is there already; leave first, or give another id"}
+    assert status == 409 and told == {"error": "backend 'c' is already listed; remove it first or use another id"}
     assert balancer.ask("DELETE", "/backends/c") == (200, {"id": "c", "in_flight": 0})
     assert balancer.ask("DELETE", f"/backends/{url.removeprefix('http://')}")[0] == 200
     assert ids(balancer) == ["a", "b"]
@@ -170,7 +170,7 @@ def test_an_id_at_another_address_starts_anew(balancer: BalancerProcess, backend
         ("POST", "/backends", b'"a"', 400, "expected an object of url"),
         ("POST", "/backends", b"{}", 400, "'id' is missing"),
         ("POST", "/backends", b'{"url": "ftp://h:1"}', 400, "only http"),
-        ("POST", "/backends", b'{"url": "http://h:1", "wait": 1}', 400, "'wait' is not known"),
+        ("POST", "/backends", b'{"url": "http://h:1", "wait": 1}', 400, "unknown 'wait'"),
         ("PATCH", "/backends/a", b"", 400, 'expected {"weight": NUMBER}'),
         ("PATCH", "/backends/a", b"[1]", 400, 'expected {"weight": NUMBER}'),
         ("PATCH", "/backends/a", b'{"weight": -1}', 400, "weight -1 of a: expected from 0 to 100"),
@@ -179,7 +179,7 @@ def test_an_id_at_another_address_starts_anew(balancer: BalancerProcess, backend
         ("POST", "/backends/a/drain?wait_s=soon", b"", 400, "wait_s 'soon': expected seconds"),
         ("POST", "/backends/a/drain?wait_s=-1", b"", 400, "wait_s '-1': expected seconds"),
         ("POST", "/backends/a/drain?wait=1", b"", 400, "'wait' is unknown; expected wait_s"),
-        ("PUT", "/backends", b'[{"url": "http://h:1"}, {"url": "http://h:1"}]', 400, "is there twice"),
+        ("PUT", "/backends", b'[{"url": "http://h:1"}, {"url": "http://h:1"}]', 400, "occurs twice"),
         ("DELETE", "/backends", b"", 405, "DELETE /backends: expected GET, HEAD, POST, PUT"),
         ("GET", "/other", b"", 404, "GET /other: Not Found"),
     ],

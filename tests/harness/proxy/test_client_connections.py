@@ -140,21 +140,21 @@ def test_a_request_that_was_read_is_answered_at_whatever_moment_the_end_comes(tu
         return web.Response(body=data)
 
     async def case() -> bytes:
-        front = ClientConnections(answer)
-        runner = web.ServerRunner(front)
+        client_connections = ClientConnections(answer)
+        runner = web.ServerRunner(client_connections)
         await runner.setup()
         site = web.TCPSite(runner, HOST, 0)
         await site.start()
         reader, writer = await asyncio.open_connection(HOST, site.port)
-        while not front.open_connections:  # noqa: ASYNC110  turns of the loop are what this test counts
+        while not client_connections.open_connections:  # noqa: ASYNC110  turns of the loop are what this test counts
             await asyncio.sleep(0)
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody")
         for _ in range(turns):
             await asyncio.sleep(0)
-        await front.leave_idle()
-        await front.all_heard()
+        await client_connections.close_idle()
+        await client_connections.all_requests_read()
         told = len(begun)
-        await front.all_gone()
+        await client_connections.all_closed()
         got = await reader.read()
         writer.close()
         await runner.cleanup()
@@ -174,8 +174,8 @@ def test_the_end_waits_for_what_was_written_to_be_out() -> None:
         return web.Response(body=body)
 
     async def case() -> None:
-        front = ClientConnections(answer)
-        runner = web.ServerRunner(front)
+        client_connections = ClientConnections(answer)
+        runner = web.ServerRunner(client_connections)
         await runner.setup()
         listener, client = socket.socket(), socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # handed on to what is accepted
@@ -187,11 +187,11 @@ def test_the_end_waits_for_what_was_written_to_be_out() -> None:
         await loop.sock_connect(client, listener.getsockname())
         await loop.sock_sendall(client, asking("/"))
         got = await loop.sock_recv(client, 100)
-        await front.leave_idle()
-        await front.all_heard()
-        gone = asyncio.create_task(front.all_gone())
+        await client_connections.close_idle()
+        await client_connections.all_requests_read()
+        gone = asyncio.create_task(client_connections.all_closed())
         await asyncio.sleep(0.05)  # long enough to be wrong in
-        assert not gone.done() and front.open_connections == 1
+        assert not gone.done() and client_connections.open_connections == 1
         while block := await loop.sock_recv(client, 65_536):
             got += block
         await asyncio.wait_for(gone, PATIENCE_S)
@@ -224,7 +224,7 @@ def test_a_slow_reader_gets_the_rest(tmp_path: Path, backend: PlainBackend) -> N
 
 @pytest.mark.parametrize(("words", "again", "told"), [
     (["--drain-deadline-s", "0.5"], False, "stopped after 0.5 s with 1 requests unanswered"),
-    ([], True, "stopped asked again with 1 requests unanswered"),
+    ([], True, "stopped by a second signal with 1 requests unanswered"),
 ])  # fmt: skip
 def test_a_shutdown_has_an_end(tmp_path: Path, backend: PlainBackend, words: list[str], again: bool, told: str) -> None:
     asked = f"endless-{again}"

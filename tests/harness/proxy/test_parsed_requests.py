@@ -15,7 +15,7 @@ from harness.proxy.client_connections import ClientConnections
 from harness.proxy.driver import Driver
 from harness.scenario.arrivals import draw
 from harness.scenario.model import Keys, Kind, Load, Method, Stream
-from harness.sim.clients import NONCE, as_live_sees_it
+from harness.sim.clients import NONCE, request_from_arrival
 from tests.harness.live.helpers import HOST
 
 LOAD = Load(
@@ -79,7 +79,7 @@ def test_both_worlds_tell_the_gateway_the_same(carrier: str, method: Method) -> 
     claims = Claims((Affinity(key=carrier),))
     sent = [request_of(item, carrier, seed, NONCE, "http").encoded(f"{HOST}:80", close=True) for item in arrivals]
     live = asyncio.run(told_live(sent, claims.key_carrier))
-    sim = [as_live_sees_it(item, item.number + 1, carrier, claims, seed) for item in arrivals]
+    sim = [request_from_arrival(item, item.number + 1, carrier, claims, seed) for item in arrivals]
     assert [replace(item, id=0, connection=0) for item in live] == [replace(item, id=0, connection=0) for item in sim]
     keys = [item.key for item in sim[:4]]
     assert keys[0] == keys[2] != keys[1] == keys[3]

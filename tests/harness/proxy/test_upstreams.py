@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.proxy.upstreams import BackendAddress, Upstreams, place_from, place_of
+from harness.proxy.upstreams import BackendAddress, Upstreams, address_from_json, address_from_text
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from harness.proxy.upstreams import BackendAddress, Upstreams, place_from, place
     ],
 )
 def test_a_backend_in_one_word(text: str, place: BackendAddress) -> None:
-    assert place_from(text) == place
+    assert address_from_text(text) == place
 
 
 @pytest.mark.parametrize(
@@ -32,25 +32,25 @@ def test_a_backend_in_one_word(text: str, place: BackendAddress) -> None:
     [
         ("", "begin with http://"),
         ("127.0.0.1:9001", "begin with http://"),
-        ("https://h:1", "https is not spoken here"),
+        ("https://h:1", "scheme https is not supported"),
         ("http://h", "with a host and a port"),
         ("http://:9001", "with a host and a port"),
         ("http://me@h:1", "with a host and a port"),
         ("http://h:70000", "Port out of range"),
-        ("http://h:0", "port 0 of place: expected 1 to 65535"),
+        ("http://h:0", "port 0 of backend: expected 1 to 65535"),
         ("http://h:1/v1", "without a path"),
         ("http://h:1?a=b", "without a path"),
-        ("http://h:1#weight=heavy", "#weight=heavy has no number"),
+        ("http://h:1#weight=heavy", "#weight=heavy: expected a number"),
         ("http://h:1#weight=-1", "weight -1.0 of h:1: expected from 0 to 100"),
         ("http://h:1#weight=nan", "weight nan of h:1"),
-        ("http://h:1#wieght=1", "#wieght= is not known"),
+        ("http://h:1#wieght=1", "unknown #wieght="),
         ("a b=http://h:1", "id 'a b'"),
         ("=http://h:1", "id ''"),
     ],
 )
 def test_nonsense_is_told_in_one_line(text: str, told: str) -> None:
     with pytest.raises(ValueError) as caught:
-        place_from(text)
+        address_from_text(text)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -64,7 +64,7 @@ def test_nonsense_is_told_in_one_line(text: str, told: str) -> None:
     ],
 )
 def test_a_backend_as_json(item: dict[str, Any]) -> None:
-    assert place_of(item) == BackendAddress("a", "h", 1, 1)
+    assert address_from_json(item) == BackendAddress("a", "h", 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ def test_a_backend_as_json(item: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_json_of_another_form_is_refused(item: object) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        place_of(item)
+        address_from_json(item)
 
 
 def test_one_that_drains_as_json() -> None:
     drains = BackendAddress("a", "h", 1, 1, draining=True)
-    assert place_of({"id": "a", "host": "h", "port": 1, "weight": 1, "draining": True}) == drains
-    assert place_of({"id": "a", "url": "http://h:1", "draining": True}) == drains
+    assert address_from_json({"id": "a", "host": "h", "port": 1, "weight": 1, "draining": True}) == drains
+    assert address_from_json({"id": "a", "url": "http://h:1", "draining": True}) == drains
     with pytest.raises(ValueError, match=r"^draining 1 of a: expected true or false$"):
-        place_of({"id": "a", "url": "http://h:1", "draining": 1})
+        address_from_json({"id": "a", "url": "http://h:1", "draining": 1})
 
 
 Case = Callable[[Upstreams], Awaitable[None]]
@@ -131,7 +131,7 @@ def test_the_list_keeps_who_stays() -> None:
         assert a is not None
         upstreams.sent(a)
         assert upstreams.replace([C, BackendAddress("a", "h", 1, weight=3)]) == frozenset()
-        assert upstreams.get("a") is a and a.in_flight == 1 and a.place.weight == 3
+        assert upstreams.get("a") is a and a.in_flight == 1 and a.backend.weight == 3
         assert [backend.id for backend in upstreams.members()] == ["c", "a"]
         assert [backend.weight for backend in upstreams.members()] == [1, 3]
         assert upstreams.remembered == 2
@@ -158,11 +158,11 @@ def test_another_address_is_another_stay() -> None:
 def test_nothing_changes_for_a_list_with_an_id_twice() -> None:
     async def case(upstreams: Upstreams) -> None:
         upstreams.replace([A])
-        with pytest.raises(ValueError, match="id 'b' is there twice"):
+        with pytest.raises(ValueError, match="id 'b' occurs twice"):
             upstreams.replace([B, B])
-        with pytest.raises(ValueError, match="backend 'a' is there already"):
+        with pytest.raises(ValueError, match="backend 'a' is already listed"):
             upstreams.join(A)
-        assert [item.place for item in upstreams.listed] == [A]
+        assert [item.backend for item in upstreams.listed] == [A]
 
     in_a_loop(case)
 

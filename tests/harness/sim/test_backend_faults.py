@@ -113,7 +113,7 @@ def played(fault: Fault | None, *later: Change) -> tuple[History, Checked]:
 def apply(simulation: Simulation, change: Change) -> None:
     """As a fault of the timeline is set."""
     backend = simulation._backends["gpu-0"]
-    simulation._timeline.break_off(backend.change_faults(simulation._now.now_s, change))
+    simulation._timeline.reset_connections(backend.change_faults(simulation._now.now_s, change))
     simulation._advance(backend)
 
 

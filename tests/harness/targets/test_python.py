@@ -147,7 +147,7 @@ def test_shell_is_told_class_and_backends(here: str, tmp_path: Path) -> None:
         ("ClaimlessPolicy", r"claims nothing: saw claims = \(\)"),
         ("WronglyClaiming", r"claims nothing: saw claims = \('failover',\)"),
         ("Commaless", r"is one claim; expected a tuple, with a comma: \(Failover\(within_s=5.0\),\)"),
-        ("NeedsSize", "cannot be made: TypeError: .*missing 1 required positional argument: 'size'"),
+        ("NeedsSize", "cannot be created: TypeError: .*missing 1 required positional argument: 'size'"),
         ("NoBalancer", "lacks update_backends, report_result"),
         ("LastPolice", "no class LastPolice; did you mean LastPolicy"),
     ],

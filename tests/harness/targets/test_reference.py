@@ -20,7 +20,7 @@ from harness.claims.features import (
 )
 from harness.gateway.protocol import Backend, MembershipChanged, NowFunction, Request, RequestArrived, Send, SetTimer
 from harness.scenario.model import Kind, World
-from harness.targets.base import LEAN, Deployment, Target
+from harness.targets.base import LEAN_ENVIRONMENT, Deployment, Target
 from harness.targets.reference import LIMITS, ReferenceTarget
 
 BACKENDS = tuple(Backend(f"gpu-{number}", f"127.0.0.1:{9000 + number}") for number in range(4))
@@ -28,7 +28,7 @@ BACKENDS = tuple(Backend(f"gpu-{number}", f"127.0.0.1:{9000 + number}") for numb
 
 def test_its_process_starts_lean(tmp_path: Path) -> None:
     launch = ReferenceTarget().launch(Deployment(tmp_path, "127.0.0.1", 8000, 8001, ()))
-    assert launch.environment.items() >= {**LEAN, "PYTHONHASHSEED": "0"}.items()
+    assert launch.environment.items() >= {**LEAN_ENVIRONMENT, "PYTHONHASHSEED": "0"}.items()
 
 
 def told(target: ReferenceTarget, off: frozenset[str] = frozenset()) -> Settings:

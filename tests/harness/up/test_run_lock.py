@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.scenario.model import ClaimsError, TargetError
-from harness.up.run_lock import RunAddress, claimed, find, runtime_folder
+from harness.up.run_lock import RunAddress, find, lock_name, runtime_folder
 from tests.harness.live.helpers import ROOT
 
 HERE = RunAddress(1, "http://127.0.0.1:1", "secret")
@@ -26,10 +26,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_stage_is_found_for_as_long_as_it_holds_its_name() -> None:
-    with claimed("default") as claim:
+    with lock_name("default") as lock:
         with pytest.raises(TargetError, match="still starting"):
             find("default")
-        claim.tell(HERE)
+        lock.publish(HERE)
         assert find("default") == HERE
         with pytest.raises(TargetError, match="no steelyard up --name other is running"):
             find("other")
@@ -39,15 +39,15 @@ def test_a_stage_is_found_for_as_long_as_it_holds_its_name() -> None:
 
 
 def test_a_name_is_held_once() -> None:
-    with claimed("a"), claimed("b"):
-        with pytest.raises(TargetError, match="a steelyard up named 'a' runs already"), claimed("a"):
+    with lock_name("a"), lock_name("b"):
+        with pytest.raises(TargetError, match="a steelyard up named 'a' is already running"), lock_name("a"):
             raise AssertionError("held twice")
         assert len(list(runtime_folder().iterdir())) == 2  # the one refused has taken nothing away
 
 
 def test_only_its_user_can_read_it() -> None:
-    with claimed("default") as claim:
-        claim.tell(HERE)
+    with lock_name("default") as lock:
+        lock.publish(HERE)
         (file,) = runtime_folder().iterdir()
         assert file.stat().st_mode & 0o777 == 0o600
         assert runtime_folder().stat().st_mode & 0o777 == 0o700
@@ -56,9 +56,9 @@ def test_only_its_user_can_read_it() -> None:
 def test_what_a_killed_one_left_counts_for_nothing(folder: Path) -> None:
     script = (
         "import os, signal\n"
-        "from harness.up.run_lock import RunAddress, claimed\n"
-        "with claimed('default') as claim:\n"
-        "    claim.tell(RunAddress(os.getpid(), 'http://127.0.0.1:1', 'secret'))\n"
+        "from harness.up.run_lock import RunAddress, lock_name\n"
+        "with lock_name('default') as lock:\n"
+        "    lock.publish(RunAddress(os.getpid(), 'http://127.0.0.1:1', 'secret'))\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
@@ -67,8 +67,8 @@ def test_what_a_killed_one_left_counts_for_nothing(folder: Path) -> None:
     assert (runtime_folder() / "up-default.json").read_text()
     with pytest.raises(TargetError, match="no steelyard up is running"):
         find("default")
-    with claimed("default") as claim:
-        claim.tell(HERE)
+    with lock_name("default") as lock:
+        lock.publish(HERE)
         assert find("default") == HERE
 
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import ClientSession
 
 from mockgpu.api import fields as requests
-from mockgpu.faults.kinds import AIM, KINDS, SelectiveFault, Single
+from mockgpu.faults.kinds import KINDS, SELECTION_FIELDS, PerRequestFault, SelectiveFault
 from mockgpu.fleet.fleet import _STEPS, Fleet, FleetSettings
 from mockgpu.gpu.catalogue import setup_of
 from mockgpu.server import routes, server
@@ -36,14 +36,14 @@ def test_every_fault_kind_is_there_with_its_fields() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]*)\| ([^|]*)\| ", PAGE, re.MULTILINE)
     told = {kind: (sorted(re.findall(r"`(\w+)`", names)), "yes" in band) for kind, names, band in rows}
     expected = {
-        name: (sorted({field.name for field in fields(kind)} - set(AIM)), kind in get_args(Single))
+        name: (sorted({each.name for each in fields(kind)} - set(SELECTION_FIELDS)), kind in get_args(PerRequestFault))
         for name, kind in KINDS.items()
     }
     assert told == expected
-    assert {kind for kind in KINDS.values() if issubclass(kind, SelectiveFault)} == set(get_args(Single)), (
+    assert {kind for kind in KINDS.values() if issubclass(kind, SelectiveFault)} == set(get_args(PerRequestFault)), (
         "yes: can be aimed"
     )
-    assert all(f"`{name}`" in PAGE for name in AIM)
+    assert all(f"`{name}`" in PAGE for name in SELECTION_FIELDS)
 
 
 def test_every_route_of_a_server_is_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,6 +27,11 @@ class ApiReply:
     status: int = 200
     content_type: str = wire.JSON
     headers: Mapping[str, str] | None = None
+
+
+def json_reply(data: object) -> ApiReply:
+    """A reply with status 200 and ``data`` as JSON."""
+    return ApiReply(json.dumps(data).encode())
 
 
 def text_of(data: Mapping[str, object], name: str) -> str:

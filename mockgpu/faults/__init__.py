@@ -1,1 +1,1 @@
-"""Faults of single requests and reports: their kinds, and which request they apply to. Pure."""
+"""Request and report faults of a backend: their kinds, and the decision for each request. Pure: no clock, no socket."""

@@ -1,26 +1,28 @@
-"""Faults of one backend that strike single requests: what becomes of each inference or update that arrives.
+"""Request faults of one backend: the decision for each inference or update that arrives.
 
-There is no clock, socket or chance here: times are arguments, and which requests a share hits follows from a seed
-and from their position. So a simulator and a server apply the very same faults. ``mockgpu.faults.kinds`` says what
-each kind does.
+There is no clock, socket or randomness here: times are arguments, and the requests that a ``share`` selects depend on
+a seed and their position only. So a simulator and a server apply identical faults. ``mockgpu.faults.kinds`` describes
+the effect of each kind.
 
 Rules
 -----
-- One fault of each kind at a time; setting one again replaces it and begins it anew. Kinds combine.
-- A request's lot is drawn when it arrives, in this order: ``status``, ``capacity``, ``queue-full``, ``out-of-memory``,
-  ``hang``, ``zombie``; what they leave is served, under all others that are set. Of ``cut``, ``stall``, ``truncated``
-  and ``stream-error`` the first one ends the answer; ``wrong-length`` needs an answer that none of them ends. A request
-  that an earlier fault has taken does not count for a later one. What was inside before a fault was set is left alone.
-- But an ``out-of-memory`` that is ``dead`` kills the engine, and all that is inside with it but for those that hang or
-  are to stall: when it is set (``Change.kills``), or, aimed, with the first request that it strikes
-  (``AnswerStatus.kills``). From then on it strikes every request, until it is cleared or set anew.
-- A request can bring faults for itself alone; each takes the place of one of its kind that is set, and counts no hit.
-- Requests that hang wait outside the GPU: in a report they count as queued, with their tokens, but they take up
-  no slot and no place of the queue's limit. When their fault is taken back the connections of all that hang or stall
-  are reset, as if the stuck process had been restarted; they are never answered.
-- ``not-ready``, ``not-alive`` and ``metrics`` concern reports only. Liveness stays fine under every fault but one.
-- ``evict`` acts once, when it is set, and stands in the report until it is cleared.
-- Faults live in a backend's process: they end when it does.
+- One fault per kind at a time; setting a kind again replaces the fault and restarts its counters. Kinds combine.
+- The decision is made when a request arrives, in this order: ``status``, ``capacity``, ``queue-full``,
+  ``out-of-memory``, ``hang``, ``zombie``; a request that none of them takes is served, under all other faults that are
+  set. Of ``cut``, ``stall``, ``truncated`` and ``stream-error`` the first one ends the answer; ``wrong-length`` applies
+  only to an answer that none of them ends. A request that an earlier fault took does not count for a later one.
+  Requests that were in flight before a fault was set are unaffected.
+- An ``out-of-memory`` fault that is ``dead`` also kills the engine, and with it all requests in flight except those
+  that hang or are to stall: when it is set (``Change.kills``), or, if selective, with the first request it applies to
+  (``AnswerStatus.kills``). From then on it applies to every request, until it is cleared or set again.
+- A request can carry faults for itself only; each replaces the set fault of its kind and counts no hit.
+- Hanging requests wait outside the GPU: a report counts them as queued, with their tokens, but they occupy no slot and
+  do not count against the queue's limit. When their fault is cleared, the connections of all hanging and stalled
+  requests are reset, as if the stuck process had been restarted; they are never answered.
+- ``not-ready``, ``not-alive`` and ``metrics`` affect reports only. Liveness stays good under every fault but
+  ``not-alive``.
+- ``evict`` acts once, when it is set, and stays in the report until it is cleared.
+- Faults live in a backend's process and end with it.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ from typing import TypeAlias
 
 from mockgpu.api.wire import shown
 from mockgpu.faults.kinds import (
-    AT_ONCE,
+    CORRUPTIONS,
+    IMMEDIATE,
     KINDS,
-    SPOILS,
     CapacityFault,
+    Corruption,
     CutFault,
     DripFault,
     EvictFault,
@@ -47,19 +50,18 @@ from mockgpu.faults.kinds import (
     NotAliveFault,
     NotReadyFault,
     OutOfMemoryFault,
+    PerRequestFault,
     QueueFullFault,
     SelectiveFault,
-    Single,
     SlowFault,
-    Spoil,
     StallFault,
     StatusFault,
     StreamErrorFault,
     TruncatedFault,
     WrongLengthFault,
     ZombieFault,
+    checked_kind,
     from_json,
-    known,
     to_json,
 )
 from mockgpu.gpu.events import State
@@ -69,25 +71,25 @@ __all__ = [
     "AnswerStatus",
     "CapacityFault",
     "Change",
+    "Corruption",
     "CutFault",
     "DripFault",
     "EvictFault",
     "Fault",
+    "FaultDecision",
     "FaultError",
     "GarbageFault",
     "HangFault",
     "Hold",
-    "Lot",
     "MetricsFault",
     "NotAliveFault",
     "NotReadyFault",
     "OutOfMemoryFault",
+    "PerRequestFault",
     "QueueFullFault",
     "RequestFaults",
     "Serve",
-    "Single",
     "SlowFault",
-    "Spoil",
     "StallFault",
     "StatusFault",
     "StreamErrorFault",
@@ -98,22 +100,22 @@ __all__ = [
     "to_json",
 ]
 
-_AT_ONCE = tuple(kind.kind for kind in AT_ONCE)
-_SPOILS = tuple(kind.kind for kind in SPOILS)
-_ENDS = (StallFault, TruncatedFault, StreamErrorFault)
-_NEED_AN_END = (*(kind.kind for kind in _ENDS), WrongLengthFault.kind)
+_IMMEDIATE_KINDS = tuple(kind.kind for kind in IMMEDIATE)
+_CORRUPTION_KINDS = tuple(kind.kind for kind in CORRUPTIONS)
+_ENDING_FAULTS = (StallFault, TruncatedFault, StreamErrorFault)
+_NEED_THE_END = (*(kind.kind for kind in _ENDING_FAULTS), WrongLengthFault.kind)  # skipped once a fault ends the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a control request asks for: kinds to clear, then faults to set. Neither: nothing but a look."""
+    """Kinds to clear, then faults to set, as in a control request. An empty change only queries the faults."""
 
     set: tuple[Fault, ...] = ()
     clear: frozenset[str] = frozenset()
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Change:
-        """Read ``{"set": [faults], "clear": [kinds]}``, where ``"clear": "all"`` is all kinds; raises FaultError."""
+        """Read ``{"set": [faults], "clear": [kinds]}``, where ``"clear": "all"`` means all kinds; raises FaultError."""
         unknown = sorted(set(data) - {"set", "clear"})
         if unknown:
             raise FaultError(f"a change of faults has no {shown(unknown[0])}, expected set or clear")
@@ -124,34 +126,34 @@ class Change:
             kinds = list(KINDS)
         if not isinstance(kinds, list):
             raise FaultError(f'clear is {shown(kinds)}, expected "all" or a list of: {", ".join(KINDS)}')
-        return cls(tuple(from_json(fault) for fault in faults), frozenset(known(kind) for kind in kinds))
+        return cls(tuple(from_json(fault) for fault in faults), frozenset(checked_kind(kind) for kind in kinds))
 
     def to_json(self) -> dict[str, object]:
-        """Undo ``from_json``."""
+        """The object that ``from_json`` reads."""
         return {"set": [to_json(fault) for fault in self.set], "clear": sorted(self.clear)}
 
     @property
     def evicts(self) -> bool:
-        """Whether the backend is to empty its memory of what is idle, now."""
+        """Whether the backend must evict idle models now."""
         return any(isinstance(fault, EvictFault) for fault in self.set)
 
     @property
     def kills(self) -> bool:
-        """Whether the backend's engine is to die, now."""
+        """Whether the backend's engine must die now."""
         return any(isinstance(fault, OutOfMemoryFault) and fault.kills_at_once for fault in self.set)
 
     @property
     def freezes(self) -> bool:
-        """Whether the backend is to hand its figures to ``RequestFaults.freeze``, now."""
+        """Whether the backend must pass its load figures to ``RequestFaults.freeze`` now."""
         return any(isinstance(fault, MetricsFault) and fault.how == "frozen" for fault in self.set)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerStatus:
-    """The request is answered with ``status`` at once. ``refused``: for want of capacity, or for this ``reason``.
+    """Answer the request with ``status`` immediately.
 
-    Reasons are those of ``mockgpu.gpu.events.Refused``, "" none. ``kills``: the engine dies of it, and fails all
-    inside.
+    ``refused``: the backend refuses it, for lack of capacity or for ``reason`` (see ``mockgpu.gpu.events.Refused``;
+    "" for none). ``kills``: the engine dies, and all requests in flight fail.
     """
 
     status: int
@@ -163,43 +165,43 @@ class AnswerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The request is held without an answer until its client leaves or ``change`` names it."""
+    """Hold the request without an answer until its client leaves or ``change`` returns its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """The request is served, ``slowness`` times as long; its answer breaks off ``cut_after_tokens`` (None: never).
+    """Serve the request, ``slowness`` times as long; reset its connection ``cut_after_tokens`` (None: never).
 
-    ``spoils`` is what else applies_to the answer, at most one of each kind.
+    ``corruptions`` are further faults of the answer, at most one of each kind.
     """
 
     slowness: float = 1.0
     cut_after_tokens: int | None = None
-    spoils: tuple[Spoil, ...] = ()
+    corruptions: tuple[Corruption, ...] = ()
 
 
-Lot: TypeAlias = AnswerStatus | Hold | Serve
-AS_EVER = Serve()
+FaultDecision: TypeAlias = AnswerStatus | Hold | Serve
+SERVE_NORMALLY = Serve()
 
 
 class RequestFaults:
-    """The faults of the backend called ``name``, how many requests each has hit, and which of them still hang."""
+    """The active faults of the backend ``name``, their hit counts, and the requests that they hold."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._active: dict[str, Fault] = {}
         self._hits: dict[str, int] = {}
-        self._arrived: dict[str, int] = {}  # requests that came to each fault since it was set
-        self._budget = 0.0  # of the capacity fault, in requests, as of _budget_s
+        self._arrived: dict[str, int] = {}  # requests that reached each fault since it was set, by kind
+        self._budget = 0.0  # tokens of the capacity fault's bucket, in requests, at _budget_s
         self._budget_s = 0.0
-        self._held: dict[int, tuple[str, int]] = {}  # kind of fault and tokens, by request id
+        self._held: dict[int, tuple[str, int]] = {}  # fault kind and tokens of each held request, by its id
         self._frozen: State | None = None
         self._dead = False
 
     # -- control ---------------------------------------------------------------------------------------------
 
     def change(self, now_s: float, change: Change) -> tuple[int, ...]:
-        """Clear, then set. Returns ids of hanging and stalled requests whose connections must be reset now."""
+        """Clear, then set. Returns the ids of hanging and stalled requests whose connections must be reset now."""
         released = tuple(number for number, (kind, _) in self._held.items() if kind in change.clear)
         for number in released:
             del self._held[number]
@@ -218,22 +220,24 @@ class RequestFaults:
         return released
 
     def report(self) -> list[dict[str, object]]:
-        """The active faults as JSON objects, each with ``hits``: how many requests (or reports) it has struck."""
+        """The active faults as JSON objects, each with ``hits``: the requests (or reports) it applied to."""
         return [{**to_json(fault), "hits": self._hits[kind]} for kind, fault in self._active.items()]
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def arrive(self, now_s: float, request_id: int, tokens: int, brought: tuple[Single, ...] = ()) -> Lot:
-        """What becomes of a request that arrives now, with ``tokens`` of prompt and output.
+    def arrive(
+        self, now_s: float, request_id: int, tokens: int, own: tuple[PerRequestFault, ...] = ()
+    ) -> FaultDecision:
+        """Decide on a request that arrives now, with ``tokens`` of prompt and output in sum.
 
-        ``brought`` are its own faults, one of each kind at most. One that hangs or is to stall keeps its id here until
-        ``leave`` or ``change`` frees it.
+        ``own`` are its in-band faults, at most one of each kind. A request that hangs or is to stall is held here until
+        ``leave`` or ``change`` releases its id.
         """
-        if not self._active and not brought:
-            return AS_EVER
-        own: dict[str, Fault] = {fault.kind: fault for fault in brought}
-        for kind in _AT_ONCE:
-            fault = own.get(kind) or self._struck(kind, now_s)
+        if not self._active and not own:
+            return SERVE_NORMALLY
+        own_by_kind: dict[str, Fault] = {fault.kind: fault for fault in own}
+        for kind in _IMMEDIATE_KINDS:
+            fault = own_by_kind.get(kind) or self._applicable(kind, now_s)
             match fault:
                 case StatusFault():
                     return AnswerStatus(fault.status, fault.retry_after_s)
@@ -246,24 +250,24 @@ class RequestFaults:
                 case HangFault() | ZombieFault():
                     self._held[request_id] = kind, tokens
                     return Hold()
-        slow = own.get(SlowFault.kind) or self._struck(SlowFault.kind, now_s)
-        spoils: list[Spoil] = []
+        slow = own_by_kind.get(SlowFault.kind) or self._applicable(SlowFault.kind, now_s)
+        corruptions: list[Corruption] = []
         cut: Fault | None = None
-        for kind in (CutFault.kind, *_SPOILS):
-            ended = cut is not None or any(isinstance(each, _ENDS) for each in spoils)
-            if ended and kind in _NEED_AN_END:
+        for kind in (CutFault.kind, *_CORRUPTION_KINDS):
+            ended = cut is not None or any(isinstance(each, _ENDING_FAULTS) for each in corruptions)
+            if ended and kind in _NEED_THE_END:
                 continue
-            fault = own.get(kind) or self._struck(kind, now_s)
+            fault = own_by_kind.get(kind) or self._applicable(kind, now_s)
             if isinstance(fault, CutFault):
                 cut = fault
-            elif isinstance(fault, SPOILS):
-                spoils.append(fault)
+            elif isinstance(fault, CORRUPTIONS):
+                corruptions.append(fault)
             if isinstance(fault, StallFault):
                 self._held[request_id] = kind, 0
         return Serve(
             slow.factor if isinstance(slow, SlowFault) else 1.0,
             cut.after_tokens if isinstance(cut, CutFault) else None,
-            tuple(spoils),
+            tuple(corruptions),
         )
 
     def _run_out_of_memory(self, fault: OutOfMemoryFault) -> AnswerStatus:
@@ -273,21 +277,21 @@ class RequestFaults:
         return AnswerStatus(500, refused=True, reason="out_of_memory", kills=fault.dead)
 
     def leave(self, request_id: int) -> None:
-        """The client of a request has gone; does nothing for one that neither hangs nor stalls."""
+        """Release a request whose client has left; does nothing for one that is not held."""
         self._held.pop(request_id, None)
 
-    def _struck(self, kind: str, now_s: float) -> Fault | None:
-        """The active fault of this kind, if it strikes the request that arrives now."""
+    def _applicable(self, kind: str, now_s: float) -> Fault | None:
+        """The active fault of this kind if it applies to the request that arrives now; counts the hit."""
         fault = self._active.get(kind)
         if fault is None:
             return None
-        struck = not self._admits(fault, now_s) if isinstance(fault, CapacityFault) else self._aims(fault)
-        if not struck and not (self._dead and kind == OutOfMemoryFault.kind):
+        applies = not self._admits(fault, now_s) if isinstance(fault, CapacityFault) else self._selects(fault)
+        if not applies and not (self._dead and kind == OutOfMemoryFault.kind):
             return None
         self._hits[kind] += 1
         return fault
 
-    def _aims(self, fault: Fault) -> bool:
+    def _selects(self, fault: Fault) -> bool:
         assert isinstance(fault, SelectiveFault)
         position = self._arrived[fault.kind]
         self._arrived[fault.kind] += 1
@@ -322,38 +326,38 @@ class RequestFaults:
         return bool(self._active)
 
     @property
-    def figures(self) -> str:
-        """How load figures are kept from those who ask, see ``MetricsFault``; "" if they are not."""
+    def metrics_mode(self) -> str:
+        """``how`` of the active ``MetricsFault``; "" if there is none."""
         metrics = self._active.get(MetricsFault.kind)
         return metrics.how if isinstance(metrics, MetricsFault) else ""
 
     def freeze(self, state: State) -> State:
-        """From now on frozen figures are those of ``state``, under the faults; returns them."""
-        self._frozen = self._loaded(state)
+        """Keep the load figures of ``state`` under the faults as the frozen ones; returns them."""
+        self._frozen = self._with_held(state)
         return self._frozen
 
     def hit(self, kind: str) -> bool:
-        """Whether a fault that strikes reports is set; counts the report that it strikes."""
+        """Whether the report fault ``kind`` is active; counts the report as a hit."""
         if kind not in self._active:
             return False
         self._hits[kind] += 1
         return True
 
-    def figures_in(self, state: State) -> State:
-        """The load figures that the backend reports, where ``state`` is what its GPU says."""
-        if self._frozen is not None and self.figures == "frozen":
+    def reported_load(self, state: State) -> State:
+        """The load figures that the backend reports; ``state`` is the state of its GPU."""
+        if self._frozen is not None and self.metrics_mode == "frozen":
             return self._frozen
-        return self._loaded(state)
+        return self._with_held(state)
 
-    def seen_in(self, state: State) -> State:
-        """What the backend reports of itself under its faults, where ``state`` is what its GPU says."""
+    def reported_state(self, state: State) -> State:
+        """The readiness and load that the backend reports under its faults; ``state`` is the state of its GPU."""
         if not self._active and not self._held:
             return state
         ready = not self.hit(NotReadyFault.kind) and state.ready
-        return replace(self.figures_in(state), ready=ready and not self._dead)
+        return replace(self.reported_load(state), ready=ready and not self._dead)
 
-    def _loaded(self, state: State) -> State:
-        """The state with those that are held among the waiting."""
+    def _with_held(self, state: State) -> State:
+        """The state with the hanging requests counted as waiting."""
         waiting = [tokens for kind, tokens in self._held.values() if kind != StallFault.kind]
         state = replace(
             state,

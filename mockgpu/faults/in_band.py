@@ -1,11 +1,11 @@
-"""Faults that a request brings for itself alone, in a header or in its body.
+"""In-band faults: faults that a request declares for itself, in a header or in its body.
 
-- ``X-Mock-Fault``: a fault or a list of them in JSON, ``{"kind": "slow", "factor": 4}``, or in short
+- ``X-Mock-Fault``: one fault or a list in JSON, ``{"kind": "slow", "factor": 4}``, or in short form
   ``slow;factor=4, cut;after_tokens=2``.
-- ``mock_fault``, a field of the JSON body: the same, the object or the list itself or the short text.
-- ``X-Return-Error: 503``, or with a header to try again later ``X-Return-Error: 503;retry_after_s=2``.
+- ``mock_fault``, a field of the JSON body: the same object, list or short form.
+- ``X-Return-Error: 503``, or with a Retry-After header ``X-Return-Error: 503;retry_after_s=2``.
 
-Only kinds that strike a single request, aimed at nothing: a request brings no fault for others.
+Only kinds that apply to a single request, without selection fields: a request cannot set a fault for others.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from mockgpu.api.wire import BadRequestError, Headers
-from mockgpu.faults.kinds import FaultError, OutOfMemoryFault, SelectiveFault, Single, from_json
+from mockgpu.faults.kinds import FaultError, OutOfMemoryFault, PerRequestFault, SelectiveFault, from_json
 
 FAULT, ERROR, FIELD = "X-Mock-Fault", "X-Return-Error", "mock_fault"
 _BRACKETS = ("{", "[")
 
 
-def brought(headers: Headers, data: Mapping[str, Any]) -> tuple[Single, ...]:
-    """The faults that a request brings, none as a rule; raises BadRequestError that names the header or field."""
-    in_header, status, field = headers.get(FAULT), headers.get(ERROR), data.get(FIELD)
-    if in_header is None and status is None and field is None:
+def in_band_faults(headers: Headers, data: Mapping[str, Any]) -> tuple[PerRequestFault, ...]:
+    """The faults that a request declares, usually none; raises BadRequestError that names the header or field."""
+    header, status, field = headers.get(FAULT), headers.get(ERROR), data.get(FIELD)
+    if header is None and status is None and field is None:
         return ()
-    where = FAULT
+    source = FAULT
     try:
-        faults = _read(in_header)
-        where = ERROR
+        faults = _read(header)
+        source = ERROR
         if status is not None:
             code, *rest = status.split(";")
             faults += _read(";".join([f"status;status={code.strip()}", *rest]))
-        where = FIELD
+        source = FIELD
         faults += _read(field)
         if len({fault.kind for fault in faults}) < len(faults):
             raise FaultError("two faults of one kind, expected one of each")
     except FaultError as bad:
-        raise BadRequestError(f"{where}: {bad}", where) from None
+        raise BadRequestError(f"{source}: {bad}", source) from None
     return tuple(faults)
 
 
-def _read(given: object) -> list[Single]:
+def _read(given: object) -> list[PerRequestFault]:
     if given is None:
         return []
     if isinstance(given, str):
@@ -55,31 +55,35 @@ def _from_json_text(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FaultError(f"this is no JSON: {error}") from None
+        raise FaultError(f"invalid JSON: {error}") from None
 
 
 def _short(text: str) -> dict[str, object]:
-    """``slow;factor=4`` as an object. What is no JSON value is a word."""
+    """``slow;factor=4`` as an object. A value that is not JSON is taken as text."""
     kind, *pairs = (part.strip() for part in text.split(";"))
-    said: dict[str, object] = {"kind": kind}
+    fields: dict[str, object] = {"kind": kind}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise FaultError(f"{pair!r} in {text.strip()!r}, expected name=value")
         try:
-            said[name.strip()] = json.loads(value)
+            fields[name.strip()] = json.loads(value)
         except (ValueError, RecursionError):
-            said[name.strip()] = value.strip()
-    return said
+            fields[name.strip()] = value.strip()
+    return fields
 
 
-def _single(data: object) -> Single:
+def _single(data: object) -> PerRequestFault:
     fault = from_json(data)
-    if not isinstance(fault, get_args(Single)):
-        raise FaultError(f"fault {fault.kind} is no matter of one request; set it by /mock/faults")
+    if not isinstance(fault, get_args(PerRequestFault)):
+        raise FaultError(f"fault {fault.kind} does not apply to a single request; set it by /mock/faults")
     assert isinstance(fault, SelectiveFault)
     if isinstance(fault, OutOfMemoryFault) and fault.dead:
-        raise FaultError(f"fault {fault.kind} is dead, which is no matter of one request; set it by /mock/faults")
-    if not fault.at_all:
-        raise FaultError(f"fault {fault.kind} is aimed, expected no first, every, share or after: it strikes this one")
+        raise FaultError(
+            f"fault {fault.kind} is dead, which does not apply to a single request; set it by /mock/faults"
+        )
+    if not fault.applies_to_all:
+        raise FaultError(
+            f"fault {fault.kind} is selective, expected no first, every, share or after: it applies to this request"
+        )
     return fault

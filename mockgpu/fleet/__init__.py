@@ -1,1 +1,1 @@
-"""Many mock backends and their control port."""
+"""A fleet of mock backends with one control port."""

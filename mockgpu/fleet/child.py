@@ -1,8 +1,8 @@
-"""The process of one backend, in a fleet that can kill its backends.
+"""The process of one backend in a fleet with ``--processes``.
 
-It talks with the fleet in lines on its standard streams. The first line in is a ``BackendSettings``, as ``encode``
-writes it; ``ready`` or ``error: ...`` is the answer. ``reset NONCE`` is answered ``reset NONCE``, and ``faults``
-with a ``Change`` in JSON is answered ``faults`` with those in force. The end of the input is the end of the process.
+It exchanges lines with the fleet on its standard streams. The first input line is a ``BackendSettings`` as written by
+``encode``, answered by ``ready`` or ``error: ...``. ``reset NONCE`` is answered ``reset NONCE``; ``faults`` with a
+``Change`` in JSON is answered ``faults`` with the active faults. The process exits at the end of the input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mockgpu.server.server import MockBackend
 
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
-    """All that makes a backend. It travels by pipe, so the token shows in no process list."""
+    """The settings of one backend. They are sent through a pipe, so no process list shows the token."""
 
     name: str
     setup: Setup
@@ -49,13 +49,13 @@ class BackendSettings:
 
 
 def decode(line: bytes) -> BackendSettings:
-    """Undo ``encode``. Only for lines of one's own parent: unpickling trusts its input."""
+    """Read a line of ``encode``. Only for lines from the parent process: unpickling trusts its input."""
     settings = pickle.loads(base64.b64decode(line))
     assert isinstance(settings, BackendSettings)
     return settings
 
 
-def _say(line: str) -> None:
+def _write_line(line: str) -> None:
     print(line, flush=True)
 
 
@@ -74,19 +74,19 @@ async def _serve(settings: BackendSettings, lines: asyncio.StreamReader) -> None
     try:
         await backend.start(settings.host, settings.port)
     except PortError as error:
-        _say(f"error: {error}")
+        _write_line(f"error: {error}")
         return
     gc.collect()
     gc.freeze()
-    _say("ready")
+    _write_line("ready")
     while line := (await lines.readline()).decode():
         word, _, rest = line.strip().partition(" ")
         if word == "faults":
-            _say(f"faults {json.dumps(backend.change_faults(Change.from_json(json.loads(rest))))}")
+            _write_line(f"faults {json.dumps(backend.change_faults(Change.from_json(json.loads(rest))))}")
             continue
         assert word == "reset"
         backend.reset(int(rest))
-        _say(f"reset {rest}")
+        _write_line(f"reset {rest}")
 
 
 async def _run() -> None:
@@ -102,9 +102,9 @@ async def _run() -> None:
 
 
 def main() -> None:
-    """Serve until the input ends."""
-    # Ctrl-C reaches the whole process group; it is for the fleet to say when to stop.
+    """Serve until the end of the input."""
+    # Ctrl-C signals the whole process group; the fleet decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_run())
-    # Nothing is left to be tidied up: the log is the kernel's, and clients see the same as after a kill.
+    # No cleanup is needed: the kernel keeps the log's pages, and clients see the same as after a kill.
     os._exit(0)

@@ -1,19 +1,18 @@
-"""Many backends, and a control port beside them.
+"""A fleet of backends and its control port.
 
-All backends share one process, or each has its own, which is needed where backends are to be killed. The
-control port speaks JSON:
+All backends share one process, or each has its own, as killing backends requires. The control port speaks JSON:
 
 - ``GET /fleet``: id, port, pid and state (alive, paused, dead) of each backend
-- ``POST /fleet/reset`` with a nonce: begin a run on every living backend
-- ``POST /fleet/{id}/kill``: SIGKILL; answers when the process is reaped
+- ``POST /fleet/reset`` with a nonce: begin a run on every backend that is alive
+- ``POST /fleet/{id}/kill``: SIGKILL; answers when the process has been reaped
 - ``POST /fleet/{id}/pause``, ``.../resume``: SIGSTOP and SIGCONT; a reset resumes all
-- ``POST /fleet/{id}/stop``: ends its service in order; ``.../start``: serves again, where it does not
-- ``POST /fleet/{id}/restart``: serves afresh on the same port, with nothing in memory, whether it serves or not;
-  answers when it accepts. Kill, pause and resume need a process for each backend
+- ``POST /fleet/{id}/stop``: orderly stop; ``.../start``: serve again after a stop or kill
+- ``POST /fleet/{id}/restart``: restart on the same port with empty memory, whether alive or not; answers when the
+  backend accepts. Kill, pause and resume need one process per backend
 - ``POST /fleet/{id}/faults``, ``GET /fleet/{id}/faults``: as ``/mock/faults`` of that backend, see
-  ``mockgpu.server.server``; a dead backend has no faults and can't be given any
-- ``GET /fleet/{id}/log``: the attempt log over all lives of the backend since the last reset; ``?first=N`` leaves out
-  the first N rows
+  ``mockgpu.server.server``; a dead backend has no faults, and none can be set
+- ``GET /fleet/{id}/log``: the attempt log of all the backend's processes since the last reset; ``?first=N`` skips the
+  first N rows
 - ``GET /fleet/ping``
 """
 
@@ -42,15 +41,15 @@ from mockgpu.gpu.catalogue import Setup
 from mockgpu.server.attempt_log import LOG_ROWS, read_files
 from mockgpu.server.clock import Clock
 from mockgpu.server.listening import (
+    control_refusal,
     http_server,
     is_loopback,
     json_response,
     listen,
-    must_be_plain,
-    objection,
     read_nonce,
+    require_identity_encoding,
 )
-from mockgpu.server.run_state import PLAIN, Options
+from mockgpu.server.run_state import DEFAULT_OPTIONS, Options
 
 _STEPS: Mapping[str, Callable[[Member], Awaitable[None]]] = MappingProxyType(
     {
@@ -66,10 +65,10 @@ _STEPS: Mapping[str, Callable[[Member], Awaitable[None]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What a fleet is made of: one backend ``gpu-N`` per port, all alike.
+    """The settings of a fleet: one backend ``gpu-N`` per port, all with the same setup.
 
-    ``control_port`` 0 leaves the choice to the system; without a ``token`` it is on loopback, whatever the host, and
-    control calls from other machines are refused. ``log_rows`` bounds the rows of each backend per run.
+    ``control_port`` 0 takes a free port; without a ``token`` it is on loopback for any ``host``, and control requests
+    from other machines are refused. ``log_rows`` limits the rows of each backend per run.
     """
 
     setup: Setup
@@ -80,7 +79,7 @@ class FleetSettings:
     processes: bool = False
     nonce: int = 0
     log_rows: int = LOG_ROWS
-    options: Options = PLAIN
+    options: Options = DEFAULT_OPTIONS
 
 
 class Fleet:
@@ -109,21 +108,21 @@ class Fleet:
     async def _start(self, folder: Path) -> None:
         settings = self._settings
         await self._runner.setup()
-        # Listening before any child is started: what takes this port fails early.
-        # Without a token nobody elsewhere is obeyed, so nobody elsewhere need reach it.
+        # Listen before starting any child, so that a taken port fails early. Without a token, control requests from
+        # other machines are refused anyway.
         host = settings.host if settings.token or is_loopback(settings.host) else "127.0.0.1"
         self.control_port = await listen(self._runner, host, settings.control_port)
-        make = self._child if settings.processes else self._local
+        new_member = self._new_child if settings.processes else self._new_local
         for number, port in enumerate(settings.ports):
-            member = make(f"gpu-{number}", port, folder)
+            member = new_member(f"gpu-{number}", port, folder)
             self._members[member.name] = member
-        # All to the end even if one fails, so that none is started after the tidying up.
+        # Await all starts even if one fails, so that none happens after the cleanup.
         results = await asyncio.gather(*(member.start() for member in self._members.values()), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
-    def _local(self, name: str, port: int, folder: Path) -> Member:
+    def _new_local(self, name: str, port: int, folder: Path) -> Member:
         if self._clock is None:
             self._clock = Clock(asyncio.get_running_loop())
         settings = self._settings
@@ -140,7 +139,7 @@ class Fleet:
             clock=self._clock,
         )
 
-    def _child(self, name: str, port: int, folder: Path) -> Member:
+    def _new_child(self, name: str, port: int, folder: Path) -> Member:
         settings = self._settings
         return ChildMember(
             name,
@@ -176,23 +175,23 @@ class Fleet:
         ]
 
     async def reset(self, nonce: int) -> None:
-        """Begin run ``nonce`` on every backend: living ones at once, dead ones when they are restarted."""
+        """Begin run ``nonce`` on every backend: immediately if alive, else at its restart."""
         await asyncio.gather(*(member.reset(nonce) for member in self._members.values()))
 
     def log(self, name: str, first: int = 0) -> bytes:
-        """The attempt log of a backend over all its lives since the last reset, from row ``first`` on.
+        """The attempt log of all processes of a backend since the last reset, from row ``first`` on.
 
-        KeyError if unknown.
+        Raises KeyError for an unknown name.
         """
         return read_files(self._members[name].log_paths, first)
 
     # -- the control port ------------------------------------------------------------------------------------
 
     async def _control(self, request: BaseRequest) -> web.Response:
-        if refused := objection(request, self._settings.token):
-            return _problem(403, refused)
+        if reason := control_refusal(request, self._settings.token):
+            return _problem(403, reason)
         try:
-            must_be_plain(request.headers)
+            require_identity_encoding(request.headers)
             return await self._answer(request)
         except (wire.BadRequestError, FaultError) as bad:
             return _problem(bad.status if isinstance(bad, wire.BadRequestError) else 400, str(bad))
@@ -211,7 +210,7 @@ class Fleet:
                 await self.reset(read_nonce(await request.content.read()))
                 return json_response(200, b"{}")
             case "GET", ["fleet", name, "log"] if name in self._members:
-                return web.Response(body=self.log(name, _first(request)), content_type="application/octet-stream")
+                return web.Response(body=self.log(name, _first_row(request)), content_type="application/octet-stream")
             case "GET", ["fleet", name, "faults"] if name in self._members:
                 return json_response(200, wire.faults(await self._members[name].change_faults(Change())))
             case "POST", ["fleet", name, "faults"] if name in self._members:
@@ -219,14 +218,14 @@ class Fleet:
                 report = await asyncio.shield(self._members[name].change_faults(change))
                 return json_response(200, wire.faults(report))
             case "POST", ["fleet", name, step] if name in self._members and step in _STEPS:
-                # Shielded: a step once begun is done, whether or not its caller waits for it.
+                # Shielded: a step that has begun completes even if its caller leaves.
                 await asyncio.shield(_STEPS[step](self._members[name]))
                 return json_response(200, b"{}")
         return _problem(404, f"no such path: {request.method} {request.path}; backends: {', '.join(self._members)}")
 
 
-def _first(request: BaseRequest) -> int:
-    """How many rows of a log are to be left out."""
+def _first_row(request: BaseRequest) -> int:
+    """The number of log rows to skip; raises BadRequestError."""
     text = request.query.get("first", "0")
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise wire.BadRequestError(f"first is {wire.shown(text)}, expected a whole number of rows", "first")
@@ -238,9 +237,9 @@ def _problem(status: int, message: str) -> web.Response:
 
 
 def serve_until_signal(settings: FleetSettings, hint: str = "") -> None:
-    """Run a fleet until SIGTERM or SIGINT; prints ``ready`` and JSON when all listens. Errors as in Fleet.
+    """Run a fleet until SIGTERM or SIGINT; prints ``ready`` and JSON when all ports listen. Errors as in Fleet.
 
-    ``hint`` is a line for people, told on standard error then; "" for none.
+    ``hint``: a line for the user, printed on standard error at that time; "" for none.
     """
     asyncio.run(_serve(settings, hint))
 
@@ -251,7 +250,7 @@ async def _serve(settings: FleetSettings, hint: str) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stop.set)
     async with Fleet(settings) as fleet:
-        # What lives now lives to the end: the collector need not look at it again.
+        # These objects live until exit: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
         data = {"backends": fleet.describe(), "control_port": fleet.control_port, "pid": os.getpid()}

@@ -1,4 +1,4 @@
-"""The two kinds of backend in a fleet: one in the fleet's own process, one in a process of its own."""
+"""The two kinds of fleet member: a backend in the fleet's own process, and one in a child process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from mockgpu.server.clock import Clock
 from mockgpu.server.run_state import Options
 from mockgpu.server.server import MockBackend
 
-# A child that says nothing for so long is stuck, paused or on a hopeless machine.
-_ANSWER_WITHIN_S = 20.0
+# A child without an answer for this long is stuck or paused, or the machine is overloaded.
+_ANSWER_TIMEOUT_S = 20.0
 
 
 class MemberError(RuntimeError):
@@ -29,34 +29,34 @@ class MemberError(RuntimeError):
 
 
 class ConflictError(RuntimeError):
-    """A step that the backend's present state or kind does not allow; the text is one line."""
+    """A step that the backend's state or kind does not allow; the text is one line."""
 
 
-def _dead_already(name: str) -> ConflictError:
-    return ConflictError(f"{name} is dead already")
+def _already_dead(name: str) -> ConflictError:
+    return ConflictError(f"{name} is already dead")
 
 
-def _alive_already(name: str) -> ConflictError:
-    return ConflictError(f"{name} is alive already")
+def _already_alive(name: str) -> ConflictError:
+    return ConflictError(f"{name} is already alive")
 
 
 def _no_faults(name: str) -> ConflictError:
-    return ConflictError(f"{name} is dead, so it can't be given faults; restart it first")
+    return ConflictError(f"{name} is dead, so faults cannot be set; restart it first")
 
 
 class Member(Protocol):
-    """One backend as the fleet handles it. What it can't do raises MemberError or ConflictError."""
+    """One backend of a fleet. Steps raise MemberError on failure and ConflictError if not allowed."""
 
     name: str
     port: int
 
     @property
     def pid(self) -> int | None:
-        """The process that it runs in, or ran in last."""
+        """Its current process, or its last one; None if never started."""
 
     @property
     def alive(self) -> bool:
-        """Whether it serves, or would if it were not paused."""
+        """Whether it serves or is paused."""
 
     @property
     def state(self) -> str:
@@ -64,38 +64,38 @@ class Member(Protocol):
 
     @property
     def log_paths(self) -> list[Path]:
-        """The log of each of its lives since the last reset, oldest first."""
+        """The log of each of its processes since the last reset, oldest first."""
 
     async def start(self) -> None:
-        """Begin to serve; returns when the listener accepts."""
+        """Start to serve; returns when the listener accepts."""
 
     async def reset(self, nonce: int) -> None:
         """Begin run ``nonce``."""
 
     async def change_faults(self, change: Change) -> list[dict[str, object]]:
-        """Clear and set faults; returns those in force, see ``RequestFaults.report``."""
+        """Clear and set faults; returns the active ones, see ``RequestFaults.report``."""
 
     async def kill(self) -> None:
-        """SIGKILL; returns when the process is reaped."""
+        """SIGKILL; returns when the process has been reaped."""
 
     async def pause(self) -> None:
-        """SIGSTOP: its port still accepts, and nothing is ever answered."""
+        """SIGSTOP: the port still accepts, and no request is answered."""
 
     async def resume(self) -> None:
         """SIGCONT."""
 
     async def stop(self) -> None:
-        """End its service in order; its port refuses then."""
+        """Orderly stop; afterwards the port refuses connections."""
 
     async def restart(self, *, only_dead: bool = False) -> None:
-        """Serve afresh, with nothing in memory; ``only_dead``: ConflictError if it still serves."""
+        """Restart with empty memory; ``only_dead``: raise ConflictError if it is alive."""
 
     async def close(self) -> None:
-        """End it."""
+        """Stop the backend for good."""
 
 
 class LocalMember(Member):
-    """A backend in this process; it can't be killed."""
+    """A backend in this process; it cannot be killed or paused."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class LocalMember(Member):
         self._token = token
         self._options = options
         self._backend = self._new_backend()
-        self._listens = False
-        self._step = asyncio.Lock()  # stop and restart exclude each other
+        self._listening = False
+        self._step_lock = asyncio.Lock()  # stop and restart exclude each other
 
     def _new_backend(self) -> MockBackend:
         return MockBackend(
@@ -142,11 +142,11 @@ class LocalMember(Member):
 
     @property
     def alive(self) -> bool:
-        return self._listens
+        return self._listening
 
     @property
     def state(self) -> str:
-        return "alive" if self._listens else "dead"
+        return "alive" if self._listening else "dead"
 
     @property
     def log_paths(self) -> list[Path]:
@@ -154,36 +154,36 @@ class LocalMember(Member):
 
     async def start(self) -> None:
         self.port = await self._backend.start(self._host, self.port)
-        self._listens = True
+        self._listening = True
 
     async def reset(self, nonce: int) -> None:
         self._nonce = nonce
         self._backend.reset(nonce)
 
     async def change_faults(self, change: Change) -> list[dict[str, object]]:
-        if not self._listens and change.set:
+        if not self._listening and change.set:
             raise _no_faults(self.name)
         return self._backend.change_faults(change)
 
     async def kill(self) -> None:
-        raise self._no_process()
+        raise self._needs_process()
 
     async def pause(self) -> None:
-        raise self._no_process()
+        raise self._needs_process()
 
     async def resume(self) -> None:
-        raise self._no_process()
+        raise self._needs_process()
 
     async def stop(self) -> None:
-        async with self._step:
-            if not self._listens:
-                raise _dead_already(self.name)
+        async with self._step_lock:
+            if not self._listening:
+                raise _already_dead(self.name)
             await self._end()
 
     async def restart(self, *, only_dead: bool = False) -> None:
-        async with self._step:
-            if only_dead and self._listens:
-                raise _alive_already(self.name)
+        async with self._step_lock:
+            if only_dead and self._listening:
+                raise _already_alive(self.name)
             await self._end()
             self._backend = self._new_backend()
             await self.start()
@@ -193,16 +193,16 @@ class LocalMember(Member):
         self._log.close()
 
     async def _end(self) -> None:
-        if self._listens:
+        if self._listening:
             await self._backend.close()
-        self._listens = False
+        self._listening = False
 
-    def _no_process(self) -> ConflictError:
+    def _needs_process(self) -> ConflictError:
         return ConflictError(f"{self.name} shares the fleet's process; start the fleet with --processes")
 
 
 class ChildMember(Member):
-    """A backend in a process of its own. Each life has its own log file, gone with the next reset."""
+    """A backend in a child process. Each process has its own log file; a reset deletes those of earlier processes."""
 
     def __init__(
         self,
@@ -228,9 +228,9 @@ class ChildMember(Member):
         self._nonce = nonce
         self._token = token
         self._process: Process | None = None
-        self._lives = 0
+        self._starts = 0
         self._log_paths: list[Path] = []
-        self._step = asyncio.Lock()  # kill, restart and reset exclude each other
+        self._step_lock = asyncio.Lock()  # kill, restart and reset exclude each other
 
     @property
     def pid(self) -> int | None:
@@ -249,9 +249,9 @@ class ChildMember(Member):
         return list(self._log_paths)
 
     async def start(self) -> None:
-        """Begin a life; returns when the listener accepts."""
-        path = self._folder / f"{self.name}.{self._lives}.log"
-        self._lives += 1
+        """Start a process; returns when the listener accepts."""
+        path = self._folder / f"{self.name}.{self._starts}.log"
+        self._starts += 1
         settings = BackendSettings(
             name=self.name,
             setup=self._setup,
@@ -264,13 +264,13 @@ class ChildMember(Member):
             options=self._options,
             parent_pid=os.getpid(),
         )
-        # The child must find this very package, wherever the parent found it.
+        # The child must import the same package as the parent.
         code = f"import sys; sys.path[:] = {sys.path!r}; from mockgpu.fleet.child import main; main()"
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-c", code, self.name, stdin=PIPE, stdout=PIPE
         )
         try:
-            answer = await self._ask(settings.encode())
+            answer = await self._request(settings.encode())
         except MemberError:
             await self._end()
             raise
@@ -280,13 +280,13 @@ class ChildMember(Member):
         self._log_paths.append(path)
 
     async def reset(self, nonce: int) -> None:
-        """Begin a run, which no backend begins paused; the logs of former lives go."""
-        async with self._step:
+        """Begin a run: resume the process if paused, and delete the logs of earlier processes."""
+        async with self._step_lock:
             self._nonce = nonce
-            self._continue()
+            self._resume_process()
             if self.alive:
-                answer = await self._ask(f"reset {nonce}\n".encode())
-                # Nothing: it was killed from outside just now, which is no failure of ours.
+                answer = await self._request(f"reset {nonce}\n".encode())
+                # Empty: the process was killed from outside just now, which is not an error.
                 if answer not in ("", f"reset {nonce}"):
                     raise MemberError(f"{self.name}: answered a reset with {answer!r}")
             keep = self._log_paths[-1:] if self.alive else []
@@ -296,77 +296,77 @@ class ChildMember(Member):
             self._log_paths = keep
 
     async def change_faults(self, change: Change) -> list[dict[str, object]]:
-        """Set and clear faults of this life; returns those in force. ConflictError if it is dead and some are set."""
-        async with self._step:
+        """Clear and set faults; returns the active ones. ConflictError if paused, or dead and ``change`` sets any."""
+        async with self._step_lock:
             if not self.alive:
                 if change.set:
                     raise _no_faults(self.name)
                 return []
             if self._paused:
                 raise ConflictError(f"{self.name} is paused and does not answer; resume it first")
-            answer = await self._ask(f"faults {json.dumps(change.to_json())}\n".encode())
+            answer = await self._request(f"faults {json.dumps(change.to_json())}\n".encode())
             word, _, report = answer.partition(" ")
             if word != "faults":
                 raise MemberError(f"{self.name}: answered a change of faults with {answer!r}")
-            in_force: list[dict[str, object]] = json.loads(report)
-            return in_force
+            active: list[dict[str, object]] = json.loads(report)
+            return active
 
     async def kill(self) -> None:
-        """SIGKILL; returns when the process is reaped. ConflictError if it is dead already."""
-        async with self._step:
-            self._must_live()
+        """SIGKILL; returns when the process has been reaped. ConflictError if it is already dead."""
+        async with self._step_lock:
+            self._require_alive()
             await self._end()
 
     async def pause(self) -> None:
         """SIGSTOP; ConflictError if it is dead."""
-        async with self._step:
-            self._must_live()
+        async with self._step_lock:
+            self._require_alive()
             self._signal(signal.SIGSTOP)
             self._paused = True
 
     async def resume(self) -> None:
-        """SIGCONT; ConflictError if it is dead. Does nothing to one that is not paused."""
-        async with self._step:
-            self._must_live()
-            self._continue()
+        """SIGCONT; does nothing if not paused. ConflictError if it is dead."""
+        async with self._step_lock:
+            self._require_alive()
+            self._resume_process()
 
     async def stop(self) -> None:
-        """Have the process end by itself; returns when it is reaped. ConflictError if it is dead already."""
-        async with self._step:
-            self._must_live()
-            self._continue()
+        """Let the process exit; returns when it has been reaped. ConflictError if it is already dead."""
+        async with self._step_lock:
+            self._require_alive()
+            self._resume_process()
             process = self._process
             assert process is not None and process.stdin is not None
             process.stdin.close()
             try:
-                async with asyncio.timeout(_ANSWER_WITHIN_S):
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                     await process.wait()
             except TimeoutError:
-                raise MemberError(f"{self.name}: did not end within {_ANSWER_WITHIN_S:.0f} s") from None
+                raise MemberError(f"{self.name}: did not end within {_ANSWER_TIMEOUT_S:.0f} s") from None
 
     async def restart(self, *, only_dead: bool = False) -> None:
-        """A fresh process on the same port, with nothing resident; one that still lives is killed first."""
-        async with self._step:
+        """Start a new process on the same port with empty memory; a living one is killed first."""
+        async with self._step_lock:
             if only_dead and self.alive:
-                raise _alive_already(self.name)
+                raise _already_alive(self.name)
             await self._end()
             await self.start()
 
     async def close(self) -> None:
         await self._end()
 
-    def _must_live(self) -> None:
+    def _require_alive(self) -> None:
         if not self.alive:
-            raise _dead_already(self.name)
+            raise _already_dead(self.name)
 
-    def _continue(self) -> None:
+    def _resume_process(self) -> None:
         if self._paused and self.alive:
             self._signal(signal.SIGCONT)
         self._paused = False
 
     def _signal(self, sign: signal.Signals) -> None:
         assert self._process is not None
-        # Not the process's own method: it reaps a child that has just ended, behind asyncio's back.
+        # Not Process.send_signal: it may reap a child that has just ended, without asyncio noticing.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, sign)
 
@@ -381,15 +381,15 @@ class ChildMember(Member):
         if process.stdin is not None:
             process.stdin.close()
 
-    async def _ask(self, line: bytes) -> str:
-        """Send a line and return the one that answers it; empty if the process ends instead."""
+    async def _request(self, line: bytes) -> str:
+        """Send a line and return the answer line; empty if the process ends instead."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:
-            async with asyncio.timeout(_ANSWER_WITHIN_S):
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 process.stdin.write(line)
                 return (await process.stdout.readline()).decode().strip()
         except TimeoutError:
-            raise MemberError(f"{self.name}: no answer within {_ANSWER_WITHIN_S:.0f} s") from None
+            raise MemberError(f"{self.name}: no answer within {_ANSWER_TIMEOUT_S:.0f} s") from None
         except ConnectionError:
             return ""

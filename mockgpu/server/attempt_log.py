@@ -1,20 +1,19 @@
-"""The attempt log: what one backend saw, in a memory-mapped file of fixed-size rows.
+"""The attempt log: the requests that one backend received, in a memory-mapped file of fixed-size rows.
 
-The kernel owns the mapped pages, so what was written survives SIGKILL of the writer. A row is written when a
-request arrives, with outcome ``open``, and completed in place when it ends; ``outcome`` is the last byte of
-a row and is written last. So a row that is still ``open`` belongs to a request in flight or to a writer that
-was killed, or, where it has an end, to one in which the mock itself failed. A client may hold its answer a
-moment before the row says so.
+The kernel owns the mapped pages, so written rows survive SIGKILL of the writer. A row is written when a request
+arrives, with outcome ``open``, and completed in place when the request ends; ``outcome`` is the last byte of a row and
+is written last. A row that is still ``open`` belongs to a request in flight or to a killed writer or, if it has an end
+time, to a request in which the mock itself failed. A client may receive its answer shortly before the row is
+completed.
 
 Layout, little-endian, without padding::
 
     header  64 bytes   HEADER_FORMAT: magic, format version, row size, rows used, capacity, rows lost
     rows    176 bytes  ROW_FORMAT, fields in the order of ROW_FIELDS
 
-``ROW_FIELDS`` carries numpy's name of each type, so that
-``numpy.frombuffer(data, numpy.dtype(list(ROW_FIELDS)), count, HEADER_SIZE)`` decodes all rows at once, with
-``count`` from ``read_header``. Times are seconds of CLOCK_MONOTONIC, durations seconds, both nan where there
-is none; ``model`` is UTF-8 cut to 64 bytes and filled with zero bytes.
+``ROW_FIELDS`` has numpy's type names, so ``numpy.frombuffer(data, numpy.dtype(list(ROW_FIELDS)), count, HEADER_SIZE)``
+decodes all rows, with ``count`` from ``read_header``. Times are seconds of CLOCK_MONOTONIC, durations are seconds; both
+are nan where unknown. ``model`` is UTF-8, cut to 64 bytes and padded with zero bytes.
 """
 
 from __future__ import annotations
@@ -30,38 +29,38 @@ from math import nan
 from pathlib import Path
 
 LOG_ROWS = 500_000
-"""How many rows a log has room for unless told otherwise: 88 MB of it, as far as they are used."""
+"""Default capacity of a log in rows: 88 MB when full; the file is sparse."""
 MAGIC = b"MOCKGPU\0"
 FORMAT_VERSION = 2
 HEADER_FORMAT = "<8sIIQQQ24x"
 ROW_FIELDS: tuple[tuple[str, str], ...] = (
     ("tag", "<u8"),  # see mockgpu.api.tags; 0: none
-    ("body_hash", "<u8"),  # of the request's body, see body_hash_of; 0: no body
+    ("body_hash", "<u8"),  # of the request body, see body_hash_of; 0: no body
     ("arrival_s", "<f8"),
-    ("submitted_s", "<f8"),  # when the model was given the request: what is before is the mock's own doing
+    ("submitted_s", "<f8"),  # submission to the model; the time before it is the mock's overhead
     ("first_byte_s", "<f8"),  # just before the first byte of the answer is written
     ("end_s", "<f8"),
     ("queue_wait_s", "<f8"),  # submission to start of service, loads included
-    ("service_asked_s", "<f8"),  # what the model says the service takes
-    ("service_actual_s", "<f8"),  # what it took; never less, the excess is this process's lateness
+    ("service_asked_s", "<f8"),  # service time according to the model
+    ("service_actual_s", "<f8"),  # measured service time, never less; the excess is this process's delay
     ("bytes_in", "<u8"),  # bodies only
     ("bytes_out", "<u8"),
     ("model", "S64"),
     ("prompt_tokens", "<u4"),
-    ("cached_tokens", "<u4"),  # those of the prompt that the prefix cache spared
+    ("cached_tokens", "<u4"),  # prompt tokens found in the prefix cache
     ("tokens_out", "<u4"),  # sent to the client, as far as this process knows
     ("batch", "<u2"),  # running jobs of the model at the start of service, this one included
     ("status", "<u2"),  # 0: none was sent
     ("kind", "u1"),  # Kind
     ("method", "u1"),  # index into METHODS
-    ("carriers", "u1"),  # bit mask of mockgpu.api.tags.Carrier: which ones bore this tag
+    ("carriers", "u1"),  # bit mask of mockgpu.api.tags.Carrier: the places where the request carried its tag
     ("cold", "u1"),  # 1: the model was not resident at submission
-    ("retry", "u1"),  # which try it is to its sender, from x-stainless-retry-count; 0: the first, or not said
+    ("retry", "u1"),  # retry number from x-stainless-retry-count; 0: first attempt or unknown
     ("reserved", "S2"),
-    ("outcome", "u1"),  # Outcome; stays the last byte
+    ("outcome", "u1"),  # RowOutcome; must stay the last byte
 )
 ROW_FORMAT = "<QQdddddddQQ64sIIIHHBBBBB2xB"
-METHODS = ("", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # any other is ""
+METHODS = ("", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # others are recorded as ""
 
 _HEADER = struct.Struct(HEADER_FORMAT)
 _ROW = struct.Struct(ROW_FORMAT)
@@ -73,7 +72,7 @@ ROW_SIZE = _ROW.size
 
 
 class RowKind(IntEnum):
-    """What a row is about. ``foreign``: on an inference or update path, but not of this run."""
+    """The subject of a row. ``foreign``: an inference or update request of another run."""
 
     INFERENCE = 0
     UPDATE = 1
@@ -85,7 +84,7 @@ class RowKind(IntEnum):
 
 
 class RowOutcome(IntEnum):
-    """How a row ended. Residency rows are ``answered`` from the start. ``cut``: the backend broke it off itself."""
+    """How a request ended. Residency rows are ``answered`` from the start. ``cut``: the backend ended it itself."""
 
     OPEN = 0
     ANSWERED = 1
@@ -95,12 +94,12 @@ class RowOutcome(IntEnum):
 
 
 class LogError(ValueError):
-    """Bytes that are no attempt log of this format; the text says what was seen and expected."""
+    """Bytes that are no attempt log of this format; the text has the value and what was expected."""
 
 
 @dataclass(slots=True)
 class LogRow:
-    """One row, to be filled in by its writer or as decoded by ``read_rows``; ROW_FIELDS says what is what."""
+    """One row, as filled in by its writer or decoded by ``read_rows``; see ROW_FIELDS for the fields."""
 
     kind: RowKind
     arrival_s: float
@@ -129,7 +128,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """``count`` rows follow; ``lost`` more did not fit into ``capacity``."""
+    """``count`` rows follow; ``lost`` further rows did not fit into ``capacity``."""
 
     count: int
     capacity: int
@@ -140,7 +139,7 @@ _METHOD_NUMBERS = {name: number for number, name in enumerate(METHODS)}
 
 
 def body_hash_of(body: bytes) -> int:
-    """The first 8 bytes of a body's BLAKE2b digest (digest size 8) as a little-endian number; 0 if empty."""
+    """A body's BLAKE2b digest (digest size 8) as a little-endian number; 0 if the body is empty."""
     if not body:
         return 0
     return int.from_bytes(blake2b(body, digest_size=8).digest(), "little")
@@ -177,10 +176,10 @@ def _pack(buffer: mmap.mmap, offset: int, row: LogRow) -> None:
 
 
 class AttemptLog:
-    """Writer of one log file, which it creates (or empties) and maps.
+    """Writer of one log file; it creates (or truncates) and maps the file.
 
-    The file is sparse: capacity costs address space, not memory. A full log says so once, on standard error, counts
-    what it lost and goes on.
+    The file is sparse: unused capacity costs address space, not memory. A full log prints one message on standard
+    error, counts the lost rows and continues.
     """
 
     def __init__(self, path: Path, capacity_rows: int) -> None:
@@ -188,7 +187,7 @@ class AttemptLog:
         self._capacity = capacity_rows
         self._count = 0
         self._lost = 0
-        self._cleared = 0  # rows handed out before the last clear: tickets below this are void
+        self._cleared = 0  # rows before the last clear: tickets below this are invalid
         with path.open("w+b") as file:
             os.truncate(file.fileno(), HEADER_SIZE + capacity_rows * ROW_SIZE)
             self._map = mmap.mmap(file.fileno(), 0)
@@ -199,7 +198,7 @@ class AttemptLog:
         count = self._count
         if count >= self._capacity:
             if not self._lost:
-                self._say_full()
+                self._report_full()
             self._lost += 1
             _COUNT.pack_into(self._map, _LOST_AT, self._lost)
             return -1
@@ -208,34 +207,34 @@ class AttemptLog:
         _COUNT.pack_into(self._map, _COUNT_AT, self._count)
         return self._cleared + count
 
-    def _say_full(self) -> None:
-        seen = f"mockgpu: the log {self._name} is full with {self._capacity} rows, further ones are lost"
-        print(f"{seen}; give it more with --log-rows, or begin anew with /mock/reset", file=sys.stderr, flush=True)
+    def _report_full(self) -> None:
+        problem = f"mockgpu: the log {self._name} is full with {self._capacity} rows, further rows are lost"
+        print(f"{problem}; raise --log-rows, or clear the log with /mock/reset", file=sys.stderr, flush=True)
 
     def update(self, ticket: int, row: LogRow) -> None:
-        """Write a row anew in its place; does nothing if it was lost or cleared in the meantime."""
+        """Overwrite a row; does nothing if it was lost or has been cleared."""
         number = ticket - self._cleared
         if number >= 0:
             _pack(self._map, HEADER_SIZE + number * ROW_SIZE, row)
 
     def clear(self) -> None:
-        """Forget all rows. Rows of requests still in flight are dropped when they end."""
+        """Drop all rows. Later updates of rows of requests still in flight are ignored."""
         self._cleared += self._count
         self._count = self._lost = 0
         _COUNT.pack_into(self._map, _COUNT_AT, 0)
         _COUNT.pack_into(self._map, _LOST_AT, 0)
 
     def dump(self) -> bytes:
-        """Header and used rows as they are in the file."""
+        """Header and used rows, as in the file."""
         return bytes(self._map[: HEADER_SIZE + self._count * ROW_SIZE])
 
     def close(self) -> None:
-        """Unmap the file; it stays."""
+        """Unmap the file without deleting it."""
         self._map.close()
 
 
 def read_header(data: bytes) -> Header:
-    """Decode the header; raises LogError if these are not the first bytes of such a log."""
+    """Decode the header; raises LogError if the bytes do not begin with one."""
     if len(data) < HEADER_SIZE:
         raise LogError(f"attempt log: {len(data)} bytes, expected at least {HEADER_SIZE}")
     magic, version, row_size, count, capacity, lost = _HEADER.unpack_from(data)
@@ -248,7 +247,7 @@ def read_header(data: bytes) -> Header:
 
 
 def read_rows(data: bytes) -> list[LogRow]:
-    """Decode all rows, in order of writing; raises LogError if the bytes are no log or are cut short."""
+    """Decode all rows in order of writing; raises LogError if the bytes are no log or are truncated."""
     header = read_header(data)
     end = HEADER_SIZE + header.count * ROW_SIZE
     if len(data) < end:
@@ -257,7 +256,7 @@ def read_rows(data: bytes) -> list[LogRow]:
 
 
 def _unpack(fields: tuple[int | float | bytes, ...]) -> LogRow:
-    tag, body_hash, arrival, submitted, first_byte, end, queue_wait, asked, actual, *rest = fields
+    tag, body_hash, arrival, submitted, first_byte, end, queue_wait, expected, actual, *rest = fields
     bytes_in, bytes_out, model, *rest = rest
     prompt_tokens, cached_tokens, tokens_out, batch, status, kind, method, carriers, cold, retry, outcome = rest
     assert isinstance(model, bytes)
@@ -267,7 +266,7 @@ def _unpack(fields: tuple[int | float | bytes, ...]) -> LogRow:
         method=METHODS[int(method)],
         tag=int(tag),
         carriers=int(carriers),
-        # A cut may go through a character.
+        # The 64-byte limit may have split a character.
         model=model.rstrip(b"\0").decode(errors="ignore"),
         status=int(status),
         outcome=RowOutcome(int(outcome)),
@@ -281,7 +280,7 @@ def _unpack(fields: tuple[int | float | bytes, ...]) -> LogRow:
         cached_tokens=int(cached_tokens),
         tokens_out=int(tokens_out),
         queue_wait_s=float(queue_wait),
-        service_asked_s=float(asked),
+        service_asked_s=float(expected),
         service_actual_s=float(actual),
         bytes_in=int(bytes_in),
         bytes_out=int(bytes_out),
@@ -290,10 +289,9 @@ def _unpack(fields: tuple[int | float | bytes, ...]) -> LogRow:
 
 
 def read_files(paths: list[Path], first: int = 0) -> bytes:
-    """The rows of several log files, in that order, as one log: a backend's lives before and after kills.
+    """The rows of several log files, in that order, as one log: those of a backend's processes before and after kills.
 
-    ``first`` leaves out so many from the beginning. Safe while they are being written: only rows that the header
-    counts are taken.
+    ``first``: number of rows to skip at the beginning. Safe during writing: only rows counted in the header are read.
     """
     rows: list[bytes] = []
     count = capacity = lost = 0

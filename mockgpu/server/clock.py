@@ -1,9 +1,8 @@
-"""One timer for a whole process: absolute deadlines on CLOCK_MONOTONIC, never early.
+"""One timer per process: callbacks at absolute deadlines on CLOCK_MONOTONIC, never early.
 
-``asyncio.sleep`` is late by up to a millisecond, because epoll waits for whole milliseconds, and other event
-loops are early by as much. A timerfd that the loop watches is neither: on Linux ``Clock`` keeps a heap of
-deadlines and one timerfd set to the earliest. Elsewhere it falls back to ``loop.call_at`` and looks at the
-time again before it acts.
+``asyncio.sleep`` is up to a millisecond late, because epoll waits for whole milliseconds, and other event loops are
+early by as much. A timerfd watched by the loop is neither: on Linux ``Clock`` keeps a heap of deadlines and one timerfd
+set to the earliest. On other systems it falls back to ``loop.call_at`` and checks the time again before it acts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Protocol
 
 
 class Timer:
-    """A callback to come; ``cancel`` may be called at any time."""
+    """A scheduled callback; ``cancel`` may be called at any time."""
 
     __slots__ = ("callback", "deadline_s")
 
@@ -30,47 +29,47 @@ class Timer:
         self.callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
-        """Make sure that the callback is not called (any more)."""
+        """Prevent the callback; does nothing if it has run."""
         self.callback = None
 
 
 def wake(future: asyncio.Future[None]) -> None:
-    """Let the one who waits go on; does nothing if that has been done."""
+    """Complete ``future``; does nothing if it is done."""
     if not future.done():
         future.set_result(None)
 
 
 class Alarm(Protocol):
-    """Wakes its owner once, some time after a deadline or a little before it."""
+    """Calls its owner once, at or shortly before or after a deadline."""
 
     def set(self, deadline_s: float) -> None:
-        """Wake at that time, and at no other; infinite: at none."""
+        """Replace the deadline; infinity: never."""
 
     def close(self) -> None:
-        """Never wake again."""
+        """Release the alarm; it never fires again."""
 
 
 class Clock:
     """Calls back at absolute times of ``time.monotonic``, never before them.
 
-    Must be made and used in one event loop. Callbacks due at the same time run in the order they were asked
-    for. An exception in a callback goes to the loop's exception handler and harms no other.
+    Must be created and used in one event loop. Callbacks due at the same time run in the order in which they were
+    scheduled. An exception in a callback goes to the loop's exception handler and does not affect the others.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, use_timerfd: bool | None = None) -> None:
-        """``use_timerfd``: None takes a timerfd where there is one."""
+        """``use_timerfd``: None uses a timerfd on Linux only."""
         self._loop = loop
         self._heap: list[tuple[float, int, Timer]] = []
         self._order = 0
         self._set_to_s = math.inf
         self._alarm: Alarm
         if use_timerfd if use_timerfd is not None else sys.platform == "linux":
-            self._alarm = _TimerfdAlarm(loop, self._ring)
+            self._alarm = _TimerfdAlarm(loop, self._run_due)
         else:
-            self._alarm = _LoopAlarm(loop, self._ring)
+            self._alarm = _LoopAlarm(loop, self._run_due)
 
     def call_at(self, deadline_s: float, callback: Callable[[], object]) -> Timer:
-        """Call ``callback`` at ``deadline_s`` or as soon after it as possible, but never from within."""
+        """Call ``callback`` at ``deadline_s`` or as soon after it as possible, never from within ``call_at``."""
         timer = Timer(deadline_s, callback)
         self._order = order = self._order + 1
         heappush(self._heap, (deadline_s, order, timer))
@@ -92,27 +91,27 @@ class Clock:
             raise
 
     def close(self) -> None:
-        """Call nothing any more."""
+        """Drop all callbacks and release the timer."""
         self._heap.clear()
         self._alarm.close()
 
-    def _ring(self) -> None:
-        """Run what is due, also what comes due meanwhile, and set the alarm for the next.
+    def _run_due(self) -> None:
+        """Run all due callbacks, including those that become due meanwhile, and set the alarm for the next.
 
-        To be woken anew costs as much as a streamed event.
+        A further wake-up would cost as much as a streamed event.
         """
         heap = self._heap
         now_s = time.monotonic()
-        # Not more than there are now, or callbacks that ask for ever more would hold up the loop.
-        turns = len(heap)
-        while heap and turns:
+        # At most as many as scheduled now, or callbacks that schedule further ones could block the loop.
+        remaining = len(heap)
+        while heap and remaining:
             deadline_s, _, timer = heap[0]
             callback = timer.callback
             if callback is not None and deadline_s > now_s:
                 now_s = time.monotonic()
                 if deadline_s > now_s:
                     break
-            turns -= 1
+            remaining -= 1
             heappop(heap)
             if callback is None:
                 continue
@@ -125,18 +124,18 @@ class Clock:
 
 
 class _LoopAlarm:
-    """An alarm out of ``loop.call_at``."""
+    """An alarm based on ``loop.call_at``."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, run_due: Callable[[], None]) -> None:
         self._loop = loop
-        self._ring = ring
+        self._run_due = run_due
         self._handle: asyncio.TimerHandle | None = None
 
     def set(self, deadline_s: float) -> None:
         self.close()
         if deadline_s < math.inf:
-            # The loop's clock need not be ours, and it may fire within its own resolution before the time.
-            self._handle = self._loop.call_at(self._loop.time() + deadline_s - time.monotonic(), self._ring)
+            # The loop may use another clock, and may fire early by up to its resolution.
+            self._handle = self._loop.call_at(self._loop.time() + deadline_s - time.monotonic(), self._run_due)
 
     def close(self) -> None:
         if self._handle is not None:
@@ -144,24 +143,24 @@ class _LoopAlarm:
             self._handle = None
 
 
-# A hundred years: a timerfd can't be set much farther, and need not be set at all for that.
-_FARTHEST_S = 3e9
+# About a hundred years, near the limit of a timerfd; later deadlines need no timer.
+_MAX_DEADLINE_S = 3e9
 
 
 class _TimerfdAlarm:
-    """An alarm out of a Linux timerfd."""
+    """An alarm based on a Linux timerfd."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, run_due: Callable[[], None]) -> None:
         self._loop = loop
         self._descriptor = _timerfd_create()
         self._set_to = _timerfd_setter(self._descriptor)
-        # It is never read: it is set after each ring, and then no longer readable.
-        loop.add_reader(self._descriptor, ring)
+        # Never read: setting it after each expiry makes it unreadable again.
+        loop.add_reader(self._descriptor, run_due)
 
     def set(self, deadline_s: float) -> None:
         if self._descriptor >= 0:
             # Rounded up, so that the clock has reached the deadline; 0 switches the timer off.
-            self._set_to(max(1, math.ceil(deadline_s * 1e9)) if deadline_s < _FARTHEST_S else 0)
+            self._set_to(max(1, math.ceil(deadline_s * 1e9)) if deadline_s < _MAX_DEADLINE_S else 0)
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -170,7 +169,7 @@ class _TimerfdAlarm:
             self._descriptor = -1
 
 
-# The numbers of <sys/timerfd.h> and <fcntl.h> on Linux.
+# Constants of <sys/timerfd.h> and <fcntl.h> on Linux.
 _TFD_NONBLOCK = os.O_NONBLOCK if sys.platform != "win32" else 0
 _TFD_CLOEXEC = os.O_CLOEXEC if sys.platform != "win32" else 0
 _TFD_TIMER_ABSTIME = 1
@@ -206,9 +205,9 @@ else:
     _settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
     def _timerfd_setter(descriptor: int) -> Callable[[int], None]:
-        # Made once: making it anew would cost more than the call, and there is a call for every deadline.
-        wanted = _Itimerspec(_Timespec(0, 0), _Timespec(0, 0))
-        value, address = wanted.value, ctypes.addressof(wanted)
+        # Created once: creating it per deadline would cost more than the system call.
+        spec = _Itimerspec(_Timespec(0, 0), _Timespec(0, 0))
+        value, address = spec.value, ctypes.addressof(spec)
 
         def set_to(deadline_ns: int) -> None:
             value.seconds, value.nanoseconds = divmod(deadline_ns, 1_000_000_000)

@@ -1,7 +1,7 @@
-"""Drives one GPU model in real time: jobs in, and awaitable progress out.
+"""Drives one GPU model in real time: takes jobs and returns handles with awaitable progress.
 
-The model's times are exact; the engine only learns of them a little late. So lateness does not add up from
-one job to the next, and no job seems served before its time.
+The model's times are exact; the engine reads them with a small delay. Delays therefore do not accumulate from job to
+job, and no job appears to be served early.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from mockgpu.gpu.events import (
 from mockgpu.gpu.model import GpuServer, ModelState
 from mockgpu.server.clock import Clock, Timer, wake
 
-_OF_JOBS = (Started, FirstToken, Finished, Refused, Preempted, Resumed)
+_JOB_EVENTS = (Started, FirstToken, Finished, Refused, Preempted, Resumed)
 
 
 class Progress(IntEnum):
-    """How far a stay has come."""
+    """How far a job has progressed."""
 
     WAITING = 0
     STARTED = 1
@@ -50,25 +50,25 @@ class Progress(IntEnum):
 
 
 class JobHandle:
-    """One job inside. Times are CLOCK_MONOTONIC seconds as the model has them, 0 until they are known.
+    """One submitted job. Times are the model's, in seconds of CLOCK_MONOTONIC; 0 until they are known.
 
-    ``batch`` and ``cached_tokens`` are those of its start.
+    ``batch`` and ``cached_tokens`` are the values at the job's start.
     """
 
     __slots__ = (
+        "_awaited",
         "_due_s",
         "_future",
-        "_wanted",
         "batch",
         "cached_tokens",
         "cold",
         "ended_s",
         "first_token_s",
         "job",
+        "progress",
         "queue_wait_s",
         "refused",
         "service_asked_s",
-        "stage",
         "started_s",
         "submitted_s",
     )
@@ -76,7 +76,7 @@ class JobHandle:
     def __init__(self, job: Job, service_asked_s: float, due_s: Callable[[int, int], float | None]) -> None:
         self.job = job
         self.service_asked_s = service_asked_s
-        self.stage = Progress.WAITING
+        self.progress = Progress.WAITING
         self.cold = False
         self.batch = 0
         self.cached_tokens = 0
@@ -87,54 +87,54 @@ class JobHandle:
         self.ended_s = 0.0
         self.refused = ""
         self._due_s = due_s
-        self._wanted = Progress.WAITING
+        self._awaited = Progress.WAITING
         self._future: asyncio.Future[None] | None = None
 
     def token_due_s(self, number: int) -> float | None:
-        """When output token ``number`` (from 0) is due as things stand; a later batch may move it.
+        """When output token ``number`` (from 0) is due in the current batch; a later batch may change it.
 
-        So sleep until then and ask again, until it has passed. None while nothing can be said: before the
-        start, and while the job is preempted. All tokens of a job that has ended were out when it did.
+        So sleep until then and query again, until the time has passed. None while unknown: before the start, and while
+        the job is preempted. For a job that has ended, the time of its end.
         """
-        if self.stage is Progress.ENDED:
+        if self.progress is Progress.ENDED:
             return self.ended_s
         return self._due_s(self.job.id, number)
 
-    async def until(self, stage: Progress) -> None:
-        """Return once the stay has come as far as ``stage``. One waiter at a time."""
-        if self.stage < stage:
-            self._wanted = stage
+    async def until(self, progress: Progress) -> None:
+        """Return once the job has reached ``progress``. One waiter at a time."""
+        if self.progress < progress:
+            self._awaited = progress
             self._future = asyncio.get_running_loop().create_future()
             await self._future
 
     async def sleep_until(self, due_s: float, clock: Clock) -> None:
-        """Return at ``due_s``, or when the stay has ended if that comes first. One waiter at a time."""
+        """Return at ``due_s`` or when the job ends, whichever is first. One waiter at a time."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.tell_end(future)
+        self.complete_at_end(future)
         timer = clock.call_at(due_s, partial(wake, future))
         try:
             await future
         finally:
             timer.cancel()
 
-    def tell_end(self, future: asyncio.Future[None]) -> None:
-        """Have ``future`` done at the latest when the stay, which has not ended yet, does. One waiter at a time."""
-        self._wanted = Progress.ENDED
+    def complete_at_end(self, future: asyncio.Future[None]) -> None:
+        """Complete ``future`` when the job, which must not have ended, ends. One waiter at a time."""
+        self._awaited = Progress.ENDED
         self._future = future
 
-    def reach(self, stage: Progress) -> None:
-        """Note progress and wake the one who waits for it."""
-        self.stage = stage
+    def reach(self, progress: Progress) -> None:
+        """Record progress and wake the waiter for it."""
+        self.progress = progress
         future = self._future
-        if future is not None and stage >= self._wanted and not future.done():
+        if future is not None and progress >= self._awaited and not future.done():
             future.set_result(None)
 
 
 class Engine:
     """One ``GpuServer`` on a clock.
 
-    ``on_residency`` is told of every load and eviction, ``on_first_token`` of every first token: whose model it is,
-    and how many seconds after the submission it came.
+    ``on_residency`` is called for every load and eviction, ``on_first_token`` for every first token, with the model's
+    name and the seconds since submission.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Engine:
         self._clock = clock
         self._on_residency: Callable[[Loading | Loaded | Evicted], None] | None = on_residency
         self._on_first_token = on_first_token
-        self._stays: dict[int, JobHandle] = {}
+        self._handles: dict[int, JobHandle] = {}
         self._next_id = 0
         self._timer: Timer | None = None
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -170,7 +170,7 @@ class Engine:
         update: Literal["embedding", "weights"] = "embedding",
         sequences: int = 1,
     ) -> JobHandle:
-        """Put a job in, see ``mockgpu.gpu.events.Job``; the stay is ``ENDED`` at once if it was refused."""
+        """Submit a job, see ``mockgpu.gpu.events.Job``; the handle is ``ENDED`` already if the job was refused."""
         self._next_id += 1
         job = Job(
             self._next_id,
@@ -185,117 +185,117 @@ class Engine:
             sequences,
         )
         if kind == "update":
-            stay = JobHandle(job, self._setup.gpu.update_service_s(update) * slowness, self._gpu.token_due_s)
+            handle = JobHandle(job, self._setup.gpu.update_service_s(update) * slowness, self._gpu.token_due_s)
         else:
             spec = self._specs.get(model, self._setup.default_model)
             service_s = spec.service_s(prompt_tokens, output_tokens) * slowness
-            stay = JobHandle(job, service_s, self._gpu.token_due_s)
-        self._stays[job.id] = stay
-        stay.submitted_s = now_s = time.monotonic()
+            handle = JobHandle(job, service_s, self._gpu.token_due_s)
+        self._handles[job.id] = handle
+        handle.submitted_s = now_s = time.monotonic()
         self._gpu.submit(now_s, job)
-        self._pump(now_s)
-        return stay
+        self._advance(now_s)
+        return handle
 
-    def leave(self, stay: JobHandle) -> None:
-        """Take a job out whose client has gone; does nothing if it has ended."""
-        if stay.job.id not in self._stays:
+    def leave(self, handle: JobHandle) -> None:
+        """Cancel the job of a client that has left; does nothing if the job has ended."""
+        if handle.job.id not in self._handles:
             return
         now_s = time.monotonic()
-        self._pump(now_s)  # what was due by now has happened, perhaps its end
-        if self._stays.pop(stay.job.id, None) is not None:
-            self._gpu.cancel(now_s, stay.job.id)
-            self._pump(now_s)
+        self._advance(now_s)  # handle all events due by now, perhaps the job's end
+        if self._handles.pop(handle.job.id, None) is not None:
+            self._gpu.cancel(now_s, handle.job.id)
+            self._advance(now_s)
 
-    # -- management: as in ``GpuServer``, at this moment --------------------------------------------------------
+    # -- management: the methods of ``GpuServer``, at the current time -----------------------------------------
 
     def load(self, model: str) -> None:
-        """Have a model loaded; ``model_states`` tells when it is."""
+        """Start loading a model; ``model_states`` shows when it is loaded."""
         self._gpu.load(now_s := time.monotonic(), model)
-        self._pump(now_s)
+        self._advance(now_s)
 
     def unload(self, model: str) -> None:
-        """Unload a model once its jobs have ended; new ones are refused until it is loaded again."""
+        """Unload a model once its jobs have ended; new jobs are refused until it is loaded again."""
         self._gpu.unload(now_s := time.monotonic(), model)
-        self._pump(now_s)
+        self._advance(now_s)
 
     def pin(self, model: str, pinned: bool) -> None:
-        """Keep a model from eviction, or no longer."""
+        """Protect a model from eviction, or stop protecting it."""
         self._gpu.pin(now_s := time.monotonic(), model, pinned)
-        self._pump(now_s)
+        self._advance(now_s)
 
     def evict(self) -> None:
-        """Evict what is idle and not pinned, and the prefix cache."""
+        """Evict all idle models that are not pinned, and the prefix cache."""
         self._gpu.evict(now_s := time.monotonic())
-        self._pump(now_s)
+        self._advance(now_s)
 
     def die(self) -> None:
-        """Fail all that is inside, see ``GpuServer.die``."""
+        """Fail all jobs, see ``GpuServer.die``."""
         self._gpu.die(now_s := time.monotonic())
-        self._pump(now_s)
+        self._advance(now_s)
 
     def sleep(self, level: Literal[1, 2]) -> None:
-        """Go to sleep; the state's ``asleep_level`` tells when it is so."""
+        """Start to sleep; the state's ``asleep_level`` shows when the GPU is asleep."""
         self._gpu.sleep(now_s := time.monotonic(), level)
-        self._pump(now_s)
+        self._advance(now_s)
 
     def wake(self) -> None:
-        """Wake up; the state's ``asleep_level`` is 0 when it is so."""
+        """Start to wake up; the state's ``asleep_level`` is 0 when the GPU is awake."""
         self._gpu.wake(now_s := time.monotonic())
-        self._pump(now_s)
+        self._advance(now_s)
 
     def load_adapter(self, name: str, base: str) -> None:
-        """Make a LoRA adapter of ``base`` known. Raises ValueError where the setup has no slots for any."""
+        """Load a LoRA adapter of ``base``. Raises ValueError if the setup has no adapter slots."""
         self._gpu.load_adapter(now_s := time.monotonic(), name, base)
-        self._pump(now_s)
+        self._advance(now_s)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget a LoRA adapter."""
+        """Unload a LoRA adapter."""
         self._gpu.unload_adapter(now_s := time.monotonic(), name)
-        self._pump(now_s)
+        self._advance(now_s)
 
     def invalidate(self, model: str) -> None:
         """Drop the prefix cache of a model."""
         self._gpu.invalidate(now_s := time.monotonic(), model)
-        self._pump(now_s)
+        self._advance(now_s)
 
     def state(self) -> State:
-        """The state as of now."""
-        self._pump(time.monotonic())
+        """The current state."""
+        self._advance(time.monotonic())
         return self._gpu.state()
 
-    def figures(self) -> State:
-        """The state with what those inside have made and make now; costs O(n) in the jobs inside."""
+    def state_with_progress(self) -> State:
+        """The current state with the output and token rate of running jobs; O(n) in the jobs."""
         state = self.state()
-        made, per_s = self._gpu.progress()
-        return replace(state, output_tokens_done=state.output_tokens_done + made, output_tokens_per_s=per_s)
+        done, per_s = self._gpu.progress()
+        return replace(state, output_tokens_done=state.output_tokens_done + done, output_tokens_per_s=per_s)
 
     def model_states(self) -> dict[str, ModelState]:
-        """What is to be said of every known model as of now."""
-        self._pump(time.monotonic())
+        """The current state of every known model, by name."""
+        self._advance(time.monotonic())
         return self._gpu.model_states()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once ``condition`` holds; it is asked at once and again after everything that happens."""
+        """Return once ``condition`` holds; it is checked immediately and after every event."""
         if not condition():
             future = asyncio.get_running_loop().create_future()
             self._waiters.append((condition, future))
             await future
 
     def retire(self) -> None:
-        """Serve those inside to the end, but report no residency any more."""
+        """Finish the jobs in flight, but report no more loads and evictions."""
         self._on_residency = None
 
-    # -- the passing of time ---------------------------------------------------------------------------------
+    # -- time -----------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         self._timer = None
-        self._pump(time.monotonic())
+        self._advance(time.monotonic())
 
-    def _pump(self, now_s: float) -> None:
-        """Pass on what has happened and see to being woken for what comes next."""
+    def _advance(self, now_s: float) -> None:
+        """Dispatch all events up to ``now_s`` and set the timer for the next one."""
         events = self._gpu.advance(now_s)
         for event in events:
-            self._tell(event)
+            self._dispatch(event)
         next_s = self._gpu.next_event_s()
         timer = self._timer
         if timer is None or timer.deadline_s != next_s:
@@ -303,10 +303,10 @@ class Engine:
                 timer.cancel()
             self._timer = None if next_s is None else self._clock.call_at(next_s, self._wake)
         if events and self._waiters:
-            self._ask_waiters()
+            self._check_waiters()
 
-    def _ask_waiters(self) -> None:
-        """Let those go on whose condition holds now; conditions may ask this engine, which pumps again."""
+    def _check_waiters(self) -> None:
+        """Wake the waiters whose condition holds; conditions may query this engine, which re-enters ``_advance``."""
         waiters, self._waiters = self._waiters, []
         for condition, future in waiters:
             if future.done():
@@ -316,8 +316,8 @@ class Engine:
             else:
                 self._waiters.append((condition, future))
 
-    def _tell(self, event: Event) -> None:
-        if not isinstance(event, _OF_JOBS):
+    def _dispatch(self, event: Event) -> None:
+        if not isinstance(event, _JOB_EVENTS):
             match event:
                 case Loading() | Loaded() | Evicted():
                     if self._on_residency is not None:
@@ -325,31 +325,31 @@ class Engine:
                 case LoadFailed() | AdapterLoaded() | AdapterUnloaded() | Slept() | Woken():
                     pass
             return
-        # A client may have gone before it was told.
-        stay = self._stays.get(event.job_id)
-        if stay is None:
+        # The client may have left already.
+        handle = self._handles.get(event.job_id)
+        if handle is None:
             return
         match event:
             case Started():
-                stay.cold = event.cold
-                stay.queue_wait_s = event.queue_wait_s
-                stay.started_s = event.at_s
-                stay.batch = event.batch
-                stay.cached_tokens = event.cached_tokens
-                stay.reach(Progress.STARTED)
+                handle.cold = event.cold
+                handle.queue_wait_s = event.queue_wait_s
+                handle.started_s = event.at_s
+                handle.batch = event.batch
+                handle.cached_tokens = event.cached_tokens
+                handle.reach(Progress.STARTED)
             case FirstToken():
-                stay.first_token_s = event.at_s
+                handle.first_token_s = event.at_s
                 if self._on_first_token is not None:
-                    self._on_first_token(stay.job.model, event.at_s - stay.started_s + stay.queue_wait_s)
-                stay.reach(Progress.FIRST_TOKEN)
+                    self._on_first_token(handle.job.model, event.at_s - handle.started_s + handle.queue_wait_s)
+                handle.reach(Progress.FIRST_TOKEN)
             case Finished():
-                del self._stays[event.job_id]
-                stay.ended_s = event.at_s
-                stay.reach(Progress.ENDED)
+                del self._handles[event.job_id]
+                handle.ended_s = event.at_s
+                handle.reach(Progress.ENDED)
             case Preempted() | Resumed():
                 return
             case Refused():
-                del self._stays[event.job_id]
-                stay.ended_s = event.at_s
-                stay.refused = event.reason
-                stay.reach(Progress.ENDED)
+                del self._handles[event.job_id]
+                handle.ended_s = event.at_s
+                handle.refused = event.reason
+                handle.reach(Progress.ENDED)

@@ -1,4 +1,4 @@
-"""What every listener of this package shares: the HTTP server around a handler, ports, tokens, small answers."""
+"""Shared parts of this package's listeners: the HTTP server, ports, authorization of control requests, responses."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _logger = logging.getLogger(__name__)
 
 
 class PortError(OSError):
-    """A port that can't be listened on; the text is one line that says what to do."""
+    """The address cannot be bound; the text is one line with a remedy."""
 
 
 class _Connection(web.RequestHandler):
-    """A connection on which errors are answered in JSON.
+    """A connection with JSON error responses.
 
-    What is no HTTP/1.1 is answered 400 without a word in the log. It is no fault of ours: routers try HTTP/2 on every
-    backend to see whether it speaks gRPC. Whatever else comes out of the handler is logged and answered 500.
+    Input that is not HTTP/1.1 is answered 400 and not logged, because routers try HTTP/2 on every backend to detect
+    gRPC. Any exception of the handler is logged and answered 500.
     """
 
     __slots__ = ()
@@ -41,7 +41,7 @@ class _Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         if isinstance(exc, HttpProcessingError):
             first = (message or str(exc)).strip().partition("\n")[0]
-            text = f"this is no HTTP/1.1 request: {first}".encode(errors="replace").decode()
+            text = f"not an HTTP/1.1 request: {first}".encode(errors="replace").decode()
             response = json_response(status, wire.error(text, "invalid_request_error", "bad_request"))
         else:
             _logger.error("%s %s failed", request.method, request.path, exc_info=exc)
@@ -51,38 +51,38 @@ class _Connection(web.RequestHandler):
 
 
 class _Server(web.Server):
-    """A server of such connections."""
+    """A server with ``_Connection`` as its protocol."""
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
 
 
 def http_server(handler: Callable[[BaseRequest], Awaitable[web.StreamResponse]]) -> web.ServerRunner:
-    """A runner for a plain handler: cancels it when the client leaves, and closes no idle connection itself."""
+    """A runner for ``handler``: cancels it when the client leaves; keeps idle connections open for an hour."""
     server = _Server(
         handler,
         handler_cancellation=True,
         keepalive_timeout=3600.0,
         access_log=None,
-        auto_decompress=False,  # see must_be_plain
+        auto_decompress=False,  # see require_identity_encoding
     )
-    # Those still inside are cancelled, not waited for.
+    # Requests in flight at shutdown are cancelled, not awaited.
     return web.ServerRunner(server, shutdown_timeout=0.01)
 
 
 async def listen(runner: web.ServerRunner, host: str, port: int) -> int:
-    """Listen, and return the port (which port 0 leaves to the system); raises PortError."""
+    """Listen and return the port (chosen by the system for port 0); raises PortError."""
     try:
         site = web.TCPSite(runner, host, port, reuse_address=True, backlog=1024)
         await site.start()
     except socket.gaierror as error:
         raise PortError(f"host {host} is not known here ({error.strerror}); choose another host") from None
     except (OSError, OverflowError) as error:
-        # Newer Pythons pass over addresses of other machines, and say in the end that none was left, without a number.
+        # Newer Python versions skip addresses of other machines and then raise an error without errno.
         if isinstance(error, OSError) and error.errno in (errno.EADDRNOTAVAIL, None):
-            raise PortError(f"host {host} is no address of this machine; choose another host") from None
+            raise PortError(f"host {host} is not an address of this machine; choose another host") from None
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            problem = "is taken; stop what listens there or choose another port"
+            problem = "is taken; stop its listener or choose another port"
         else:
             problem = f"can't be listened on ({error}); choose another port"
         raise PortError(f"port {port} on {host} {problem}") from None
@@ -90,7 +90,7 @@ async def listen(runner: web.ServerRunner, host: str, port: int) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or localhost, is reached from this machine alone."""
+    """Whether an address, or localhost, is reachable from this machine only."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -99,32 +99,32 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def objection(request: BaseRequest, token: str) -> str:
-    """Why a control call is not to be obeyed, "" if it is: it must bear the token or, without one, be of this machine.
+def control_refusal(request: BaseRequest, token: str) -> str:
+    """Why a control request is refused, or "": it needs the token or, if there is none, a client on this machine.
 
-    A server may listen for other machines, but who can reach it must not thereby be able to reset it or set faults.
+    A server may listen for other machines without letting them reset it or set faults.
     """
     if not token and not is_loopback(request.remote or ""):
-        return f"control calls from {request.remote} need a token, which the server was not given: see --token"
-    return "" if _bears(request, token) else "x-mock-token is missing or wrong"
+        return f"control requests from {request.remote} need a token, and this server has none: see --token"
+    return "" if _has_token(request, token) else "x-mock-token is missing or wrong"
 
 
-def _bears(request: BaseRequest, token: str) -> bool:
-    """Whether a control request bears the token, where there is one."""
+def _has_token(request: BaseRequest, token: str) -> bool:
+    """Whether a control request has the token, or none is required."""
     given = request.headers.get("x-mock-token", "")
     return not token or hmac.compare_digest(given.encode(errors="replace"), token.encode())
 
 
-def must_be_plain(headers: Mapping[str, str]) -> None:
-    """Refuse a body with any ``Content-Encoding`` but identity, as servers of models do: BadRequestError with 415."""
+def require_identity_encoding(headers: Mapping[str, str]) -> None:
+    """Refuse a body with another ``Content-Encoding`` than identity, as model servers do: BadRequestError with 415."""
     encoding = headers.get("content-encoding")
     if encoding is not None and encoding.strip().lower() not in ("", "identity"):
-        seen = f"Content-Encoding is {wire.shown(encoding)}"
-        raise wire.BadRequestError(f"{seen}, expected identity: send the body as it is", "Content-Encoding", status=415)
+        problem = f"Content-Encoding is {wire.shown(encoding)}, expected identity: send the body unencoded"
+        raise wire.BadRequestError(problem, "Content-Encoding", status=415)
 
 
 def json_response(status: int, body: bytes) -> web.Response:
-    """A response of JSON text."""
+    """A JSON response."""
     return web.Response(status=status, body=body, content_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""KServe's and Triton's calls on models and on the model repository."""
+"""Routes of KServe and Triton for models and the model repository."""
 
 from __future__ import annotations
 
@@ -7,62 +7,62 @@ from mockgpu.api.calls import ApiCall, ApiReply
 from mockgpu.server.run_state import RunState
 
 
-def _states(core: RunState) -> dict[str, str]:
-    """State by name of all models there are: those of the setup, and whatever else is in memory or on its way."""
-    return dict(core.engine.model_states())
+def _states(run: RunState) -> dict[str, str]:
+    """State of every model by name: those of the setup, and others that are loaded or loading."""
+    return dict(run.engine.model_states())
 
 
-async def server(core: RunState, call: ApiCall) -> ApiReply:
+async def server(run: RunState, call: ApiCall) -> ApiReply:
     """``GET /v2``."""
-    return ApiReply(kserve.server_metadata(core.name, "mockgpu"))
+    return ApiReply(kserve.server_metadata(run.name, "mockgpu"))
 
 
-async def index(core: RunState, call: ApiCall) -> ApiReply:
-    """``POST /v2/repository/index``; with ``{"ready": true}`` only what is ready."""
+async def index(run: RunState, call: ApiCall) -> ApiReply:
+    """``POST /v2/repository/index``; with ``{"ready": true}`` ready models only."""
     ready = wire.read_json(call.body).get("ready", False)
     if not isinstance(ready, bool):
         raise wire.BadRequestError(f"ready is {wire.shown(ready)}, expected true or false")
-    return ApiReply(kserve.index(_states(core), ready))
+    return ApiReply(kserve.index(_states(run), ready))
 
 
-async def model(core: RunState, call: ApiCall) -> ApiReply:
-    """``GET /v2/models/{model}[/versions/{version}][/ready|/config|/stats]``; 404 for one without a name."""
-    place = kserve.place_of(call.path.removeprefix("/v2/models/"))
-    name = place.model
-    if not name or not core.knows(name) or place.version not in ("", kserve.VERSION):
-        which = f"'{name}'" + (f" version {place.version}" if place.version else "")
+async def model(run: RunState, call: ApiCall) -> ApiReply:
+    """``GET /v2/models/{model}[/versions/{version}][/ready|/config|/stats]``; 404 without a name."""
+    parsed = kserve.place_of(call.path.removeprefix("/v2/models/"))
+    name = parsed.model
+    if not name or not run.knows(name) or parsed.version not in ("", kserve.VERSION):
+        which = f"'{name}'" + (f" version {parsed.version}" if parsed.version else "")
         raise wire.BadRequestError(f"Request for unknown model: {which} is not found", status=404)
-    match place.action:
+    match parsed.action:
         case "ready":
-            return ApiReply(status=200 if _states(core).get(name) == "ready" else 400)
+            return ApiReply(status=200 if _states(run).get(name) == "ready" else 400)
         case "config":
-            return ApiReply(kserve.model_config(name, core.setup.gpu.max_running))
+            return ApiReply(kserve.model_config(name, run.setup.gpu.max_running))
         case "stats":
-            return ApiReply(kserve.model_stats(name, core.tally.sums(name)))
+            return ApiReply(kserve.model_stats(name, run.counters.sums(name)))
     return ApiReply(kserve.model_metadata(name))
 
 
-async def load(core: RunState, call: ApiCall) -> ApiReply:
-    """``POST /v2/repository/models/{model}/load``: answers when the model is there, or can't be."""
+async def load(run: RunState, call: ApiCall) -> ApiReply:
+    """``POST /v2/repository/models/{model}/load``: answers when the model is loaded or cannot be."""
     wire.read_json(call.body)
-    name = _named(core, call, "/load")
-    core.engine.load(name)
-    await core.engine.until(lambda: _states(core).get(name) != "loading")
-    if _states(core).get(name) != "ready":
+    name = _model_name(run, call, "/load")
+    run.engine.load(name)
+    await run.engine.until(lambda: _states(run).get(name) != "loading")
+    if _states(run).get(name) != "ready":
         raise wire.BadRequestError(kserve.no_room(name))
     return ApiReply()
 
 
-async def unload(core: RunState, call: ApiCall) -> ApiReply:
-    """``POST /v2/repository/models/{model}/unload``: answers at once; the model goes when its jobs have ended."""
+async def unload(run: RunState, call: ApiCall) -> ApiReply:
+    """``POST /v2/repository/models/{model}/unload``: answers immediately; the model leaves when its jobs have ended."""
     wire.read_json(call.body)
-    core.engine.unload(_named(core, call, "/unload"))
+    run.engine.unload(_model_name(run, call, "/unload"))
     return ApiReply()
 
 
-def _named(core: RunState, call: ApiCall, action: str) -> str:
+def _model_name(run: RunState, call: ApiCall, action: str) -> str:
     name = call.path.removeprefix("/v2/repository/models/").removesuffix(action)
-    if not name or not core.knows(name):
+    if not name or not run.knows(name):
         problem = f"failed to {action[1:]} '{name}', failed to poll from model repository"
         raise wire.BadRequestError(problem, status=404 if name else 400)
     return name

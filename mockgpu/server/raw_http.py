@@ -1,8 +1,8 @@
-"""Answers as bytes straight into the connection.
+"""Responses written as bytes directly to the connection.
 
-A response object of aiohttp builds and checks headers anew each time, and passes every event of a stream through three
-coroutines; that costs as much as the rest of the mock. So inference writes its own few headers, all known to be clean,
-and hands aiohttp a response on which nothing is left to be done.
+An aiohttp response object builds and validates its headers for each request and passes every stream event through
+three coroutines, which costs as much as the rest of the mock. So inference writes its few headers itself, all known to
+be valid, and returns to aiohttp a response that is complete already.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from aiohttp import ClientConnectionResetError, HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
-# Beyond so many bytes that the client has not taken yet, a stream waits for it.
+# A stream waits for its client when more bytes than this are unsent.
 _HIGH_WATER = 65_536
 
 
-class _Done(web.StreamResponse):
-    """A response that has been written."""
+class _WrittenResponse(web.StreamResponse):
+    """A response that has been written already."""
 
     def __init__(self, keep_alive: bool) -> None:
         super().__init__()
@@ -39,9 +39,9 @@ class _Done(web.StreamResponse):
         return None
 
 
-_KEEP, _CLOSE = _Done(True), _Done(False)
-GONE: web.StreamResponse = _CLOSE
-"""What a handler returns when its connection is no more."""
+_KEEP, _CLOSE = _WrittenResponse(True), _WrittenResponse(False)
+CLOSED: web.StreamResponse = _CLOSE
+"""The return value of a handler whose connection is closed."""
 
 
 @lru_cache(maxsize=2)
@@ -65,16 +65,16 @@ def _head(status: int, content_type: str, keep_alive: bool, framing: bytes, head
 def _write(request: BaseRequest, data: bytes) -> None:
     transport = request.transport
     if transport is None or transport.is_closing():
-        raise ClientConnectionResetError("the client has gone")
+        raise ClientConnectionResetError("the client has left")
     transport.write(data)
 
 
 def send_whole(
     request: BaseRequest, status: int, body: bytes, content_type: str, headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    """Write an answer in one piece; raises ClientConnectionResetError if the client has gone.
+    """Write a whole response; raises ClientConnectionResetError if the client has left.
 
-    ``headers`` must be clean: nothing of a client's may stand there.
+    ``headers`` are not validated: they must not contain client input.
     """
     keep_alive = request.keep_alive and request.version >= HttpVersion11
     _write(request, _head(status, content_type, keep_alive, b"Content-Length: %d\r\n" % len(body), headers) + body)
@@ -82,32 +82,32 @@ def send_whole(
 
 
 def begin_whole(request: BaseRequest, length: int, content_type: str, headers: Mapping[str, str]) -> web.StreamResponse:
-    """Write the head of a good answer of ``length`` bytes, for ``send_piece``; errors as ``send_whole``."""
+    """Write the head of a 200 response of ``length`` bytes, for ``send_piece``; errors as in ``send_whole``."""
     keep_alive = request.keep_alive and request.version >= HttpVersion11
     _write(request, _head(200, content_type, keep_alive, b"Content-Length: %d\r\n" % length, headers))
     return _KEEP if keep_alive else _CLOSE
 
 
 def send_piece(request: BaseRequest, data: bytes) -> None:
-    """Write some of a body; errors as ``send_whole``."""
+    """Write a piece of a body; errors as in ``send_whole``."""
     _write(request, data)
 
 
 def send_part(
     request: BaseRequest, body: bytes, part: int, content_type: str, headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    """Write the head of a whole answer and no more than its first ``part`` bytes; errors as ``send_whole``."""
+    """Write the head of a whole response and the first ``part`` bytes of its body; errors as in ``send_whole``."""
     _write(request, _head(200, content_type, True, b"Content-Length: %d\r\n" % len(body), headers) + body[:part])
     return _CLOSE
 
 
 class EventStream:
-    """A streamed answer. Methods raise ClientConnectionResetError if the client has gone."""
+    """A streamed response. Methods raise ClientConnectionResetError if the client has left."""
 
     __slots__ = ("_chunked", "_head", "_keep_alive", "_request")
 
     def __init__(self, request: BaseRequest, content_type: str, headers: Mapping[str, str]) -> None:
-        """Nothing is sent yet: the head goes out with the first event."""
+        """Nothing is sent yet: the head is sent with the first event."""
         self._request = request
         self._chunked = request.version >= HttpVersion11
         self._keep_alive = request.keep_alive and self._chunked
@@ -115,38 +115,38 @@ class EventStream:
         self._head = _head(200, content_type, self._keep_alive, framing, headers)
 
     def begin(self) -> None:
-        """Send the head alone."""
+        """Send the head only."""
         _write(self._request, self._head)
         self._head = b""
 
     async def write(self, data: bytes) -> None:
-        """Send one event; waits only where the client is far behind."""
+        """Send one event; waits only if the client is far behind."""
         if self.put(data):
             await self.drain()
 
     def put(self, data: bytes) -> bool:
-        """Send one event; whether the client is so far behind that it should be waited for, see ``drain``."""
+        """Send one event; returns whether the client is so far behind that the caller should ``drain``."""
         transport = self._request.transport
         if transport is None or transport.is_closing():
-            raise ClientConnectionResetError("the client has gone")
+            raise ClientConnectionResetError("the client has left")
         data = b"%b%x\r\n%b\r\n" % (self._head, len(data), data) if self._chunked else self._head + data
         self._head = b""
         transport.write(data)
         return transport.get_write_buffer_size() > _HIGH_WATER
 
     async def drain(self) -> None:
-        """Wait until the client has taken most of what was sent."""
+        """Wait until most of the sent data has left the buffer."""
         await self._request.writer.drain()
 
     def end(self, data: bytes) -> None:
-        """Send the last events and the end."""
+        """Send the last events and end the stream."""
         data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if self._chunked else data
         _write(self._request, self._head + data)
 
-    def end_wrongly(self, data: bytes, by: int) -> int:
-        """The same with a chunk whose length is ``by`` off, or, where there are no chunks, with half of the data.
+    def end_with_wrong_length(self, data: bytes, by: int) -> int:
+        """Like ``end`` with a chunk length that is wrong by ``by``, or, without chunks, with half of the data.
 
-        Returns how many bytes of the data went out.
+        Returns the number of data bytes sent.
         """
         sent = data if self._chunked else data[: len(data) // 2]
         framed = b"%x\r\n%b\r\n0\r\n\r\n" % (max(1, len(data) + by), data) if self._chunked else sent
@@ -154,5 +154,5 @@ class EventStream:
         return len(sent)
 
     def response(self) -> web.StreamResponse:
-        """What the handler is to return."""
+        """The return value for the handler."""
         return _KEEP if self._keep_alive else _CLOSE

@@ -1,4 +1,4 @@
-"""One request at a backend, from its body to the last byte of its answer, all of it noted in its row of the log."""
+"""Handling of one request, from its body to the last byte of its answer, with its row in the attempt log."""
 
 from __future__ import annotations
 
@@ -18,79 +18,79 @@ from mockgpu.api import kserve, wire
 from mockgpu.api.metrics import ServedRequest
 from mockgpu.api.tags import hex_of
 from mockgpu.api.wire import Api, Problem, Served
-from mockgpu.faults import decisions as faults
+from mockgpu.faults.decisions import AnswerStatus
 from mockgpu.server.attempt_log import LogRow, RowOutcome, body_hash_of
 from mockgpu.server.engine import JobHandle, Progress
-from mockgpu.server.listening import must_be_plain
-from mockgpu.server.raw_http import GONE, EventStream, send_part, send_whole
+from mockgpu.server.listening import require_identity_encoding
+from mockgpu.server.raw_http import CLOSED, EventStream, send_part, send_whole
 from mockgpu.server.run_state import RunState
 from mockgpu.server.token_stream import TokenStream
 
-# Status, type and text of an answer to a request that the model did not take.
+# Status, type and text of the answer to a job that was refused or failed, by reason.
 _REFUSALS: Mapping[str, tuple[int, str, str]] = MappingProxyType(
     {
         "queue_full": (503, "service_unavailable", "the waiting queue is full"),
         "out_of_memory": (503, "service_unavailable", "the model does not fit into the memory"),
-        "asleep": (503, "service_unavailable", "the server sleeps"),
-        "not_found": (404, "invalid_request_error", "the model is not there; it was unloaded, or its adapter was"),
-        "too_long": (400, "invalid_request_error", "prompt and output are longer than the model can take"),
+        "asleep": (503, "service_unavailable", "the server is asleep"),
+        "not_found": (404, "invalid_request_error", "the model does not exist; it was unloaded, or its adapter was"),
+        "too_long": (400, "invalid_request_error", "prompt and output exceed the model's context length"),
         "engine_dead": (500, "InternalServerError", "EngineCore encountered an issue: the engine is dead"),
     }
 )
 _NONE: Mapping[str, str] = MappingProxyType({})
-# Far more than the difference of two times can be off by rounding.
+# Exceeds any rounding error of a difference of two times.
 _ROUNDING_S = 1e-8
-# Closing with this set sends a reset at once and drops what was not sent yet.
+# With this option, closing sends a reset immediately and drops unsent data.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class RequestHandler:
-    """A request to be served: waits for its stay to progress and writes the answer, noting all in its row.
+    """Serves one request: waits for its job's progress, writes the answer and fills in its row.
 
-    ``cut_after_tokens``: the answer breaks off there, see ``mockgpu.faults.decisions.Cut``; None: it does not.
-    ``spoiled``: parts of streams are for ``mockgpu.server.corruption`` to look at.
+    ``cut_after_tokens``: tokens after which the connection is reset, see ``mockgpu.faults.kinds.CutFault``; None:
+    never. ``corrupted``: whether parts of streams pass through ``mockgpu.server.corruption``.
     """
 
-    spoiled: ClassVar[bool] = False
-    __slots__ = ("_api", "_core", "_request", "_row", "cut_after_tokens", "stay", "tag")
+    corrupted: ClassVar[bool] = False
+    __slots__ = ("_api", "_request", "_row", "_run", "cut_after_tokens", "job_handle", "tag")
 
-    def __init__(self, core: RunState, api: Api, request: BaseRequest, row: LogRow) -> None:
-        self._core = core
+    def __init__(self, run: RunState, api: Api, request: BaseRequest, row: LogRow) -> None:
+        self._run = run
         self._api = api
         self._request = request
         self._row = row
         self.tag = row.tag
-        self.stay: JobHandle | None = None
+        self.job_handle: JobHandle | None = None
         self.cut_after_tokens: int | None = None
 
-    async def update(self, ask: wire.ParsedRequest) -> web.StreamResponse:
+    async def update(self, parsed: wire.ParsedRequest) -> web.StreamResponse:
         """Answer when the update is done."""
-        if not await self._come_to(Progress.ENDED):
+        if not await self._wait_for(Progress.ENDED):
             return await self._refuse()
-        return await self._complete(self._api.whole(ask, self._served()), tokens=0)
+        return await self._complete(self._api.whole(parsed, self._served()), tokens=0)
 
-    async def whole(self, ask: wire.ParsedRequest) -> web.StreamResponse:
-        """Answer when all tokens are there."""
-        stay = self.stay
-        assert stay is not None
-        for _ in () if stay.refused else self._api.build(ask):
+    async def whole(self, parsed: wire.ParsedRequest) -> web.StreamResponse:
+        """Answer when all tokens are generated."""
+        handle = self.job_handle
+        assert handle is not None
+        for _ in () if handle.refused else self._api.build(parsed):
             await asyncio.sleep(0)
-            if stay.refused:  # meanwhile
+            if handle.refused:  # while yielding
                 break
-        if not await self._come_to(Progress.ENDED):
+        if not await self._wait_for(Progress.ENDED):
             return await self._refuse()
-        response = await self._complete(self._api.whole(ask, self._served()), ask.output_tokens, ask.choices)
+        response = await self._complete(self._api.whole(parsed, self._served()), parsed.output_tokens, parsed.choices)
         if self._row.outcome is RowOutcome.ANSWERED and self._row.status == 200:
-            self._count(ask)
+            self._count_served(parsed)
         return response
 
-    async def stream(self, ask: wire.ParsedRequest) -> web.StreamResponse:
-        """Answer with an event per token, each at its own time, which does not depend on when the one before went."""
-        if not await self._come_to(Progress.FIRST_TOKEN):
+    async def stream(self, parsed: wire.ParsedRequest) -> web.StreamResponse:
+        """Answer with one event per token, each sent when its token is due, independent of earlier send times."""
+        if not await self._wait_for(Progress.FIRST_TOKEN):
             return await self._refuse()
-        stay, row, tokens = self.stay, self._row, ask.output_tokens
-        assert stay is not None
-        events = self._api.events(ask, self._served())
+        handle, row, tokens = self.job_handle, self._row, parsed.output_tokens
+        assert handle is not None
+        events = self._api.events(parsed, self._served())
         row.status = 200
         row.first_byte_s = time.monotonic()
         stop = self._stop(tokens)
@@ -99,66 +99,68 @@ class RequestHandler:
             if stop == 0 or not tokens:
                 stream.begin()
             number, end = 0, tokens if stop is None else stop
-            feeder = TokenStream(stay, self._core.clock, stream, events, row, ask.choices)
+            token_stream = TokenStream(handle, self._run.clock, stream, events, row, parsed.choices)
             while number < end:
-                if not self.spoiled and number < tokens - 1:
-                    number = await feeder.feed(number, min(end, tokens - 1))
+                if not self.corrupted and number < tokens - 1:
+                    number = await token_stream.send(number, min(end, tokens - 1))
                     await stream.drain()
                     if number == end:
                         break
-                if not await (self._token(number) if number < tokens - 1 else self._come_to(Progress.ENDED)):
-                    return await self._break_stream(stream, events, number)
+                if not await (self._token(number) if number < tokens - 1 else self._wait_for(Progress.ENDED)):
+                    return await self._fail_stream(stream, events, number)
                 event = events.token(number, number == tokens - 1)
-                if self.spoiled:
-                    event = await self._spoil(event)
+                if self.corrupted:
+                    event = await self._corrupt(event)
                 if stream.put(event):
                     await stream.drain()
                 number += 1
                 row.bytes_out += len(event)
-                row.tokens_out = number * ask.choices
+                row.tokens_out = number * parsed.choices
             closing = events.closing if tokens else events.empty + events.closing
             if stop is not None:
                 following = events.token(stop, stop == tokens - 1) if stop < tokens else closing
                 return await self._stop_stream(stream, events, stop, following)
             if not tokens:
-                await self._come_to(Progress.ENDED)
-            if self.spoiled:
-                closing = await self._spoil(closing)
+                await self._wait_for(Progress.ENDED)
+            if self.corrupted:
+                closing = await self._corrupt(closing)
             self._end_stream(stream, closing)
             if row.outcome is RowOutcome.ANSWERED:
-                self._count(ask)
+                self._count_served(parsed)
         except ClientConnectionResetError:
             row.outcome = RowOutcome.CLIENT_GONE
-        return stream.response() if row.outcome is not RowOutcome.CUT else GONE
+        return stream.response() if row.outcome is not RowOutcome.CUT else CLOSED
 
     def _stop(self, tokens: int) -> int | None:
-        """After how many tokens the answer goes no further; None: it goes to its end."""
+        """Tokens after which the answer stops; None: it is sent to its end."""
         return None if self.cut_after_tokens is None else min(self.cut_after_tokens, tokens)
 
-    async def _spoil(self, data: bytes) -> bytes:
-        """What goes out in place of a part of a stream, and when; asked only where ``spoiled`` is set."""
+    async def _corrupt(self, data: bytes) -> bytes:
+        """Wait if needed, and return the data to send in place of ``data``; called only if ``corrupted`` is set."""
         return data
 
-    def _noisy(self, data: bytes) -> bytes:
-        """What goes out in place of a part of an answer."""
+    def _garbled(self, data: bytes) -> bytes:
+        """The data to send in place of a part of an answer."""
         return data
 
     async def _stop_stream(
         self, stream: EventStream, events: wire.Events, sent: int, following: bytes
     ) -> web.StreamResponse:
-        """Go no further after so many tokens; ``following`` would have come next."""
-        return self.break_off()
+        """Stop after ``sent`` tokens; ``following`` is the event that would come next."""
+        return self.reset_connection()
 
-    async def _break_stream(self, stream: EventStream, events: wire.Events, sent: int) -> web.StreamResponse:
-        """The job has failed after so many tokens: say so in an event, the last one."""
-        assert self.stay is not None
-        _, kind, text = _REFUSALS[self.stay.refused]
-        return self._end_broken(stream, events, sent, Problem(text, kind, self.stay.refused))
+    async def _fail_stream(self, stream: EventStream, events: wire.Events, sent: int) -> web.StreamResponse:
+        """End the stream with an error event because the job failed after ``sent`` tokens."""
+        assert self.job_handle is not None
+        _, kind, text = _REFUSALS[self.job_handle.refused]
+        return self._end_with_error(stream, events, sent, Problem(text, kind, self.job_handle.refused))
 
-    def _end_broken(self, stream: EventStream, events: wire.Events, sent: int, problem: Problem) -> web.StreamResponse:
-        said = self._noisy(self._api.broken(problem, events.first_number + sent if sent else 0))
-        stream.end(said)
-        self._row.bytes_out += len(said)
+    def _end_with_error(
+        self, stream: EventStream, events: wire.Events, sent: int, problem: Problem
+    ) -> web.StreamResponse:
+        event = self._garbled(self._api.broken(problem, events.first_number + sent if sent else 0))
+        stream.end(event)
+        self._row.bytes_out += len(event)
         self._row.outcome = RowOutcome.CUT
         return stream.response()
 
@@ -168,23 +170,23 @@ class RequestHandler:
         self._row.outcome = RowOutcome.ANSWERED
 
     async def _token(self, number: int) -> bool:
-        """Return when this token is there; False: the job has failed. What else runs may put it off while we wait."""
-        stay = self.stay
-        assert stay is not None
-        while not stay.refused:
-            due_s = stay.token_due_s(number)
-            if due_s is None:  # it lost its place on the GPU
-                await self._core.engine.until(lambda: stay.token_due_s(number) is not None)
+        """Wait for token ``number``; False if the job has failed. Its due time may move while waiting."""
+        handle = self.job_handle
+        assert handle is not None
+        while not handle.refused:
+            due_s = handle.token_due_s(number)
+            if due_s is None:  # the job is preempted
+                await self._run.engine.until(lambda: handle.token_due_s(number) is not None)
             elif due_s > time.monotonic():
-                await stay.sleep_until(due_s, self._core.clock)
+                await handle.sleep_until(due_s, self._run.clock)
             else:
                 return True
         return False
 
     async def _complete(self, whole: wire.WholeAnswer, tokens: int, choices: int = 1) -> web.StreamResponse:
-        """Answer what was served, or that part of it after which it is to be cut; never all of it then.
+        """Send the whole answer, or, if it is to be cut, a part of it that is always incomplete.
 
-        ``tokens`` are those of each of the ``choices``.
+        ``tokens`` is the number of tokens of each of the ``choices``.
         """
         cut, body = self.cut_after_tokens, whole.body
         if cut is None:
@@ -201,144 +203,144 @@ class RequestHandler:
             row.tokens_out = min(cut, tokens) * choices
         except ClientConnectionResetError:
             row.outcome = RowOutcome.CLIENT_GONE
-            return GONE
-        return self.break_off()
+            return CLOSED
+        return self.reset_connection()
 
-    def break_off(self) -> web.StreamResponse:
-        """Reset the connection, whatever has been sent."""
+    def reset_connection(self) -> web.StreamResponse:
+        """Reset the connection, whatever has been sent so far."""
         self._row.outcome = RowOutcome.CUT
         transport = self._request.transport
         if transport is not None:
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             transport.abort()
-        return GONE
+        return CLOSED
 
-    async def fail(self, lot: faults.AnswerStatus) -> web.StreamResponse:
-        """Answer as a fault has it."""
-        text = "the capacity is used up" if lot.refused else f"a fault answers {lot.status}"
-        status, problem = lot.status, Problem(text, "service_unavailable", "fault")
-        if lot.reason == "out_of_memory":
-            status, problem = self._out_of_memory(lot.status)
-        elif lot.reason:
-            _, kind, text = _REFUSALS[lot.reason]
-            problem = Problem(text, kind, lot.reason)
+    async def fail(self, decision: AnswerStatus) -> web.StreamResponse:
+        """Answer with the status that a fault decided on."""
+        text = "the capacity is used up" if decision.refused else f"a fault answers {decision.status}"
+        status, problem = decision.status, Problem(text, "service_unavailable", "fault")
+        if decision.reason == "out_of_memory":
+            status, problem = self._out_of_memory(decision.status)
+        elif decision.reason:
+            _, kind, text = _REFUSALS[decision.reason]
+            problem = Problem(text, kind, decision.reason)
         headers = {}
-        if lot.retry_after_s is not None:
-            headers["Retry-After"] = str(math.ceil(lot.retry_after_s))
+        if decision.retry_after_s is not None:
+            headers["Retry-After"] = str(math.ceil(decision.retry_after_s))
         response = await self.refuse(status, problem, headers)
-        if lot.refused and self._row.outcome is RowOutcome.ANSWERED:
+        if decision.refused and self._row.outcome is RowOutcome.ANSWERED:
             self._row.outcome = RowOutcome.REFUSED
         return response
 
     def _out_of_memory(self, status: int) -> tuple[int, Problem]:
-        """What a GPU out of memory makes a server say: Triton when it loads a model, vLLM when it serves one."""
+        """Status and error for a GPU out of memory: Triton's when loading a model, vLLM's when serving one."""
         if isinstance(self._api, kserve.Infer):
             return 400, Problem(kserve.no_room(self._row.model), "service_unavailable", "out_of_memory")
         return status, Problem("CUDA out of memory", "InternalServerError", "out_of_memory")
 
     async def refuse(self, status: int, problem: Problem, headers: Mapping[str, str] = _NONE) -> web.StreamResponse:
-        """Answer with what is wrong, in the form that the request's path has."""
+        """Answer with an error in the form of the request's API."""
         return await self.reply(status, self._api.problem(problem), headers)
 
     async def reply(
         self, status: int, body: bytes, headers: Mapping[str, str] = _NONE, content_type: str = wire.JSON
     ) -> web.StreamResponse:
-        """Answer in one piece."""
-        ours, row = self._headers(), self._row
+        """Send a whole response."""
+        merged, row = self._headers(), self._row
         if headers:
-            ours.update(headers)
+            merged.update(headers)
         row.first_byte_s = time.monotonic()
         try:
-            response = send_whole(self._request, status, body, content_type, ours)
+            response = send_whole(self._request, status, body, content_type, merged)
         except ClientConnectionResetError:
             row.outcome = RowOutcome.CLIENT_GONE
-            return GONE
+            return CLOSED
         row.status = status
         row.bytes_out = len(body)
         row.outcome = RowOutcome.ANSWERED
         return response
 
-    async def _come_to(self, stage: Progress) -> bool:
-        """Wait for a stage and note what is known by then; False if the job was refused."""
-        stay, row = self.stay, self._row
-        assert stay is not None
+    async def _wait_for(self, progress: Progress) -> bool:
+        """Wait for ``progress`` and record it in the row; False if the job was refused or failed."""
+        handle, row = self.job_handle, self._row
+        assert handle is not None
         try:
-            await stay.until(stage)
+            await handle.until(progress)
         finally:
-            if stay.stage >= Progress.STARTED and not stay.refused:
-                row.cold = int(stay.cold)
-                row.queue_wait_s = stay.queue_wait_s
-                row.batch = stay.batch
-                row.cached_tokens = stay.cached_tokens
-        if stay.refused:
+            if handle.progress >= Progress.STARTED and not handle.refused:
+                row.cold = int(handle.cold)
+                row.queue_wait_s = handle.queue_wait_s
+                row.batch = handle.batch
+                row.cached_tokens = handle.cached_tokens
+        if handle.refused:
             return False
-        if stay.stage is Progress.ENDED:
-            took_s = stay.ended_s - stay.started_s
+        if handle.progress is Progress.ENDED:
+            took_s = handle.ended_s - handle.started_s
             if abs(took_s - row.service_asked_s) > _ROUNDING_S:
-                # Others beside it changed what the model asks for; only the rest is our own lateness.
+                # The batch changed the model's service time; only the remainder is the mock's own delay.
                 row.service_asked_s = took_s
-            row.service_actual_s = time.monotonic() - stay.started_s
+            row.service_actual_s = time.monotonic() - handle.started_s
         return True
 
     async def _refuse(self) -> web.StreamResponse:
-        assert self.stay is not None
-        reason = self.stay.refused
+        assert self.job_handle is not None
+        reason = self.job_handle.refused
         status, kind, text = _REFUSALS[reason]
         if reason == "out_of_memory" and isinstance(self._api, kserve.Infer):
-            status, text = 400, kserve.no_room(self.stay.job.model)
+            status, text = 400, kserve.no_room(self.job_handle.job.model)
         response = await self.refuse(status, Problem(text, kind, reason))
         if self._row.outcome is RowOutcome.ANSWERED:
             self._row.outcome = RowOutcome.REFUSED
         return response
 
-    def _count(self, ask: wire.ParsedRequest) -> None:
-        """Note in the metrics that all was served."""
-        stay = self.stay
-        assert stay is not None
-        submitted_s = stay.started_s - stay.queue_wait_s
-        self._core.tally.answered(
-            stay.job.model,
+    def _count_served(self, parsed: wire.ParsedRequest) -> None:
+        """Count a fully served request in the metrics."""
+        handle = self.job_handle
+        assert handle is not None
+        submitted_s = handle.started_s - handle.queue_wait_s
+        self._run.counters.answered(
+            handle.job.model,
             ServedRequest(
-                ask.prompt_tokens,
-                ask.output_tokens,
-                stay.queue_wait_s,
-                stay.first_token_s - submitted_s,
-                stay.ended_s - submitted_s,
-                ask.finish,
+                parsed.prompt_tokens,
+                parsed.output_tokens,
+                handle.queue_wait_s,
+                handle.first_token_s - submitted_s,
+                handle.ended_s - submitted_s,
+                parsed.finish,
             ),
         )
 
     def _served(self) -> Served:
-        core, stay = self._core, self.stay
-        assert stay is not None
-        cached = stay.cached_tokens if core.caches(stay.job.model) else -1
-        return Served(self.tag, core.name, core.created, cached)
+        run, handle = self._run, self.job_handle
+        assert handle is not None
+        cached = handle.cached_tokens if run.caches(handle.job.model) else -1
+        return Served(self.tag, run.name, run.created, cached)
 
     def _headers(self) -> dict[str, str]:
-        headers = {"x-backend-id": self._core.name, "x-mock-cold": "1" if self._row.cold else "0"}
+        headers = {"x-backend-id": self._run.name, "x-mock-cold": "1" if self._row.cold else "0"}
         if self.tag:
             headers["x-mock-tag"] = hex_of(self.tag)
         return headers
 
 
 async def read_body(request: BaseRequest, row: LogRow) -> bytes:
-    """The whole body, however large; raises BadRequestError where it breaks off or is encoded."""
+    """Read the whole body, of any size; raises BadRequestError if it is incomplete or encoded."""
     if "expect" in request.headers and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     content = request.content
     try:
-        # Most often all of it has come with the head.
+        # Usually the whole body has arrived with the head.
         body = content.read_nowait() if content.is_eof() else await content.read()
     except (web.RequestPayloadError, ConnectionError) as error:
         raise wire.BadRequestError(f"the body broke off: {error}") from None
     row.bytes_in = len(body)
     row.body_hash = body_hash_of(body)
-    must_be_plain(request.headers)
+    require_identity_encoding(request.headers)
     return body
 
 
 async def send(request: BaseRequest, response: web.Response, row: LogRow) -> None:
-    """Write a whole response; a client that has gone is noted, not raised."""
+    """Write a whole response; if the client has left, record it instead of raising."""
     row.first_byte_s = time.monotonic()
     try:
         await response.prepare(request)

@@ -1,7 +1,7 @@
-"""Streams that go by themselves: the clock's own callback sends each event when its token is due.
+"""Token streams driven by clock callbacks: each event is sent from the callback when its token is due.
 
-To wake a task for each token costs a future and a further turn of the event loop, with its look at all sockets: about a
-fifth of what an event costs in all.
+Waking a task per token would cost a future and another iteration of the event loop, including its poll of all sockets:
+about a fifth of the total cost of an event.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mockgpu.server.raw_http import EventStream
 
 
 class TokenStream:
-    """Sends tokens of one stream, all but the last; ``row`` is told of each. ``choices`` share every step."""
+    """Sends the tokens of one stream except the last and updates ``row``; one event has a token of each choice."""
 
-    __slots__ = ("_choices", "_clock", "_done", "_end", "_events", "_number", "_row", "_stay", "_stream", "_timer")
+    __slots__ = ("_choices", "_clock", "_done", "_end", "_events", "_handle", "_number", "_row", "_stream", "_timer")
 
     def __init__(
-        self, stay: JobHandle, clock: Clock, stream: EventStream, events: Events, row: LogRow, choices: int
+        self, handle: JobHandle, clock: Clock, stream: EventStream, events: Events, row: LogRow, choices: int
     ) -> None:
-        self._stay = stay
+        self._handle = handle
         self._clock = clock
         self._stream = stream
         self._events = events
@@ -36,16 +36,16 @@ class TokenStream:
         self._timer: Timer | None = None
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def feed(self, number: int, end: int) -> int:
-        """Send the tokens from ``number`` to before ``end``, each when it is due; returns the first that was not sent.
+    async def send(self, number: int, end: int) -> int:
+        """Send the tokens ``number`` to ``end`` - 1, each when it is due; returns the first token not sent.
 
-        That is not ``end`` where the job has lost its place or ended, or the client is far behind. Raises
-        ClientConnectionResetError if it has gone.
+        That is less than ``end`` if the job was preempted or has failed, or the client is far behind. Raises
+        ClientConnectionResetError if the client has left.
         """
         self._number, self._end = number, end
         self._done = asyncio.get_running_loop().create_future()
-        self._go_on()
-        self._stay.tell_end(self._done)
+        self._send_due()
+        self._handle.complete_at_end(self._done)
         try:
             await self._done
         finally:
@@ -53,18 +53,18 @@ class TokenStream:
                 self._timer.cancel()
         return self._number
 
-    def _go_on(self) -> None:
-        """Send what is due and come back for the next; what else runs may have put that off."""
+    def _send_due(self) -> None:
+        """Send the due tokens and schedule the next call; a due time may move later when the batch changes."""
         if self._done.done():
             return
-        stay, row = self._stay, self._row
+        handle, row = self._handle, self._row
         try:
-            while self._number < self._end and not stay.refused:
-                due_s = stay.token_due_s(self._number)
+            while self._number < self._end and not handle.refused:
+                due_s = handle.token_due_s(self._number)
                 if due_s is None:
                     break
                 if due_s > time.monotonic():
-                    self._timer = self._clock.call_at(due_s, self._go_on)
+                    self._timer = self._clock.call_at(due_s, self._send_due)
                     return
                 event = self._events.token(self._number, False)
                 behind = self._stream.put(event)
@@ -73,7 +73,7 @@ class TokenStream:
                 row.tokens_out = self._number * self._choices
                 if behind:
                     break
-        except ClientConnectionResetError as gone:
-            self._done.set_exception(gone)
+        except ClientConnectionResetError as error:
+            self._done.set_exception(error)
         else:
             self._done.set_result(None)

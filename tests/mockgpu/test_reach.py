@@ -12,7 +12,7 @@ from aiohttp import ClientSession, web
 
 from mockgpu.fleet.fleet import Fleet, FleetSettings
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
-from mockgpu.server.listening import PortError, is_loopback, objection
+from mockgpu.server.listening import PortError, control_refusal, is_loopback
 
 SETUP = Setup(Gpu("box", 1_000, 4, None), Model("any", 0, 0.0, 10_000.0, 0.002))
 
@@ -32,8 +32,8 @@ def test_what_is_not(host: str) -> None:
     [
         ("127.0.0.1", "", "", ""),
         ("127.0.0.1", "", "superfluous", ""),
-        ("10.0.0.1", "", "", "control calls from 10.0.0.1 need a token"),
-        ("10.0.0.1", "", "guessed", "control calls from 10.0.0.1 need a token"),
+        ("10.0.0.1", "", "", "control requests from 10.0.0.1 need a token"),
+        ("10.0.0.1", "", "guessed", "control requests from 10.0.0.1 need a token"),
         (None, "", "", "need a token"),
         ("10.0.0.1", "t", "t", ""),
         ("10.0.0.1", "t", "", "missing or wrong"),
@@ -42,7 +42,7 @@ def test_what_is_not(host: str) -> None:
 )
 def test_a_token_or_this_machine(remote: str | None, token: str, given: str, told: str) -> None:
     request: Any = SimpleNamespace(remote=remote, headers={"x-mock-token": given} if given else {})
-    said = objection(request, token)
+    said = control_refusal(request, token)
     assert told in said and bool(said) == bool(told)
 
 

@@ -9,14 +9,15 @@ from mockgpu.faults.decisions import (
     AnswerStatus,
     CapacityFault,
     Change,
+    Corruption,
     CutFault,
     DripFault,
     EvictFault,
     Fault,
+    FaultDecision,
     GarbageFault,
     HangFault,
     Hold,
-    Lot,
     MetricsFault,
     NotAliveFault,
     NotReadyFault,
@@ -25,7 +26,6 @@ from mockgpu.faults.decisions import (
     RequestFaults,
     Serve,
     SlowFault,
-    Spoil,
     StallFault,
     StatusFault,
     StreamErrorFault,
@@ -33,7 +33,7 @@ from mockgpu.faults.decisions import (
     WrongLengthFault,
     ZombieFault,
 )
-from mockgpu.faults.kinds import AT_ONCE, SPOILS, SelectiveFault
+from mockgpu.faults.kinds import CORRUPTIONS, IMMEDIATE, SelectiveFault
 from mockgpu.gpu.events import State
 
 STATE = State(True, 1000, 300, 100, 2, 4, 50, ("m",))
@@ -45,26 +45,26 @@ def under(*faults: Fault, name: str = "gpu-0") -> RequestFaults:
     return made
 
 
-def lots(faults: RequestFaults, count: int, at_s: float = 0.0) -> list[Lot]:
+def decisions(faults: RequestFaults, count: int, at_s: float = 0.0) -> list[FaultDecision]:
     return [faults.arrive(at_s, number, 10) for number in range(count)]
 
 
 def hit(faults: RequestFaults, count: int) -> list[int]:
     """Positions of those that were answered by a fault."""
-    return [place for place, lot in enumerate(lots(faults, count)) if isinstance(lot, AnswerStatus)]
+    return [place for place, decision in enumerate(decisions(faults, count)) if isinstance(decision, AnswerStatus)]
 
 
 # --- one by one -------------------------------------------------------------------------------------------
 
 
 def test_without_faults_all_are_served() -> None:
-    assert lots(RequestFaults("gpu-0"), 3) == [Serve()] * 3
+    assert decisions(RequestFaults("gpu-0"), 3) == [Serve()] * 3
     assert RequestFaults("gpu-0").report() == []
-    assert RequestFaults("gpu-0").seen_in(STATE) is STATE
+    assert RequestFaults("gpu-0").reported_state(STATE) is STATE
 
 
 def test_a_status_answers_all_or_the_first_ones() -> None:
-    assert lots(under(StatusFault(500, retry_after_s=1.5)), 2) == [AnswerStatus(500, 1.5)] * 2
+    assert decisions(under(StatusFault(500, retry_after_s=1.5)), 2) == [AnswerStatus(500, 1.5)] * 2
     assert hit(under(StatusFault(500, first=3)), 10) == [0, 1, 2]
     assert hit(under(StatusFault(500, first=0)), 10) == []
 
@@ -103,7 +103,7 @@ AIMED = [kind for kind, made in KINDS.items() if issubclass(made, SelectiveFault
 @pytest.mark.parametrize("kind", AIMED)
 def test_every_aimed_kind_strikes_whom_it_is_aimed_at_and_counts(kind: str) -> None:
     faults = under(SAMPLES[kind])
-    struck, spared = lots(faults, 2)
+    struck, spared = decisions(faults, 2)
     assert struck != Serve()
     assert spared == Serve()
     assert [fault["hits"] for fault in faults.report()] == [1]
@@ -114,7 +114,7 @@ def test_setting_a_status_again_begins_anew() -> None:
     assert hit(faults, 5) == [0, 1]
     assert faults.report()[0]["hits"] == 2
     faults.change(1.0, Change(set=(StatusFault(502, first=1),)))
-    assert lots(faults, 2) == [AnswerStatus(502), Serve()]
+    assert decisions(faults, 2) == [AnswerStatus(502), Serve()]
     assert [fault["hits"] for fault in faults.report()] == [1]
 
 
@@ -124,8 +124,8 @@ def test_a_share_is_a_matter_of_seed_name_and_position(seed: int, share: float, 
     first = hit(under(fault, name=name), 200)
     assert hit(under(fault, name=name), 200) == first
     late = under(fault, name=name)
-    slow_lots = [late.arrive(place * 17.3, place, 5) for place in range(200)]
-    assert [place for place, lot in enumerate(slow_lots) if isinstance(lot, AnswerStatus)] == first
+    slow_decisions = [late.arrive(place * 17.3, place, 5) for place in range(200)]
+    assert [place for place, decision in enumerate(slow_decisions) if isinstance(decision, AnswerStatus)] == first
     # A larger share hits all that a smaller one does.
     assert set(first) <= set(hit(under(replace(fault, share=(1 + share) / 2), name=name), 200))
 
@@ -178,39 +178,39 @@ def test_capacity_refuses_with_503_and_time_does_not_run_backwards() -> None:
 
 
 def test_slow_and_cut_go_together() -> None:
-    assert lots(under(SlowFault(3.0)), 1) == [Serve(3.0)]
-    assert lots(under(CutFault(2)), 1) == [Serve(1.0, 2)]
-    assert lots(under(CutFault(0), SlowFault(3.0)), 1) == [Serve(3.0, 0)]
+    assert decisions(under(SlowFault(3.0)), 1) == [Serve(3.0)]
+    assert decisions(under(CutFault(2)), 1) == [Serve(1.0, 2)]
+    assert decisions(under(CutFault(0), SlowFault(3.0)), 1) == [Serve(3.0, 0)]
 
 
 def test_the_hanging_are_queued_until_they_leave_or_are_freed() -> None:
     faults = under(HangFault())
-    assert lots(faults, 3) == [Hold()] * 3
-    seen = faults.seen_in(STATE)
+    assert decisions(faults, 3) == [Hold()] * 3
+    seen = faults.reported_state(STATE)
     assert seen == replace(STATE, queue_depth=2 + 3, pending_tokens=50 + 30)
     faults.leave(1)
     faults.leave(99)
-    assert faults.seen_in(STATE).queue_depth == 2 + 2
+    assert faults.reported_state(STATE).queue_depth == 2 + 2
     assert faults.change(1.0, Change(set=(HangFault(),))) == ()
     assert faults.change(2.0, Change(clear=frozenset({"slow"}))) == ()
     assert faults.change(3.0, Change(clear=frozenset({"hang"}))) == (0, 2)
-    assert faults.seen_in(STATE) == STATE
-    assert lots(faults, 1) == [Serve()]
+    assert faults.reported_state(STATE) == STATE
+    assert decisions(faults, 1) == [Serve()]
 
 
 def test_not_ready_shows_in_the_state_only() -> None:
     faults = under(NotReadyFault())
-    assert faults.seen_in(STATE) == replace(STATE, ready=False)
-    assert lots(faults, 1) == [Serve()]
+    assert faults.reported_state(STATE) == replace(STATE, ready=False)
+    assert decisions(faults, 1) == [Serve()]
     assert faults.report() == [{"kind": "not-ready", "hits": 1}]
 
 
 def test_a_full_queue_and_a_full_memory_refuse() -> None:
-    assert lots(under(QueueFullFault()), 1) == [AnswerStatus(503, refused=True, reason="queue_full")]
-    assert lots(under(QueueFullFault(2.5)), 1) == [AnswerStatus(503, 2.5, True, "queue_full")]
+    assert decisions(under(QueueFullFault()), 1) == [AnswerStatus(503, refused=True, reason="queue_full")]
+    assert decisions(under(QueueFullFault(2.5)), 1) == [AnswerStatus(503, 2.5, True, "queue_full")]
     faults = under(OutOfMemoryFault(first=1))
-    assert lots(faults, 2) == [AnswerStatus(500, refused=True, reason="out_of_memory"), Serve()]
-    assert faults.seen_in(STATE).ready
+    assert decisions(faults, 2) == [AnswerStatus(500, refused=True, reason="out_of_memory"), Serve()]
+    assert faults.reported_state(STATE).ready
 
 
 DEAD = AnswerStatus(500, refused=True, reason="engine_dead")
@@ -220,51 +220,51 @@ def test_a_dead_engine_stays_dead_until_the_fault_is_taken_back() -> None:
     fault = OutOfMemoryFault(dead=True)
     assert Change((fault,)).kills and not Change((OutOfMemoryFault(),)).kills
     faults = under(fault)
-    assert not faults.seen_in(STATE).ready
-    assert lots(faults, 2) == [DEAD, DEAD]
+    assert not faults.reported_state(STATE).ready
+    assert decisions(faults, 2) == [DEAD, DEAD]
     faults.change(1.0, Change(clear=frozenset({"slow"})))
-    assert lots(faults, 1) == [DEAD]
+    assert decisions(faults, 1) == [DEAD]
     faults.change(2.0, Change(clear=frozenset({"out-of-memory"})))
-    assert faults.seen_in(STATE).ready
-    assert lots(faults, 1) == [Serve()]
+    assert faults.reported_state(STATE).ready
+    assert decisions(faults, 1) == [Serve()]
 
 
 def test_an_aimed_one_kills_with_the_first_request_that_it_strikes() -> None:
     fault = OutOfMemoryFault(dead=True, first=1, after=1)
     assert not Change((fault,)).kills
     faults = under(fault)
-    assert lots(faults, 1) == [Serve()]
-    assert faults.seen_in(STATE).ready
-    assert lots(faults, 3) == [AnswerStatus(500, refused=True, reason="out_of_memory", kills=True), DEAD, DEAD]
-    assert not faults.seen_in(STATE).ready
+    assert decisions(faults, 1) == [Serve()]
+    assert faults.reported_state(STATE).ready
+    assert decisions(faults, 3) == [AnswerStatus(500, refused=True, reason="out_of_memory", kills=True), DEAD, DEAD]
+    assert not faults.reported_state(STATE).ready
     assert faults.report()[0]["hits"] == 3
     faults.change(1.0, Change((fault,)))
-    assert faults.seen_in(STATE).ready, "set anew it begins anew"
-    assert lots(faults, 1) == [Serve()]
+    assert faults.reported_state(STATE).ready, "set anew it begins anew"
+    assert decisions(faults, 1) == [Serve()]
 
 
 def test_a_zombie_reports_that_some_wait_and_none_runs() -> None:
     faults = under(ZombieFault())
-    assert lots(faults, 3) == [Hold()] * 3
+    assert decisions(faults, 3) == [Hold()] * 3
     busy = replace(STATE, kv_blocks_total=10, kv_blocks_used=6, kv_blocks_cached=2, output_tokens_per_s=9.0)
     waiting = STATE.queue_depth + STATE.running + 3
     stuck = replace(busy, kv_blocks_used=0, kv_blocks_cached=0, output_tokens_per_s=0.0)
-    assert faults.seen_in(busy) == replace(stuck, queue_depth=waiting, running=0, pending_tokens=50 + 30)
+    assert faults.reported_state(busy) == replace(stuck, queue_depth=waiting, running=0, pending_tokens=50 + 30)
     assert faults.change(1.0, Change(clear=frozenset({"hang"}))) == ()
     assert faults.change(1.0, Change(clear=frozenset({"zombie"}))) == (0, 1, 2)
-    assert faults.seen_in(busy) == busy
+    assert faults.reported_state(busy) == busy
 
 
 def test_the_stalled_are_freed_but_do_not_count_as_queued() -> None:
     faults = under(StallFault(2))
-    assert lots(faults, 2) == [Serve(spoils=(StallFault(2),))] * 2
-    assert faults.seen_in(STATE) == STATE
+    assert decisions(faults, 2) == [Serve(corruptions=(StallFault(2),))] * 2
+    assert faults.reported_state(STATE) == STATE
     faults.leave(0)
     assert faults.change(1.0, Change(clear=frozenset(KINDS))) == (1,)
 
 
 def test_spoils_go_together_but_for_a_second_end() -> None:
-    spoils: tuple[Spoil, ...] = (
+    corruptions: tuple[Corruption, ...] = (
         StallFault(1),
         TruncatedFault(2),
         StreamErrorFault(5),
@@ -272,21 +272,29 @@ def test_spoils_go_together_but_for_a_second_end() -> None:
         GarbageFault(),
         WrongLengthFault(3),
     )
-    assert {type(spoil) for spoil in spoils} == set(SPOILS)
-    assert lots(under(*spoils[::-1]), 1) == [Serve(spoils=(StallFault(1), DripFault(0.1), GarbageFault()))]
-    assert lots(under(*spoils[1:]), 1) == [Serve(spoils=(TruncatedFault(2), DripFault(0.1), GarbageFault()))]
-    assert lots(under(*spoils[2:]), 1) == [Serve(spoils=(StreamErrorFault(5), DripFault(0.1), GarbageFault()))]
-    assert lots(under(*spoils[3:]), 1) == [Serve(spoils=(DripFault(0.1), GarbageFault(), WrongLengthFault(3)))]
-    faults = under(CutFault(4), *spoils)
-    assert lots(faults, 1) == [Serve(1.0, 4, (DripFault(0.1), GarbageFault()))]
+    assert {type(corruption) for corruption in corruptions} == set(CORRUPTIONS)
+    assert decisions(under(*corruptions[::-1]), 1) == [
+        Serve(corruptions=(StallFault(1), DripFault(0.1), GarbageFault()))
+    ]
+    assert decisions(under(*corruptions[1:]), 1) == [
+        Serve(corruptions=(TruncatedFault(2), DripFault(0.1), GarbageFault()))
+    ]
+    assert decisions(under(*corruptions[2:]), 1) == [
+        Serve(corruptions=(StreamErrorFault(5), DripFault(0.1), GarbageFault()))
+    ]
+    assert decisions(under(*corruptions[3:]), 1) == [
+        Serve(corruptions=(DripFault(0.1), GarbageFault(), WrongLengthFault(3)))
+    ]
+    faults = under(CutFault(4), *corruptions)
+    assert decisions(faults, 1) == [Serve(1.0, 4, (DripFault(0.1), GarbageFault()))]
     assert faults.change(0.0, Change(clear=frozenset(KINDS))) == (), "what is cut does not stall"
     assert [fault["hits"] for fault in under(CutFault(4), StallFault(1)).report()] == [0, 0]
 
 
 def test_faults_of_reports_leave_requests_alone() -> None:
     faults = under(NotAliveFault(), MetricsFault("garbage"), EvictFault())
-    assert lots(faults, 2) == [Serve()] * 2
-    assert faults.figures == "garbage"
+    assert decisions(faults, 2) == [Serve()] * 2
+    assert faults.metrics_mode == "garbage"
     assert faults.hit(NotAliveFault.kind)
     assert not faults.hit(NotReadyFault.kind)
     hits = {fault["kind"]: fault["hits"] for fault in faults.report()}
@@ -297,14 +305,14 @@ def test_faults_of_reports_leave_requests_alone() -> None:
 def test_frozen_figures_stay_but_readiness_does_not() -> None:
     faults = under(MetricsFault("frozen"), HangFault())
     assert Change((MetricsFault("frozen"),)).freezes and not Change((MetricsFault("missing"),)).freezes
-    lots(faults, 1)
+    decisions(faults, 1)
     frozen = faults.freeze(STATE)
     assert frozen.queue_depth == STATE.queue_depth + 1
-    lots(faults, 3)
+    decisions(faults, 3)
     later = replace(STATE, queue_depth=40, ready=False)
-    assert faults.seen_in(later) == replace(frozen, ready=False)
+    assert faults.reported_state(later) == replace(frozen, ready=False)
     faults.change(0.0, Change(clear=frozenset({"metrics", "hang"})))
-    assert faults.seen_in(later) == later
+    assert faults.reported_state(later) == later
 
 
 # --- brought by the request -------------------------------------------------------------------------------
@@ -317,7 +325,7 @@ def test_a_request_brings_faults_for_itself_alone() -> None:
     assert faults.arrive(0.0, 2, 10) == Serve()
     assert faults.arrive(0.0, 3, 10, (HangFault(),)) == Hold()
     assert faults.report() == []
-    assert faults.seen_in(STATE).queue_depth == STATE.queue_depth + 1
+    assert faults.reported_state(STATE).queue_depth == STATE.queue_depth + 1
     assert faults.change(0.0, Change(clear=frozenset(KINDS))) == (3,)
 
 
@@ -334,11 +342,11 @@ def test_what_a_request_brings_takes_the_place_of_its_kind() -> None:
 
 def test_the_order_of_precedence_and_the_counts() -> None:
     faults = under(CutFault(1), SlowFault(2.0), HangFault(), CapacityFault(0.0, 2), StatusFault(500, first=1))
-    assert lots(faults, 4) == [AnswerStatus(500), Hold(), Hold(), AnswerStatus(503, refused=True)]
+    assert decisions(faults, 4) == [AnswerStatus(500), Hold(), Hold(), AnswerStatus(503, refused=True)]
     hits = {fault["kind"]: fault["hits"] for fault in faults.report()}
     assert hits == {"status": 1, "capacity": 1, "hang": 2, "slow": 0, "cut": 0}
     assert faults.change(0.0, Change(set=(SlowFault(5.0),), clear=frozenset({"hang", "capacity"}))) == (1, 2)
-    assert lots(faults, 1) == [Serve(5.0, 1)]
+    assert decisions(faults, 1) == [Serve(5.0, 1)]
     hits = {fault["kind"]: fault["hits"] for fault in faults.report()}
     assert hits == {"status": 1, "slow": 1, "cut": 1}
 
@@ -352,9 +360,9 @@ def test_all_that_is_answered_at_once_comes_in_its_order() -> None:
         HangFault(first=1),
         ZombieFault(first=1),
     )
-    assert tuple(type(fault) for fault in them) == AT_ONCE
+    assert tuple(type(fault) for fault in them) == IMMEDIATE
     faults = under(*them[::-1])
-    assert lots(faults, 7) == [
+    assert decisions(faults, 7) == [
         AnswerStatus(500),
         AnswerStatus(503, None, True, "queue_full"),
         AnswerStatus(500, None, True, "out_of_memory"),
@@ -369,4 +377,4 @@ def test_all_that_is_answered_at_once_comes_in_its_order() -> None:
 def test_clearing_comes_before_setting() -> None:
     faults = under(SlowFault(2.0))
     faults.change(0.0, Change(set=(SlowFault(3.0),), clear=frozenset(KINDS)))
-    assert lots(faults, 1) == [Serve(3.0)]
+    assert decisions(faults, 1) == [Serve(3.0)]

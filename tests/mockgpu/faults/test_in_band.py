@@ -8,7 +8,7 @@ import pytest
 
 from mockgpu.api.wire import BadRequestError
 from mockgpu.faults.decisions import CutFault, Fault, GarbageFault, SlowFault, StatusFault
-from mockgpu.faults.in_band import brought
+from mockgpu.faults.in_band import in_band_faults
 from mockgpu.server.attempt_log import RowOutcome
 from tests.mockgpu.fault_calls import SETUP, ask, change, raw
 
@@ -32,24 +32,36 @@ from tests.mockgpu.fault_calls import SETUP, ask, change, raw
     ],
 )  # fmt: skip
 def test_all_forms_are_read(headers: dict[str, str], data: dict[str, object], expected: list[Fault]) -> None:
-    assert brought(headers, data) == tuple(expected)
+    assert in_band_faults(headers, data) == tuple(expected)
 
 
 @pytest.mark.parametrize(
     ("headers", "data", "told"),
     [
-        ({"X-Mock-Fault": "melt"}, {}, "X-Mock-Fault: no fault 'melt'; there are: status, capacity"),
-        ({"X-Mock-Fault": ""}, {}, "X-Mock-Fault: no fault ''; there are:"),
-        ({"X-Mock-Fault": "{"}, {}, "X-Mock-Fault: this is no JSON: "),
-        ({"X-Mock-Fault": "[" * 100_000}, {}, "X-Mock-Fault: this is no JSON: "),
+        ({"X-Mock-Fault": "melt"}, {}, "X-Mock-Fault: unknown fault 'melt', expected one of: status, capacity"),
+        ({"X-Mock-Fault": ""}, {}, "X-Mock-Fault: unknown fault '', expected one of:"),
+        ({"X-Mock-Fault": "{"}, {}, "X-Mock-Fault: invalid JSON: "),
+        ({"X-Mock-Fault": "[" * 100_000}, {}, "X-Mock-Fault: invalid JSON: "),
         ({"X-Mock-Fault": "[3]"}, {}, "X-Mock-Fault: a fault is 3, expected an object with a kind"),
         ({"X-Mock-Fault": "slow;4"}, {}, "X-Mock-Fault: '4' in 'slow;4', expected name=value"),
         ({"X-Mock-Fault": "slow;factor=fast"}, {}, "factor is 'fast', expected a number above 0"),
         ({"X-Mock-Fault": "slow;factor=1e999"}, {}, "factor is inf, expected a number above 0"),
-        ({"X-Mock-Fault": "cut;after_tokens=1;share=0.5"}, {}, "fault cut is aimed, expected no first, every, share"),
-        ({"X-Mock-Fault": "capacity;rate_per_s=1;burst=1"}, {}, "fault capacity is no matter of one request; set it"),
-        ({"X-Mock-Fault": "not-ready"}, {}, "fault not-ready is no matter of one request"),
-        ({"X-Mock-Fault": "out-of-memory;dead=true"}, {}, "fault out-of-memory is dead, which is no matter of one"),
+        (
+            {"X-Mock-Fault": "cut;after_tokens=1;share=0.5"},
+            {},
+            "fault cut is selective, expected no first, every, share",
+        ),
+        (
+            {"X-Mock-Fault": "capacity;rate_per_s=1;burst=1"},
+            {},
+            "fault capacity does not apply to a single request; set it",
+        ),
+        ({"X-Mock-Fault": "not-ready"}, {}, "fault not-ready does not apply to a single request"),
+        (
+            {"X-Mock-Fault": "out-of-memory;dead=true"},
+            {},
+            "fault out-of-memory is dead, which does not apply to a single",
+        ),
         ({"X-Return-Error": "nine"}, {}, "X-Return-Error: fault status: status is 'nine', expected a status from"),
         ({"X-Return-Error": "200"}, {}, "X-Return-Error: fault status: status is 200, expected a status from"),
         ({"X-Return-Error": "500"}, {"mock_fault": "status;status=501"}, "mock_fault: two faults of one kind"),
@@ -58,7 +70,7 @@ def test_all_forms_are_read(headers: dict[str, str], data: dict[str, object], ex
 )
 def test_nonsense_is_told_in_one_line(headers: dict[str, str], data: dict[str, object], told: str) -> None:
     with pytest.raises(BadRequestError) as caught:
-        brought(headers, data)
+        in_band_faults(headers, data)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 

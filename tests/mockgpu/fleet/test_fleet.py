@@ -201,7 +201,7 @@ def test_faults_are_passed_on_to_the_backend(tmp_path: Path, options: tuple[str,
         status, data = call(it.control, "POST", "/fleet/gpu-0/faults", {"set": [{"kind": "melt"}]})
         assert (status, json.loads(data)["error"]) == (
             400,
-            f"no fault 'melt'; there are: {', '.join(KINDS)}",
+            f"unknown fault 'melt', expected one of: {', '.join(KINDS)}",
         )
         assert it.step("/fleet/gpu-7/faults", asked) == 404
         assert it.step("/fleet/reset", {"nonce": NONCE}) == 200
@@ -307,7 +307,7 @@ def test_a_taken_port_is_one_line_and_exit_code_2(tmp_path: Path, options: tuple
 
 @pytest.mark.parametrize(
     ("host", "told"),
-    [("nohost.invalid", "host nohost.invalid is not known here"), ("192.0.2.7", "host 192.0.2.7 is no address of")],
+    [("nohost.invalid", "host nohost.invalid is not known here"), ("192.0.2.7", "host 192.0.2.7 is not an address of")],
 )
 def test_a_host_that_is_none_is_named(host: str, told: str) -> None:
     done = subprocess.run([*SERVE, "--host", host, "--port", "29201"], capture_output=True, text=True, timeout=60)

@@ -28,12 +28,14 @@ def test_stop_start_and_restart(tmp_path: Path, options: tuple[str, ...]) -> Non
         assert it.step("/fleet/gpu-0/start") == 200
         assert accepts(it.ports[0])
         it.complete(0, number=2)
+        # A restart kills the process: its row must be complete before.
+        until(lambda: len(it.rows(0)) == 2 and it.rows(0)[-1].outcome is RowOutcome.ANSWERED)
         assert it.step("/fleet/gpu-0/restart") == 200
         it.complete(0, number=3)
         until(lambda: len(it.rows(0)) == 3 and it.rows(0)[-1].outcome is RowOutcome.ANSWERED)
         rows = it.rows(0)
         assert [row.tag for row in rows] == [tag_of(NONCE, number) for number in (1, 2, 3)]
-        # Each life begins with nothing in memory.
+        # Each process starts with empty memory.
         assert [row.cold for row in rows] == [1, 1, 1]
         assert it.step("/fleet/gpu-0/dance") == 404
 

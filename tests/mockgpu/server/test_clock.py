@@ -136,9 +136,9 @@ def test_with_nothing_to_come_it_sleeps(use_timerfd: bool) -> None:
     class Counted(Clock):
         rings = 0
 
-        def _ring(self) -> None:
+        def _run_due(self) -> None:
             self.rings += 1
-            super()._ring()
+            super()._run_due()
 
     async def main() -> int:
         clock = Counted(asyncio.get_running_loop(), use_timerfd=use_timerfd)

@@ -114,7 +114,7 @@ def test_waiters_are_asked_again_after_everything_that_happens() -> None:
         engine.sleep(1)
         await asyncio.gather(*(engine.until(lambda: engine.state().asleep_level == 1) for _ in range(2)))
         stay = engine.submit("inference", "m", 1, 1)
-        assert stay.stage is Progress.WAITING
+        assert stay.progress is Progress.WAITING
         impatient = asyncio.ensure_future(engine.until(lambda: False))
         await asyncio.sleep(0)
         impatient.cancel()

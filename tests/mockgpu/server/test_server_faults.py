@@ -43,7 +43,7 @@ def test_bad_input_changes_nothing_and_names_the_kinds(serve: Any) -> None:
                 assert "\n" not in text
                 if "melt" in body:
                     told = json.loads(text)["error"]["message"]
-                    assert told == f"no fault 'melt'; there are: {', '.join(KINDS)}"
+                    assert told == f"unknown fault 'melt', expected one of: {', '.join(KINDS)}"
         assert await change(it) == []
 
     serve(test, SETUP)

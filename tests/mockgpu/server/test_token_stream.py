@@ -59,14 +59,14 @@ def test_each_token_goes_out_when_it_is_due_and_not_before() -> None:
     async def test(engine: Engine, stay: JobHandle, clock: Clock) -> None:
         sink = Sink()
         feeder, row = feeder_of(stay, clock, sink, choices=3)
-        assert await feeder.feed(0, 6) == 6
-        assert await feeder.feed(6, 9) == 9
+        assert await feeder.send(0, 6) == 6
+        assert await feeder.send(6, 9) == 9
         assert [data for data, _ in sink.seen] == [b"<%d>" % number for number in range(9)]
         for number, (_, at_s) in enumerate(sink.seen):
             assert at_s >= stay.started_s + (number + 1) * STEP_S - 1e-9
         assert (row.bytes_out, row.tokens_out) == (9 * 3, 9 * 3)
         await stay.until(Progress.ENDED)
-        assert await feeder.feed(9, 10) == 10, "what is due already goes out at once"
+        assert await feeder.send(9, 10) == 10, "what is due already goes out at once"
 
     feed(test)
 
@@ -74,9 +74,9 @@ def test_each_token_goes_out_when_it_is_due_and_not_before() -> None:
 def test_it_stops_where_the_client_is_far_behind_or_has_gone() -> None:
     async def test(engine: Engine, stay: JobHandle, clock: Clock) -> None:
         feeder, row = feeder_of(stay, clock, Sink(full=3, gone=5))
-        assert await feeder.feed(0, 9) == 3
+        assert await feeder.send(0, 9) == 3
         with pytest.raises(ClientConnectionResetError):
-            await feeder.feed(3, 9)
+            await feeder.send(3, 9)
         assert row.tokens_out == 5, "none more than went out"
 
     feed(test)
@@ -86,7 +86,7 @@ def test_it_stops_when_the_job_fails_and_sends_nothing_after_it_was_cancelled() 
     async def test(engine: Engine, stay: JobHandle, clock: Clock) -> None:
         sink = Sink()
         feeder, _ = feeder_of(stay, clock, sink)
-        left = asyncio.create_task(feeder.feed(0, 900))
+        left = asyncio.create_task(feeder.send(0, 900))
         await asyncio.sleep(0)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -94,7 +94,7 @@ def test_it_stops_when_the_job_fails_and_sends_nothing_after_it_was_cancelled() 
         sent = len(sink.seen)
         await clock.sleep_until(time.monotonic() + 3 * STEP_S)
         assert len(sink.seen) == sent
-        feeding = asyncio.create_task(feeder.feed(sent, 900))
+        feeding = asyncio.create_task(feeder.send(sent, 900))
         await asyncio.sleep(0)
         engine.die()
         assert await feeding < 900
@@ -111,7 +111,7 @@ def test_whoever_waits_for_a_token_is_told_at_once_that_the_job_has_failed() -> 
         engine = Engine(Setup(SETUP.gpu, Model("any", 0, 0.0, 1e9, 900.0)), clock, lambda _: None)
         stays = [engine.submit("inference", "m", 0, 5) for _ in range(2)]
         feeder, _ = feeder_of(stays[0], clock, Sink())
-        feeding = asyncio.create_task(feeder.feed(0, 4))
+        feeding = asyncio.create_task(feeder.send(0, 4))
         sleeping = asyncio.create_task(stays[1].sleep_until(time.monotonic() + 900.0, clock))
         await asyncio.sleep(0)
         engine.die()

@@ -1,1 +1,1 @@
-"""The reference balancer: pure state machines, no clock, no socket. ARCHITECTURE.md says which shell runs it where."""
+"""The reference balancer: pure state machines without clock or sockets. ARCHITECTURE.md lists the drivers."""

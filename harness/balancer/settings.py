@@ -1,4 +1,4 @@
-"""All numbers of the reference balancer; a mechanism whose part is None is off."""
+"""All settings of the reference balancer; a mechanism whose field is None is off."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ SWITCHES: Mapping[str, str] = MappingProxyType(
         "slow_start": "slow_start",
     }
 )
-"""What can be switched off, by the table of its claim, and the field that is None then. The last two are no claims."""
+"""Mechanisms that can be switched off: name (the claim's table, except for the last two) and field set to None."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSettings:
-    """Active checks: see harness.balancer.health.readiness.
+    """Active health checks: see harness.balancer.health.readiness.
 
-    `rotation` None: the answers alone decide who is in rotation, no report of load or memory and no guard.
+    `rotation` None: the answers alone decide which backends are in rotation; reports of load and memory do not, and
+    there is no guard.
     """
 
     interval_s: float = 0.5
@@ -63,7 +64,7 @@ class CheckSettings:
 
 @dataclass(frozen=True, slots=True)
 class EjectionSettings:
-    """Passive ejection, a plainer alternative to the breaker: see harness.balancer.health.ejection."""
+    """Passive ejection, a simpler alternative to the breaker: see harness.balancer.health.ejection."""
 
     failures: int = 3
     open_s: float = 1.0
@@ -72,7 +73,7 @@ class EjectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class SlowStartSettings:
-    """Ramps of those who come into rotation: see harness.balancer.health.slow_start."""
+    """Weight ramp of backends that enter rotation: see harness.balancer.health.slow_start."""
 
     window_s: float
     minimum_share: float = 0.1
@@ -80,7 +81,7 @@ class SlowStartSettings:
 
 
 def _breaker() -> BreakerSettings:
-    """Short times, so that a suite lasts seconds: an open time of 0.5 s, doubled up to 1.5 s, each within ± 20 %."""
+    """Short times that keep suites within seconds: open for 0.5 s, doubled up to 1.5 s, each within ± 20 %."""
     return BreakerSettings(
         failures=5,
         error_rate=0.5,
@@ -98,9 +99,9 @@ def _breaker() -> BreakerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The reference balancer. `commit_at`: "head" answers with an attempt once its head is good, "first_byte" later.
+    """The reference balancer. `commit_at`: commit an attempt at its good "head" or only at its "first_byte".
 
-    `update_policy` is one of harness.balancer.picking.policies.POLICIES; None hands updates out by health alone.
+    `update_policy`: one of harness.balancer.picking.policies.POLICIES; None distributes updates by health alone.
     """
 
     virtual_nodes: int = 150
@@ -123,6 +124,6 @@ class Settings:
     drain_deadline_s: float = 30.0
 
     def without(self, off: frozenset[str]) -> Settings:
-        """The same with the mechanisms whose names stand in `off` switched off: keys of `SWITCHES`."""
+        """A copy with the mechanisms named in `off` (keys of `SWITCHES`) switched off."""
         changes: dict[str, Any] = {SWITCHES[name]: None for name in off if name in SWITCHES}
         return replace(self, **changes)

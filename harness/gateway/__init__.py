@@ -1,1 +1,1 @@
-"""The seam between a balancer without I/O and the worlds that run it: events, actions, and the policy protocol."""
+"""Interface between a balancer without I/O and the worlds that run it: events, actions and the policy protocol."""

@@ -1,4 +1,4 @@
-"""What a good answer to a health check looks like: decided by this one rule in both worlds. Standard library only."""
+"""Success criterion of health checks, shared by both worlds. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswer:
-    """The status of a good answer, and its body where one is asked for.
+    """Status of a good answer to a health check, and a condition on its body where one is configured.
 
     `body_part` must occur in the body; with `ready_field` the body must be a JSON object whose `ready` is true.
-    ValueError for statuses that no answer can have.
+    ValueError for an empty set of statuses and for statuses outside 200 to 599.
     """
 
     statuses: frozenset[int] = frozenset({200})
@@ -24,11 +24,11 @@ class ExpectedAnswer:
 
     @property
     def reads_body(self) -> bool:
-        """Whether more than the status counts."""
+        """Whether the body must be read to decide."""
         return self.ready_field or self.body_part is not None
 
     def met(self, status: int, body: bytes) -> bool:
-        """Whether this answer is as expected. A body that can't be read is not."""
+        """Whether this answer meets the criterion. A body that cannot be parsed does not."""
         if status not in self.statuses:
             return False
         if self.body_part is not None and self.body_part.encode() not in body:
@@ -45,4 +45,4 @@ def _says_ready(body: bytes) -> bool:
 
 
 STATUS_200 = ExpectedAnswer()
-"""The status alone."""
+"""Status 200, any body."""

@@ -1,4 +1,4 @@
-"""What a balancer is told of a client's request, read from its head and body: by this one function in both worlds."""
+"""Parses a client's request (head and body) into the `Request` that a gateway sees; used by both worlds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.gateway.protocol import Request
 from harness.scenario.model import Kind
 
 
-def described(
+def parse_request(
     *,
     number: int,
     connection: int,
@@ -21,12 +21,13 @@ def described(
     body: bytes,
     key_carrier: str,
 ) -> Request:
-    """The request as a gateway sees it; whatever it does not say is empty.
+    """The request as a gateway sees it; fields that the request does not carry are empty or 0.
 
-    `headers` are looked up by names in lower case. `key_carrier` is where the target claims its key, as in a claims
-    file.
+    `headers` are looked up by lower-case names. `key_carrier`: where the target claims the affinity key travels, in the
+    form of a claims file (`header:NAME`, `cookie:NAME`, `json:PATH`, `prompt-prefix:LENGTH`, `session` or a model
+    carrier).
     """
-    carrier, _, place = key_carrier.partition(":")
+    carrier, _, carrier_name = key_carrier.partition(":")
     update = path == "/v1/updates"
     model = headers.get("x-model-id", "")
     document = _document(body) if not model or carrier in ("json", "prompt-prefix") else {}
@@ -38,13 +39,13 @@ def described(
     elif carrier == "session":
         key = session
     elif carrier == "header":
-        key = headers.get(place.lower(), "")
+        key = headers.get(carrier_name.lower(), "")
     elif carrier == "cookie":
-        key = _cookie(headers.get("cookie", ""), place)
+        key = _cookie(headers.get("cookie", ""), carrier_name)
     elif carrier == "json":
-        key = _text_at(document, place)
+        key = _text_at(document, carrier_name)
     elif carrier == "prompt-prefix":
-        key = _text_at(document, "prompt")[: int(place)]
+        key = _text_at(document, "prompt")[: int(carrier_name)]
     tokens = headers.get("x-prompt-tokens", "")
     return Request(
         id=number,
@@ -68,15 +69,15 @@ def _document(body: bytes) -> Any:
 
 
 def _text_at(document: Any, path: str) -> str:
-    """The text at a dotted path; empty where there is none or something else."""
+    """The string at a dotted path; empty if there is none or the value is not a string."""
     for name in path.split("."):
         document = document.get(name) if isinstance(document, dict) else None
     return document if isinstance(document, str) else ""
 
 
-def _cookie(header: str, wanted: str) -> str:
+def _cookie(header: str, cookie_name: str) -> str:
     for pair in header.split(";"):
         name, _, value = pair.strip().partition("=")
-        if name == wanted:
+        if name == cookie_name:
             return value
     return ""

@@ -1,12 +1,13 @@
 """Events and actions of a balancer without I/O, and the three methods of a policy.
 
-A gateway is told what happened (`handle(event, now_s)`) and answers with what is to be done. Two shells carry that
-out: the simulator's and the aiohttp one of the live world, so the very same code is judged in both. The shells' rules:
+A gateway receives events (`handle(event, now_s)`) and returns actions. Two drivers carry the actions out, the
+simulator's and the HTTP driver of the live world, so the same code is judged in both. Rules of the drivers:
 
-- Every `Send` is followed by exactly one `AttemptEnded`, however the attempt ended, also when it was cancelled.
-- Events are queued, never re-entrant. Ids of attempts, timers and checks are the gateway's own; stale ones are ignored.
-- After `Commit` the shell streams the answer to the client by itself; if the backend breaks off then, the shell breaks
-  the client's transfer too, so that a cut answer is never taken for a whole one.
+- Every `Send` is followed by exactly one `AttemptEnded`, however the attempt ended, also after `Cancel`.
+- Events are queued; `handle` is never re-entered. The gateway chooses the ids of attempts, timers and checks; the
+  driver may still deliver events for ids that are over, and gateways ignore them.
+- After `Commit` the driver streams the answer to the client without further actions. If the backend then breaks off,
+  the driver breaks the client's transfer too, so that a truncated answer never looks complete.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from harness.scenario.model import Kind
 
 @fast_dataclass
 class Request:
-    """A client's request, as far as a balancer may decide on it. `connection` numbers the client's connection.
+    """The parts of a client's request that a balancer may base decisions on.
 
-    `key` is the affinity key wherever the target claims that it travels: another header, a cookie, a field of the body
-    or the beginning of the prompt. Where that is the model or the session, it equals `model` or `session`.
+    `connection`: number of the client's connection. `key`: the affinity key, read from where the target claims that it
+    travels (another header, a cookie, a field of the body or the beginning of the prompt); equal to `model` or
+    `session` if the target claims one of those.
     """
 
     id: int
@@ -42,11 +44,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A backend as the balancer knows it: configured (id, address, weight) and last reported (the rest).
+    """A backend as the balancer knows it: configuration (id, address, weight) and its last load report (the rest).
 
     `loaded_models`, memory in MB and the queue figures are from the last load report; empty or 0 before the first.
-    `health_score`, 0 to 1, is no part of a report: the bare gateway works it out for the policy in it (see
-    harness.balancer.health.health_score) from what it sees of answers, reports and its own requests in flight.
+    `health_score`, 0 to 1, is not part of a report: the bare gateway computes it for its policy (see
+    harness.balancer.health.health_score) from answers, reports and its own requests in flight.
     """
 
     id: str
@@ -65,7 +67,7 @@ class Backend:
 
 
 class NowFunction:
-    """A clock handed to code that asks for one: call it for the seconds of the world that it runs in."""
+    """A clock for balancers: calling it returns the current time of the world, in seconds."""
 
     __slots__ = ("now_s",)
 
@@ -81,16 +83,16 @@ class NowFunction:
 
 @fast_dataclass
 class RequestArrived:
-    """A client's request is here, head and body."""
+    """A client's request was received completely, head and body."""
 
     request: Request
 
 
 @fast_dataclass
 class ResponseHead:
-    """A backend answered with a status; the body waits until the attempt is committed or cancelled.
+    """A backend answered with a status; its body is held back until the attempt is committed or cancelled.
 
-    `retry_after_s`: its Retry-After header, where that is a number of seconds.
+    `retry_after_s`: its Retry-After header, if that is a number of seconds.
     """
 
     attempt_id: int
@@ -100,14 +102,14 @@ class ResponseHead:
 
 @fast_dataclass
 class FirstByte:
-    """The first byte of an attempt's body is here, or its end if it has none. Follows `ResponseHead`."""
+    """The first byte of an attempt's body was received, or its end if it is empty. Follows `ResponseHead`."""
 
     attempt_id: int
 
 
 @fast_dataclass
 class AttemptEnded:
-    """An attempt is over. `error`: None (the answer came whole), refused, reset, timeout or aborted (cancelled)."""
+    """An attempt is over. `error`: None (complete answer), refused, reset, timeout or aborted (cancelled)."""
 
     attempt_id: int
     error: str | None
@@ -115,14 +117,14 @@ class AttemptEnded:
 
 @fast_dataclass
 class ClientGone:
-    """The client of a request left before its answer was complete."""
+    """The client of a request disconnected before its answer was complete."""
 
     request_id: int
 
 
 @fast_dataclass
 class HealthCheckResult:
-    """A health check's answer: `ok` if it is as expected, with the backend's report of itself where it sent one."""
+    """Result of a health check: `ok` if the answer met `SendHealthCheck.expected`; `report` if the backend sent one."""
 
     check_id: int
     backend_id: str
@@ -132,21 +134,21 @@ class HealthCheckResult:
 
 @fast_dataclass
 class MembershipChanged:
-    """The list of backends, at the start and after every change, in the order of the configuration."""
+    """The complete list of backends in configuration order, sent at the start and after every change."""
 
     backends: tuple[Backend, ...]
 
 
 @fast_dataclass
 class TimerFired:
-    """A timer that the gateway set is due."""
+    """A timer set by the gateway is due."""
 
     timer_id: int
 
 
 @fast_dataclass
 class ShutdownAsked:
-    """The process was asked to stop: finish what is in flight, then `Exit`."""
+    """The process shall stop: finish the requests in flight, then return `Exit`."""
 
 
 Event = (
@@ -167,7 +169,7 @@ Event = (
 
 @fast_dataclass
 class Send:
-    """Send a request to a backend as a new attempt; after `timeout_s` without its end it ends with `timeout`."""
+    """Send a request to a backend as a new attempt, which ends with `timeout` if it takes longer than `timeout_s`."""
 
     attempt_id: int
     request_id: int
@@ -177,14 +179,14 @@ class Send:
 
 @fast_dataclass
 class Cancel:
-    """Give up an attempt: close its connection."""
+    """Abort an attempt and close its connection."""
 
     attempt_id: int
 
 
 @fast_dataclass
 class Commit:
-    """Answer a request with what an attempt brings, status and body."""
+    """Answer a request with the status and body of an attempt."""
 
     request_id: int
     attempt_id: int
@@ -192,7 +194,7 @@ class Commit:
 
 @fast_dataclass
 class Reply:
-    """Answer a request with a status of the balancer's own; `retry_after_s` becomes a Retry-After header."""
+    """Answer a request with a status generated by the balancer; `retry_after_s` becomes a Retry-After header."""
 
     request_id: int
     status: int
@@ -202,7 +204,7 @@ class Reply:
 
 @fast_dataclass
 class SetTimer:
-    """Fire a timer at `at_s` (absolute); setting it again moves it."""
+    """Fire a timer at `at_s` (absolute). Setting it again moves it."""
 
     timer_id: int
     at_s: float
@@ -210,14 +212,14 @@ class SetTimer:
 
 @fast_dataclass
 class CancelTimer:
-    """Forget a timer."""
+    """Cancel a timer."""
 
     timer_id: int
 
 
 @fast_dataclass
 class SendHealthCheck:
-    """Ask a backend's health route; without an answer as `expected` within `timeout_s` the result is not ok."""
+    """Request a backend's health route. The result is ok if the answer meets `expected` within `timeout_s`."""
 
     check_id: int
     backend_id: str
@@ -227,32 +229,64 @@ class SendHealthCheck:
 
 @fast_dataclass
 class BackendDrained:
-    """A backend that left has nothing of ours in flight any more."""
+    """A backend that left has no more attempts of this gateway in flight."""
 
     backend_id: str
 
 
 @fast_dataclass
 class Exit:
-    """Nothing is in flight any more: the process may end."""
+    """Nothing is in flight; the process may end."""
 
 
 Action = Send | Cancel | Commit | Reply | SetTimer | CancelTimer | SendHealthCheck | BackendDrained | Exit
 
 
 class Gateway(Protocol):
-    """A whole balancer without I/O."""
+    """A complete balancer without I/O.
+
+    A minimal one sends each request to the first backend and commits the answer:
+
+    >>> class FirstBackend:
+    ...     def __init__(self) -> None:
+    ...         self.backends: tuple[Backend, ...] = ()
+    ...         self.request_of: dict[int, int] = {}
+    ...
+    ...     def handle(self, event: Event, now_s: float) -> list[Action]:
+    ...         match event:
+    ...             case MembershipChanged(backends):
+    ...                 self.backends = backends
+    ...             case RequestArrived(request) if not self.backends:
+    ...                 return [Reply(request.id, 503, "no backends")]
+    ...             case RequestArrived(request):
+    ...                 attempt_id = len(self.request_of) + 1
+    ...                 self.request_of[attempt_id] = request.id
+    ...                 return [Send(attempt_id, request.id, self.backends[0].id, timeout_s=2.0)]
+    ...             case ResponseHead(attempt_id):
+    ...                 return [Commit(self.request_of[attempt_id], attempt_id)]
+    ...         return []
+    >>> gateway: Gateway = FirstBackend()
+    >>> gateway.handle(MembershipChanged((Backend("gpu-0", "127.0.0.1:9001"),)), 0.0)
+    []
+    >>> gateway.handle(RequestArrived(Request(7, 1, Kind.INFERENCE, "POST", "llama")), 0.1)
+    [Send(attempt_id=1, request_id=7, backend_id='gpu-0', timeout_s=2.0)]
+    >>> gateway.handle(ResponseHead(1, 200), 0.2)
+    [Commit(request_id=7, attempt_id=1)]
+
+    A complete one also returns `Reply` when an attempt ends without a head, `Cancel` after `ClientGone`, and `Exit`
+    when nothing is in flight after `ShutdownAsked`.
+    """
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """What to do about `event`, which happened at `now_s` (seconds on a clock that never goes back)."""
+        """Process `event`, which occurred at `now_s` (seconds, monotonic); returns the actions to carry out."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """What a gateway knows of a member now, for people: None where it has no such mechanism.
+    """Current state of a member, for display; fields are None if the gateway has no such mechanism.
 
-    `ready`: may get traffic. `breaker`: closed, open or half-open. `score`: its health, 0 to 1.
+    `ready`: may receive traffic. `breaker`: closed, open or half-open. `score`: health score, 0 to 1.
     """
 
     ready: bool
@@ -262,24 +296,45 @@ class MemberReport:
 
 @runtime_checkable
 class ReportsMembers(Protocol):
-    """A gateway that tells what it knows of its members."""
+    """A gateway that reports the state of its members."""
 
     def condition(self, backend_id: str, now_s: float) -> MemberReport | None:
-        """What is known of a member; None of anybody else. Changes nothing."""
+        """State of a member; None for other ids. Changes no state."""
         ...
 
 
 class Policy(Protocol):
-    """The part of a balancer that picks: the three methods a stranger's class needs to be a target."""
+    """Backend selection alone: the three methods that a user's class needs to be a target.
+
+    >>> class RoundRobin:
+    ...     def __init__(self) -> None:
+    ...         self.backends: Sequence[Backend] = ()
+    ...         self.picks = 0
+    ...
+    ...     def pick(self, request: Request) -> str | None:
+    ...         self.picks += 1
+    ...         return self.backends[self.picks % len(self.backends)].id if self.backends else None
+    ...
+    ...     def update_backends(self, backends: Sequence[Backend]) -> None:
+    ...         self.backends = [backend for backend in backends if backend.ready]
+    ...
+    ...     def report_result(self, backend_id: str, latency_s: float, error: str | None) -> None:
+    ...         pass
+    >>> policy: Policy = RoundRobin()
+    >>> policy.update_backends([Backend("gpu-0", "127.0.0.1:9001"), Backend("gpu-1", "127.0.0.1:9002")])
+    >>> [policy.pick(Request(number, 1, Kind.INFERENCE, "POST", "llama")) for number in range(4)]
+    ['gpu-1', 'gpu-0', 'gpu-1', 'gpu-0']
+    >>> policy.report_result("gpu-1", latency_s=0.2, error=None)
+    """
 
     def pick(self, request: Request) -> str | None:
-        """Id of the backend for `request`, or None (answered with 503). Anything but a member's id ends the run."""
+        """Id of the backend for `request`, or None to answer 503. Any value that is no member's id ends the run."""
         ...
 
     def update_backends(self, backends: Sequence[Backend]) -> None:
-        """The backends as they are now: at the start, at each membership change and at each load report."""
+        """Receives all backends: at the start, at each membership change and at each load report."""
         ...
 
     def report_result(self, backend_id: str, latency_s: float, error: str | None) -> None:
-        """How an attempt went, once for each pick. `error`: None, refused, reset, timeout, aborted or status:NNN."""
+        """Receives the result of each pick once. `error`: None, refused, reset, timeout, aborted or status:NNN."""
         ...

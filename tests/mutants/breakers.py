@@ -191,7 +191,7 @@ class CountsClientErrors(Conforming):
 
 class _RefreshedByLateFailures(CircuitBreaker):
     def settle(self, ticket: Ticket, settled: Settled, latency_s: float, now_s: float) -> None:
-        late = ticket in self._out and ticket.generation != self._generation and self.state(now_s) == "open"
+        late = ticket in self._tickets and ticket.generation != self._generation and self.state(now_s) == "open"
         super().settle(ticket, settled, latency_s, now_s)
         if late and settled is Settled.FAILED:
             self._open_until_s = now_s + self._settings.open_s
@@ -216,10 +216,10 @@ class AnyoneWhileHalfOpen(Conforming):
 
 class _FullThresholdAgain(CircuitBreaker):
     def settle(self, ticket: Ticket, settled: Settled, latency_s: float, now_s: float) -> None:
-        if ticket.probe and settled is Settled.FAILED and ticket in self._out:
+        if ticket.probe and settled is Settled.FAILED and ticket in self._tickets:
             self._run += 1
             if self._run < 3:
-                self._out.remove(ticket)
+                self._tickets.remove(ticket)
                 self._probes_out -= 1
                 return
         super().settle(ticket, settled, latency_s, now_s)

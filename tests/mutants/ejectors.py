@@ -37,7 +37,7 @@ class HalfTheTime(Ejecting):
 
 
 class _NobodyOfFew(ejection.PassiveEjection):
-    def _places(self) -> int:
+    def _ejection_slots(self) -> int:
         return int(0.1 * self._members)
 
 

@@ -89,9 +89,9 @@ class _LastLatency(LatencyWindow):
 class _LastLatencyScore(HealthScore):
     def keep_only(self, backends: frozenset[str]) -> None:
         super().keep_only(backends)
-        for vitals in self._vitals.values():
-            if not isinstance(vitals.latencies, _LastLatency):
-                vitals.latencies = _LastLatency(span_s=HEALTH.window_s, minimum_calls=HEALTH.minimum_calls)
+        for measured in self._measurements.values():
+            if not isinstance(measured.latencies, _LastLatency):
+                measured.latencies = _LastLatency(span_s=HEALTH.window_s, minimum_calls=HEALTH.minimum_calls)
 
 
 class LastLatencyAsP99(Weighing):

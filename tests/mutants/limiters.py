@@ -32,8 +32,8 @@ class Limiting(ReferenceGateway):
 
     def __init__(self, random: Random) -> None:
         super().__init__(replace(NOTHING_ON, limits=self.limits), random)
-        if self._doorway is not None and self.limits is not None:
-            self._doorway._admission = self.admission(self.limits)
+        if self._admission_gate is not None and self.limits is not None:
+            self._admission_gate._admission = self.admission(self.limits)
 
 
 class NeverRefuses(Limiting):
@@ -79,8 +79,8 @@ class CountsBySecond(Limiting):
 
 
 class _DebitsAll(Admission):
-    def ask(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Rejected:
-        answer = super().ask(request_id, urgency, tokens, now_s)
+    def submit(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Rejected:
+        answer = super().submit(request_id, urgency, tokens, now_s)
         if isinstance(answer, Rejected) and self._by_request is not None:
             self._by_request.take(1.0, now_s)
         return answer
@@ -93,8 +93,8 @@ class CountsRefused(Limiting):
 
 
 class _Deaf(Admission):
-    def ask(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Rejected:
-        return super().ask(request_id, "normal", tokens, now_s)
+    def submit(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Rejected:
+        return super().submit(request_id, "normal", tokens, now_s)
 
 
 class IgnoresUrgency(Limiting):

@@ -162,7 +162,7 @@ class _CountsWhatLeft(retry.RetryBudget):
         self._came_s: deque[float] = deque()
         self._left_s: deque[float] = deque()
 
-    def fresh(self, now_s: float) -> None:
+    def request_arrived(self, now_s: float) -> None:
         self._came_s.append(now_s)
 
     def try_take(self, now_s: float) -> bool:

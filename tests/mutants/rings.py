@@ -167,7 +167,7 @@ class RejectsAtItsCap(Bounding):
 
 
 class _HomeOnly(Members):
-    def _on_ring(self, key: str, tried: frozenset[str], now_s: float) -> str | None:
+    def _pick_by_ring(self, key: str, tried: frozenset[str], now_s: float) -> str | None:
         assert self._bound is not None
         home = list(self._ring.nearest(key, 1))
         total = sum(map(self._loads.in_flight, self._names)) + 1
@@ -187,7 +187,7 @@ class _Moves(Members):
         super().__init__(settings, random)
         self._moved: dict[str, str] = {}
 
-    def _on_ring(self, key: str, tried: frozenset[str], now_s: float) -> str | None:
+    def _pick_by_ring(self, key: str, tried: frozenset[str], now_s: float) -> str | None:
         assert self._bound is not None
         order = list(self._ring.nearest(key, len(self._names)))
         home = order[0]

@@ -1,1 +1,1 @@
-"""The reference gateway as one state machine, its request records, admission control, and its forms as a target."""
+"""The reference gateway as one state machine: requests, admission control, settings files, claims, and loading."""

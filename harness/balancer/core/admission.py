@@ -1,4 +1,4 @@
-"""The way in where limits are on: who may begin, who waits, whose place is free again, and the queue's one timer."""
+"""Admission control: admit, queue or reject requests; release their slots; own the queue's single timer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from harness.scenario.fast_dataclass import fast_dataclass
 
 @fast_dataclass
 class AdmissionDecision:
-    """What becomes of a request: it begins now (`admitted`) or later, unless it is the one that is `rejected`.
+    """Decision on a new request. It starts now if `admitted`, else it is queued, unless its id is `rejected`.
 
-    A newcomer of higher urgency may take the place of one that waits, which is turned away then.
+    `rejected` may also be the id of a queued request that was displaced by the new one, which has a higher urgency.
+    `actions`: to be carried out before the request starts.
     """
 
     admitted: bool
@@ -24,71 +25,72 @@ class AdmissionDecision:
 
 
 class AdmissionGate:
-    """Admission for the gateway. `set_timer` makes the action that sets the queue's timer; `timer_fired` is its end.
+    """Admission control of the gateway.
 
-    `ready` are those that may begin now, in order; the gateway takes them from there.
+    `set_timer` returns the action that sets the queue's timer to a time in seconds; when it fires, the gateway calls
+    `timer_fired`. `ready`: ids of queued requests that were admitted, in order; the gateway removes and starts them.
     """
 
     def __init__(self, settings: AdmissionSettings, set_timer: Callable[[float], SetTimer]) -> None:
         self._admission = Admission(settings)
         self._set_timer = set_timer
         self._timer_id = 0
-        self._lingering: dict[int, int] = {}
-        """Attempts still underway, by requests whose clients need nothing more."""
+        self._unfinished: dict[int, int] = {}
+        """Number of attempts in flight of each request that is complete for its client; these hold the slot."""
         self.ready: deque[int] = deque()
 
     @property
     def idle(self) -> bool:
-        """Whether no place is held for a request that is gone."""
-        return not self._lingering
+        """Whether no slot is held by a request that is complete for its client."""
+        return not self._unfinished
 
-    def ask(self, request: Request, now_s: float) -> AdmissionDecision:
-        """A request is here. Those that time admits come before it."""
-        actions = self._let_in(self._admission.due(now_s), now_s)
-        answer = self._admission.ask(request.id, request.urgency, request.prompt_tokens, now_s)
-        match answer:
+    def submit(self, request: Request, now_s: float) -> AdmissionDecision:
+        """Decide on a new request, after admitting the queued requests that are due."""
+        actions = self._admit_waiting(self._admission.due(now_s), now_s)
+        result = self._admission.submit(request.id, request.urgency, request.prompt_tokens, now_s)
+        match result:
             case Admitted():
                 return AdmissionDecision(True, actions)
             case Rejected(status, retry_after_s):
-                refusal = Reply(request.id, status, "over the limit", retry_after_s)
-                return AdmissionDecision(False, [*actions, refusal], request.id)
+                reply = Reply(request.id, status, "over the limit", retry_after_s)
+                return AdmissionDecision(False, [*actions, reply], request.id)
             case Queued(shed, refused):
                 if shed is not None and refused is not None:
                     actions.append(Reply(shed, refused.status, "displaced by urgency", refused.retry_after_s))
-                return AdmissionDecision(False, actions + self._await_next(now_s), shed)
+                return AdmissionDecision(False, actions + self._update_timer(now_s), shed)
 
     def timer_fired(self, now_s: float) -> list[Action]:
-        """Time alone admits the next one."""
+        """The queue's timer fired: admit the queued requests that are due."""
         self._timer_id = 0
-        return self._let_in(self._admission.due(now_s), now_s)
+        return self._admit_waiting(self._admission.due(now_s), now_s)
 
-    def gone(self, exchange: Exchange, now_s: float) -> list[Action]:
-        """A client needs nothing more: its place is free once no backend is at work on it any more."""
+    def client_done(self, exchange: Exchange, now_s: float) -> list[Action]:
+        """A request is complete for its client: release its slot once none of its attempts is in flight."""
         request_id = exchange.request.id
-        if not exchange.begun:
-            return self._let_in(self._admission.gone(request_id, now_s), now_s)
-        if exchange.underway:
-            self._lingering[request_id] = exchange.underway
+        if not exchange.admitted:
+            return self._admit_waiting(self._admission.gone(request_id, now_s), now_s)
+        if exchange.in_flight:
+            self._unfinished[request_id] = exchange.in_flight
             return []
-        return self._let_in(self._admission.ended(request_id, now_s), now_s)
+        return self._admit_waiting(self._admission.ended(request_id, now_s), now_s)
 
     def attempt_ended(self, request_id: int, now_s: float) -> list[Action]:
-        """An attempt ended for a request that is gone."""
-        if request_id not in self._lingering:
+        """An attempt ended; release the slot if it was the last one of a request that is complete for its client."""
+        if request_id not in self._unfinished:
             return []
-        self._lingering[request_id] -= 1
-        if self._lingering[request_id]:
+        self._unfinished[request_id] -= 1
+        if self._unfinished[request_id]:
             return []
-        del self._lingering[request_id]
-        return self._let_in(self._admission.ended(request_id, now_s), now_s)
+        del self._unfinished[request_id]
+        return self._admit_waiting(self._admission.ended(request_id, now_s), now_s)
 
-    def _let_in(self, request_ids: list[int], now_s: float) -> list[Action]:
-        """These may go; they begin once what is being handled is done."""
+    def _admit_waiting(self, request_ids: list[int], now_s: float) -> list[Action]:
+        """Move requests to `ready`; the gateway starts them after the current event."""
         self.ready.extend(request_ids)
-        return self._await_next(now_s)
+        return self._update_timer(now_s)
 
-    def _await_next(self, now_s: float) -> list[Action]:
-        """Move the queue's timer to when time alone admits the next request."""
+    def _update_timer(self, now_s: float) -> list[Action]:
+        """Set the queue's timer to the time at which the rate limits admit the next request, if that is known."""
         due_s = self._admission.next_s(now_s)
         if due_s is None:
             return []

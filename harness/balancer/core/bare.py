@@ -1,7 +1,7 @@
-"""A bare gateway around a stranger's policy: one attempt, no retry, hedge, breaker or ejection of ours.
+"""A bare gateway around a user's policy: one attempt per request, no retries, hedges, breakers or ejection.
 
-So only the policy's own decisions are judged. `/health` is polled only to fill the snapshots that it is shown. The
-health scores in them are worked out here by the reference's formula; whether to heed them is up to the policy.
+Only the policy's own decisions are judged that way. `/health` is polled only to fill the backend snapshots passed to
+the policy. Their health scores are computed here with the reference's formula; the policy is free to ignore them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from harness.gateway.protocol import (
 POLL_TIMER = 1
 
 
-def settled_by(error: str | None) -> Settled:
-    """What a result says of its backend; `error` as in harness.gateway.protocol.Policy. ValueError for other words."""
+def settled_from_error(error: str | None) -> Settled:
+    """Outcome of an attempt for its backend's health. ValueError for an `error` unknown to the Policy protocol."""
     if error is None:
         return Settled.OK
     if error == "aborted":
@@ -52,7 +52,7 @@ def settled_by(error: str | None) -> Settled:
 
 
 class WrongPickError(Exception):
-    """A policy picked something that is no member: a fault of its own, which no answer to a client may hide."""
+    """A policy picked a value that is no member's id; an error answer to the client would hide the defect."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Pick:
 
 
 class BareGateway:
-    """Runs `policy` behind the protocol; polls every `poll_s`, gives an attempt `attempt_timeout_s`."""
+    """Runs `policy` behind the protocol. Polls health every `poll_s`; attempts time out after `attempt_timeout_s`."""
 
     def __init__(self, policy: Policy, attempt_timeout_s: float = 10.0, poll_s: float = 0.5) -> None:
         self._policy = policy
@@ -115,7 +115,7 @@ class BareGateway:
             for backend in backends
         }
         self._health.keep_only(frozenset(self._backends))
-        self._show(now_s)
+        self._update_policy(now_s)
         if self._polling:
             return []
         self._polling = True
@@ -137,9 +137,9 @@ class BareGateway:
             figures = replace(report, id=name, address=known.address, weight=known.weight)
             self._health.report(name, report.memory_total_mb, report.memory_used_mb, report.memory_evictable_mb, now_s)
         self._backends[name] = replace(figures, ready=ok)
-        self._show(now_s)
+        self._update_policy(now_s)
 
-    def _show(self, now_s: float) -> None:
+    def _update_policy(self, now_s: float) -> None:
         in_flight = dict.fromkeys(self._backends, 0)
         for pick in self._picks.values():
             if pick.backend in in_flight:
@@ -157,7 +157,7 @@ class BareGateway:
         backend = self._policy.pick(request)
         if backend is None:
             return [Reply(request.id, 503, "the policy picked no backend")]
-        # It was told of every change before it was asked, so there is no race that could excuse it.
+        # The policy received every change before this pick, so the wrong pick cannot be due to a race.
         if not isinstance(backend, str) or backend not in self._backends:
             members = ", ".join(self._backends) or "none"
             policy = type(self._policy).__name__
@@ -179,15 +179,15 @@ class BareGateway:
         pick = self._picks.pop(attempt_id, None)
         if pick is None:
             return []
-        waiting = self._attempt_of.pop(pick.request_id, None) is not None
-        told = f"status:{pick.status}" if error is None and pick.status >= 400 else error
+        client_waits = self._attempt_of.pop(pick.request_id, None) is not None
+        reported_error = f"status:{pick.status}" if error is None and pick.status >= 400 else error
         latency_s = now_s - pick.started_s
-        settled = settled_by(told)
+        settled = settled_from_error(reported_error)
         if settled in (Settled.OK, Settled.FAILED):
             self._health.settle(pick.backend, settled is Settled.OK, latency_s, now_s)
-        self._policy.report_result(pick.backend, latency_s, told)
+        self._policy.report_result(pick.backend, latency_s, reported_error)
         actions: list[Action] = []
-        if waiting and not pick.committed and error is not None:
+        if client_waits and not pick.committed and error is not None:
             actions.append(Reply(pick.request_id, ERROR_STATUS[error], f"attempt at {pick.backend}: {error}"))
         if self._stopping and self.idle:
             actions.append(Exit())

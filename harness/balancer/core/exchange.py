@@ -1,4 +1,4 @@
-"""One request inside the reference balancer: its attempts, and what still may become of it."""
+"""State of one request inside the reference balancer: its attempts, timers and progress."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from harness.gateway.protocol import Request
 OK = Settled.OK
 
 ERROR_STATUS = {"refused": 502, "reset": 502, "timeout": 504, "aborted": 499}
-"""Status of the balancer's own answer where an attempt brought none."""
+"""Status of the balancer's own answer by the error of an attempt that brought none."""
 
 RETRY_AFTER_S = 1.0
-"""What the balancer's own 503 tells its client to wait."""
+"""Retry-After of the balancer's own 503 answers, in seconds."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt; `status` 0 until its head is here. `hedge`: it joined one that was slow.
+    """One attempt. `status`: 0 until its head arrives. `hedge`: sent beside a slow attempt.
 
-    `cut_short`: the request's deadline gave it less than the time of an attempt.
+    `cut_short`: the request's deadline left it less time than the attempt timeout.
     """
 
     id: int
@@ -34,11 +34,11 @@ class Attempt:
     committed: bool = False
 
     def settled(self, error: str | None) -> Settled:
-        """What the attempt says of its backend. An error status counts even if the attempt was cancelled for it."""
+        """Outcome for its backend's health. An error status counts even if the attempt was cancelled because of it."""
         if error is None and self.status < 400:
             return OK
         if error == "timeout" and self.cut_short and self.status < 500:
-            return Settled.NEUTRAL  # our own deadline, not the backend's slowness
+            return Settled.NEUTRAL  # caused by the request's deadline, not by a slow backend
         if self.status >= 500 or error in ("refused", "reset", "timeout"):
             return Settled.FAILED
         return Settled.NEUTRAL if error is None else Settled.ABORTED
@@ -46,11 +46,11 @@ class Attempt:
 
 @dataclass(slots=True)
 class Exchange:
-    """A client's request that has no answer yet, or whose answer is on its way.
+    """A client's request that is unanswered or whose answer is being transferred.
 
-    `attempts` are those whose answer may become its own. `underway` counts all that have not ended, `sent` all that
-    were ever sent, hedges aside. `begun` once it was admitted. `timers` are those that wait for it, by purpose;
-    `retry_waits`: a retry was granted and waits in backoff.
+    `attempts`: attempts whose answer may still be committed. `in_flight`: number of attempts that have not ended.
+    `sent`: number of attempts sent, without hedges. `timers`: ids of its timers by purpose. `retry_waits`: a retry was
+    granted and waits in backoff.
     """
 
     request: Request
@@ -58,8 +58,8 @@ class Exchange:
     attempts: dict[int, Attempt] = field(default_factory=dict)
     tried: frozenset[str] = frozenset()
     sent: int = 0
-    underway: int = 0
-    begun: bool = False
+    in_flight: int = 0
+    admitted: bool = False
     answered: bool = False
     retry_waits: bool = False
     timers: dict[str, int] = field(default_factory=dict)

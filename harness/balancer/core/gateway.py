@@ -1,9 +1,9 @@
-"""The reference balancer whole: one state machine without I/O that composes the mechanisms of this package.
+"""The complete reference balancer: one state machine without I/O that composes the mechanisms of this package.
 
-Inference goes to the owner of its model on the hash ring (bounded loads), updates by policy. What is not ready, ejected
-or behind an open breaker is passed over. A failed attempt may be retried, a slow one hedged; the first good answer
-wins. Each mechanism can be switched off. When nothing is in flight no table remembers a request; a drain's timer may
-still be set, and finds nothing.
+Inference goes to the owner of its model on the hash ring (bounded loads), updates are distributed by policy. Backends
+that are not ready, ejected or behind an open breaker are skipped. A failed attempt may be retried, a slow one hedged;
+the first good answer wins. Each mechanism can be switched off. When nothing is in flight, no table holds a request; a
+drain timer may still be set, which then has no effect.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ INFERENCE = Kind.INFERENCE
 
 
 class ReferenceGateway:
-    """The reference balancer; see the module. Timers of health checks have positive ids, all others negative ones."""
+    """The reference balancer; see the module. Timers of health checks have positive ids, other timers negative ones."""
 
     def __init__(self, settings: Settings, generator: Random) -> None:
         self._settings = settings
@@ -56,9 +56,9 @@ class ReferenceGateway:
         self._budget: retry.RetryBudget | None = None
         if (again := settings.retry) is not None:
             self._budget = retry.RetryBudget(again.budget_share, again.budget_floor, again.budget_window_s)
-        self._doorway: AdmissionGate | None = None
+        self._admission_gate: AdmissionGate | None = None
         if settings.limits is not None:
-            self._doorway = AdmissionGate(settings.limits, lambda at_s: self._set_timer("admission", 0, at_s))
+            self._admission_gate = AdmissionGate(settings.limits, lambda at_s: self._set_timer("admission", 0, at_s))
         self._exchanges: dict[int, Exchange] = {}
         self._attempts: dict[int, Attempt] = {}
         self._timers: dict[int, tuple[str, int]] = {}
@@ -69,16 +69,18 @@ class ReferenceGateway:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight and no table remembers a request."""
+        """Whether nothing is in flight and no table holds a request."""
         waiting = self._budget is not None and self._budget.waiting
-        lingering = self._doorway is not None and not self._doorway.idle
-        return not (self._exchanges or self._attempts or lingering or waiting) and self._members.idle
+        unfinished = self._admission_gate is not None and not self._admission_gate.idle
+        return not (self._exchanges or self._attempts or unfinished or waiting) and self._members.idle
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """See harness.gateway.protocol.Gateway."""
         actions = self._handled(event, now_s)
-        while self._doorway is not None and self._doorway.ready:  # what begins may end at once and make room
-            request_id = self._doorway.ready.popleft()
+        while (
+            self._admission_gate is not None and self._admission_gate.ready
+        ):  # what begins may end at once and make admitted
+            request_id = self._admission_gate.ready.popleft()
             if request_id in self._exchanges:
                 actions += self._begin(request_id, now_s)
         if self._stopping and not self._exited and not self._exchanges and not self._attempts:
@@ -99,7 +101,7 @@ class ReferenceGateway:
             case ClientGone(request_id):
                 return self._gone(request_id, now_s)
             case HealthCheckResult(check_id, name, ok, report):
-                self._members.checked(check_id, name, ok, report, now_s)
+                self._members.health_check_result(check_id, name, ok, report, now_s)
                 return []
             case MembershipChanged(backends):
                 return self._membership(backends, now_s)
@@ -132,14 +134,14 @@ class ReferenceGateway:
             case "deadline" if exchange is not None:
                 exchange.timers.pop("deadline", None)
                 return self._reply(exchange, ERROR_STATUS["timeout"], "no time left in the queue", now_s)
-            case "admission" if self._doorway is not None:
-                return self._doorway.timer_fired(now_s)
+            case "admission" if self._admission_gate is not None:
+                return self._admission_gate.timer_fired(now_s)
             case _:
                 return []
 
     def _drains_due(self, now_s: float) -> list[Action]:
-        late = self._members.expired(now_s)
-        actions: list[Action] = [Cancel(item.id) for item in self._attempts.values() if item.sent.backend in late]
+        expired = self._members.expired(now_s)
+        actions: list[Action] = [Cancel(item.id) for item in self._attempts.values() if item.sent.backend in expired]
         next_s = self._members.next_drain_s()
         return actions if next_s is None else [*actions, self._set_timer("drain", 0, next_s)]
 
@@ -153,33 +155,33 @@ class ReferenceGateway:
         exchange.timers[purpose] = action.timer_id
         return action
 
-    # --- a request comes and goes -------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------
 
     def _arrived(self, request: Request, now_s: float) -> list[Action]:
         if self._stopping:
             return [Reply(request.id, 503, "shutting down", RETRY_AFTER_S)]
         self._exchanges[request.id] = Exchange(request, now_s)
-        if self._doorway is None:
+        if self._admission_gate is None:
             return self._begin(request.id, now_s)
-        asked = self._doorway.ask(request, now_s)
-        actions = asked.actions
-        if asked.rejected is not None:
-            actions += self._drop_timers(self._exchanges.pop(asked.rejected))
-        if asked.admitted:
+        decision = self._admission_gate.submit(request, now_s)
+        actions = decision.actions
+        if decision.rejected is not None:
+            actions += self._drop_timers(self._exchanges.pop(decision.rejected))
+        if decision.admitted:
             return actions + self._begin(request.id, now_s)
-        waits = self._exchanges.get(request.id)
-        if waits is not None and self._settings.retry is not None:
-            actions.append(self._wait(waits, "deadline", now_s + self._settings.retry.deadline_s))
+        queued = self._exchanges.get(request.id)
+        if queued is not None and self._settings.retry is not None:
+            actions.append(self._wait(queued, "deadline", now_s + self._settings.retry.deadline_s))
         return actions
 
     def _begin(self, request_id: int, now_s: float) -> list[Action]:
         exchange = self._exchanges[request_id]
-        exchange.begun = True
+        exchange.admitted = True
         actions: list[Action] = self._drop_timers(exchange)  # the queue's deadline
         if self._budget is not None:
-            self._budget.fresh(now_s)
+            self._budget.request_arrived(now_s)
         if self._hedger is not None:
-            self._hedger.fresh(now_s)
+            self._hedger.request_arrived(now_s)
         actions += self._attempt(exchange, now_s)
         delay_s = None if self._hedger is None else self._hedger.delay_s(exchange.request.model)
         if delay_s is not None and exchange.attempts and exchange.request.kind is INFERENCE:
@@ -194,15 +196,15 @@ class ReferenceGateway:
         return actions + self._forget(exchange, now_s)
 
     def _forget(self, exchange: Exchange, now_s: float) -> list[Action]:
-        """The client needs nothing more: drop the exchange with all that waits for it; attempts end by themselves."""
+        """Drop a request that is complete for its client, with its timers and pending retry. Its attempts go on."""
         exchange.answered = True
         del self._exchanges[exchange.request.id]
         actions: list[Action] = self._drop_timers(exchange)
         if exchange.retry_waits and self._budget is not None:
             exchange.retry_waits = False
             self._budget.give_back(now_s)
-        if self._doorway is not None:
-            actions += self._doorway.gone(exchange, now_s)
+        if self._admission_gate is not None:
+            actions += self._admission_gate.client_done(exchange, now_s)
         return actions
 
     def _drop_timers(self, exchange: Exchange) -> list[Action]:
@@ -219,7 +221,7 @@ class ReferenceGateway:
     # --- attempts -----------------------------------------------------------------------------------------
 
     def _attempt(self, exchange: Exchange, now_s: float, hedge: bool = False, to: str | None = None) -> list[Action]:
-        """Send one attempt, to the best backend that was not tried yet; an own answer if there is none at all."""
+        """Send one attempt to the preferred backend that was not tried yet; reply 503 if no backend is eligible."""
         request = exchange.request
         backend = to or self._members.pick(request, exchange.tried, now_s)
         if backend is None:
@@ -238,7 +240,7 @@ class ReferenceGateway:
             limit_s < self._settings.attempt_timeout_s,
         )
         self._attempts[attempt.id] = exchange.attempts[attempt.id] = attempt
-        exchange.underway += 1
+        exchange.in_flight += 1
         exchange.tried |= {backend}
         exchange.sent += not hedge
         return [Send(attempt.id, request.id, backend, limit_s)]
@@ -251,7 +253,7 @@ class ReferenceGateway:
         attempt.status, attempt.retry_after_s = status, retry_after_s
         if status < 500 and not self._retryable(exchange, attempt, None, now_s):
             return [] if self._settings.commit_at == "first_byte" else self._commit(exchange, attempt, now_s)
-        if len(exchange.attempts) > 1:  # the other leg may still bring a good answer
+        if len(exchange.attempts) > 1:  # the other attempt may still bring a good answer
             del exchange.attempts[attempt_id]
             return [Cancel(attempt_id)]
         if self._retryable(exchange, attempt, None, now_s) and self._granted(now_s):
@@ -267,10 +269,10 @@ class ReferenceGateway:
         return self._commit(exchange, attempt, now_s)
 
     def _commit(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
-        """This attempt's answer is the answer; the others are cancelled."""
+        """Commit this attempt's answer and cancel the other attempts."""
         attempt.committed = exchange.answered = True
         if self._hedger is not None and attempt.status < 400 and exchange.request.kind is INFERENCE:
-            # The whole request's time, not the winning leg's: the latter would make more and more hedges.
+            # Time since arrival, not the winning attempt's own: the latter would cause more and more hedges.
             self._hedger.record(exchange.request.model, now_s - exchange.arrived_s)
         actions: list[Action] = [Commit(exchange.request.id, attempt.id)]
         if len(exchange.attempts) > 1:
@@ -286,19 +288,23 @@ class ReferenceGateway:
         actions: list[Action] = [BackendDrained(attempt.sent.backend)] if drained else []
         exchange = self._exchanges.get(attempt.request_id)
         if exchange is None:
-            room = [] if self._doorway is None else self._doorway.attempt_ended(attempt.request_id, now_s)
-            return actions + room
-        exchange.underway -= 1
+            admitted = (
+                [] if self._admission_gate is None else self._admission_gate.attempt_ended(attempt.request_id, now_s)
+            )
+            return actions + admitted
+        exchange.in_flight -= 1
         if exchange.attempts.pop(attempt_id, None) is None:
             return actions
         if attempt.committed:
             return actions + self._forget(exchange, now_s)
-        if exchange.attempts:  # the other leg goes on
+        if exchange.attempts:  # the other attempt goes on
             return actions
         if error is not None and self._retryable(exchange, attempt, error, now_s) and self._granted(now_s):
             return actions + self._retry_later(exchange, attempt, now_s)
-        told = error or "aborted"
-        return actions + self._reply(exchange, ERROR_STATUS[told], f"attempt at {attempt.sent.backend}: {told}", now_s)
+        reported_error = error or "aborted"
+        return actions + self._reply(
+            exchange, ERROR_STATUS[reported_error], f"attempt at {attempt.sent.backend}: {reported_error}", now_s
+        )
 
     # --- retries and hedges -------------------------------------------------------------------------------
 
@@ -322,7 +328,7 @@ class ReferenceGateway:
         return self._budget is not None and self._budget.try_take(now_s)
 
     def _retry_later(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
-        """A retry was granted: it leaves after its backoff, unless the deadline comes first."""
+        """Schedule a granted retry after its backoff; reply if the deadline would pass before."""
         settings = self._settings.retry
         assert settings is not None and self._budget is not None
         wait_s = retry.backoff_s(settings, exchange.sent, self._random, attempt.retry_after_s)
@@ -345,7 +351,7 @@ class ReferenceGateway:
         return actions
 
     def _hedge_due(self, exchange: Exchange, now_s: float) -> list[Action]:
-        """The request is slow: join its attempt by another elsewhere, if that is allowed and paid for."""
+        """The request is slow: hedge it on another backend if the rules and the hedge budget allow it."""
         exchange.timers.pop("hedge", None)
         primary = next(iter(exchange.attempts.values()), None)
         if self._hedger is None or primary is None or primary.status or len(exchange.attempts) > 1:

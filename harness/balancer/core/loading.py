@@ -1,6 +1,6 @@
-"""From a line of text to a balancer without I/O: the reference with its settings, or a stranger's Python class.
+"""Creates a balancer without I/O from a text: the reference with its settings, or a user's Python class.
 
-Used by the targets and by the live shell, which is a process of its own and is told what to run as text.
+Used by the targets and by the live driver, a separate process that receives its balancer as text.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ PYTHON = "python:"
 
 
 def reference_spec(settings: Settings) -> str:
-    """The text that `gateway_from` makes a reference balancer of."""
-    return REFERENCE + form().dump_json(settings).decode()
+    """The text from which `gateway_from` creates a reference balancer with these settings."""
+    return REFERENCE + settings_adapter().dump_json(settings).decode()
 
 
 def gateway_from(spec: str, now: NowFunction, generator: Random) -> Gateway:
-    """The balancer that `spec` names: `reference:{settings as JSON}` or `python:package.module:Class`.
+    """The balancer named by `spec`: `reference:{settings as JSON}` or `python:package.module:Class`.
 
-    ClaimsError of one line if the class is not there, is no balancer or cannot be made.
+    ClaimsError, one line, if the class does not exist, is no balancer or cannot be instantiated.
     """
     if spec.startswith(REFERENCE):
-        return ReferenceGateway(form().validate_json(spec.removeprefix(REFERENCE)), generator)
-    stranger = load_class(spec)
+        return ReferenceGateway(settings_adapter().validate_json(spec.removeprefix(REFERENCE)), generator)
+    target_class = load_class(spec)
     try:
-        made = stranger(**_wanted(stranger, now, generator))
+        made = target_class(**_constructor_arguments(target_class, now, generator))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a constructor that calls sys.exit must not end pytest
         raise ClaimsError(
-            f"target {spec!r} cannot be made: {crash_line(error)}; a constructor may ask for now and random, and needs"
-            " defaults for all else"
+            f"target {spec!r} cannot be created: {crash_line(error)}; a constructor may have the parameters now and"
+            " random; all others need defaults"
         ) from None
     if hasattr(made, "handle"):
         gateway: Gateway = made
@@ -56,13 +56,13 @@ def gateway_from(spec: str, now: NowFunction, generator: Random) -> Gateway:
 
 
 @functools.cache
-def form() -> TypeAdapter[Settings]:
-    """What reads and writes the settings; to make it takes 40 ms, for which nobody need wait."""
+def settings_adapter() -> TypeAdapter[Settings]:
+    """Parser and serialiser of the settings. Creating it takes 40 ms, so it is cached and can be created early."""
     return TypeAdapter(Settings)
 
 
 def load_class(spec: str) -> Any:
-    """The class that `python:package.module:Class` names. ClaimsError if it isn't there or is no balancer."""
+    """The class named by `python:package.module:Class`. ClaimsError if it does not exist or is no balancer."""
     module_name, _, class_name = spec.removeprefix(PYTHON).partition(":")
     if not module_name or not class_name:
         raise ClaimsError(f"target {spec!r}: expected python:package.module:Class")
@@ -77,21 +77,21 @@ def load_class(spec: str) -> Any:
         raise
     except BaseException as error:
         raise ClaimsError(f"target {spec!r}: importing {module_name} raised {crash_line(error)}") from None
-    stranger = getattr(module, class_name, None)
-    if stranger is None:
+    target_class = getattr(module, class_name, None)
+    if target_class is None:
         names = [name for name, value in vars(module).items() if inspect.isclass(value)]
         raise ClaimsError(f"target {spec!r}: {module_name} has no class {class_name}; {nearest(class_name, names)}")
-    missing = [name for name in ("pick", "update_backends", "report_result") if not hasattr(stranger, name)]
-    if missing and not hasattr(stranger, "handle"):
+    missing = [name for name in ("pick", "update_backends", "report_result") if not hasattr(target_class, name)]
+    if missing and not hasattr(target_class, "handle"):
         raise ClaimsError(
             f"target {spec!r}: {class_name} lacks {', '.join(missing)}; expected a policy with pick, update_backends"
             " and report_result, or a gateway with handle"
         )
-    return stranger
+    return target_class
 
 
-def _wanted(stranger: Any, now: NowFunction, generator: Random) -> dict[str, Any]:
-    """What a constructor asks for by name: the world's clock and its seeded randomness."""
-    names = inspect.signature(stranger).parameters
+def _constructor_arguments(target_class: Any, now: NowFunction, generator: Random) -> dict[str, Any]:
+    """The arguments that the constructor has parameters for: `now` (the world's clock) and `random` (seeded)."""
+    names = inspect.signature(target_class).parameters
     offered = {"now": now, "random": generator}
     return {name: value for name, value in offered.items() if name in names}

@@ -1,4 +1,4 @@
-"""A TOML file that changes settings of the reference balancer: keys and tables are named like its fields."""
+"""Settings of the reference balancer from a TOML file whose keys and tables are named like the settings' fields."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from harness.scenario.model import ClaimsError
 
 
 def settings_from(path: Path, base: Settings) -> Settings:
-    """`base` with what a TOML file says: keys and tables are named like the fields of harness.balancer.settings.
+    """`base` changed by a TOML file, whose keys and tables are named like the fields of harness.balancer.settings.
 
-    `table = false` switches a mechanism off. ClaimsError of one line for a file that cannot be read or says nonsense.
+    `table = false` switches a mechanism off. ClaimsError, one line, for an unreadable file or invalid content.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -41,7 +41,7 @@ def settings_from(path: Path, base: Settings) -> Settings:
 
 
 def _check(settings: Settings) -> None:
-    """ValueError for settings of which no balancer can be made."""
+    """ValueError for settings that no balancer can be created with."""
     one_of(settings.commit_at, "commit_at", ("head", "first_byte"))
     if settings.update_policy is not None:
         one_of(settings.update_policy, "update_policy", POLICIES)
@@ -52,46 +52,46 @@ def _check(settings: Settings) -> None:
     ReferenceGateway(settings, Random(0))
 
 
-def _changed(base: Any, document: Mapping[str, Any], where: str) -> Any:
-    """The dataclass `base`, or a new one of that class, with the fields that `document` names.
+def _changed(base: Any, document: Mapping[str, Any], prefix: str) -> Any:
+    """`base` (a dataclass or an instance of one) with the fields in `document` set.
 
-    ValueError with the place for anything wrong.
+    `prefix`: path of the table, for messages. ValueError with the path of the first invalid key or value.
     """
     kind = base if isinstance(base, type) else type(base)
     hints = typing.get_type_hints(kind)
     valid = [field.name for field in fields(kind)]
     changes: dict[str, Any] = {}
     for key, value in document.items():
-        place = f"{where}{key}"
+        key_path = f"{prefix}{key}"
         if key not in valid:
-            raise ValueError(f"{place} is unknown; {nearest(key, valid)}")
+            raise ValueError(f"{key_path} is unknown; {nearest(key, valid)}")
         part: Any = next((kind for kind in _members(hints[key]) if is_dataclass(kind)), None)
         if part is not None and isinstance(value, dict):
-            changes[key] = _changed((base is not kind and getattr(base, key)) or part, value, f"{place}.")
+            changes[key] = _changed((base is not kind and getattr(base, key)) or part, value, f"{key_path}.")
         elif value is False and type(None) in _members(hints[key]):
             changes[key] = None
         else:
-            changes[key] = _value(hints[key], value, place)
-    wanted = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
-    missing = [name for name in wanted if base is kind and name not in changes]
+            changes[key] = _value(hints[key], value, key_path)
+    required = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    missing = [name for name in required if base is kind and name not in changes]
     if missing:
-        raise ValueError(f"{where}{missing[0]} is missing; it has no default")
+        raise ValueError(f"{prefix}{missing[0]} is missing; it has no default")
     try:
         return kind(**changes) if base is kind else replace(base, **changes)
     except ValueError as error:
-        raise ValueError(f"{where.rstrip('.')}: {error}" if where else str(error)) from None
+        raise ValueError(f"{prefix.rstrip('.')}: {error}" if prefix else str(error)) from None
 
 
 def _members(hint: Any) -> Iterator[Any]:
-    """The alternatives of a union; a plain type is its own."""
+    """The alternatives of a union type; any other type itself."""
     yield from typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
-def _value(hint: Any, value: Any, place: str) -> Any:
-    if isinstance(value, bool) and bool not in _members(hint):  # pydantic would take it for 0 or 1
-        raise ValueError(f"{place} {str(value).lower()}: expected another kind of value")
+def _value(hint: Any, value: Any, key_path: str) -> Any:
+    if isinstance(value, bool) and bool not in _members(hint):  # pydantic would accept it as 0 or 1
+        raise ValueError(f"{key_path} {str(value).lower()}: expected another kind of value")
     try:
         return TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
-        told = error.errors()[0]["msg"]
-        raise ValueError(f"{place} {value!r}: {told[:1].lower()}{told[1:]}") from None
+        message = error.errors()[0]["msg"]
+        raise ValueError(f"{key_path} {value!r}: {message[:1].lower()}{message[1:]}") from None

@@ -1,4 +1,4 @@
-"""What settings of the reference amount to as claims, number for number."""
+"""Claims of the reference balancer, derived from its settings number for number."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from harness.claims.features import (
     Spread,
 )
 
-COUNTED = (500, 502, 503, 504)
-"""Answers that the balancer takes for failures: all from 500 on, of which these are claimed."""
+FAILURE_STATUSES = (500, 502, 503, 504)
+"""Claimed failure statuses. The balancer itself counts every status from 500 on as a failure."""
 
-SPARE_S = 0.5
-"""From when the first attempts at a silent backend are given up until nobody is sent there any more."""
+FAILOVER_MARGIN_S = 0.5
+"""Time in seconds from the first attempt timeouts at a silent backend until no more requests are sent there."""
 
 
-def claimed(settings: Settings) -> tuple[Feature, ...]:
-    """What is switched on, claimed with its numbers."""
+def claims_from_settings(settings: Settings) -> tuple[Feature, ...]:
+    """Claims, with their numbers, of all mechanisms that are switched on."""
     features: list[Feature] = [
         Affinity(key="header:x-model-id", algorithm="ring", virtual_nodes=settings.virtual_nodes),
-        Failover(within_s=settings.attempt_timeout_s + SPARE_S),
+        Failover(within_s=settings.attempt_timeout_s + FAILOVER_MARGIN_S),
     ]
     if settings.update_policy is not None:
         features.append(Spread(policy=settings.update_policy))
@@ -44,7 +44,7 @@ def claimed(settings: Settings) -> tuple[Feature, ...]:
     if settings.ejection is not None:
         ejection = settings.ejection
         cap_share = None if ejection.cap_share == 1 else ejection.cap_share
-        features.append(Ejection(ejection.failures, ejection.open_s, COUNTED, cap_share))
+        features.append(Ejection(ejection.failures, ejection.open_s, FAILURE_STATUSES, cap_share))
     if (checks := settings.checks) is not None:
         features.append(HealthChecks(checks.interval_s, checks.timeout_s, checks.unhealthy, checks.healthy))
     if (breaker := settings.breaker) is not None:
@@ -61,7 +61,7 @@ def claimed(settings: Settings) -> tuple[Feature, ...]:
 
 
 def limits_claim(limits: AdmissionSettings) -> Limits:
-    """What is claimed of requests; of model tokens nothing can be."""
+    """Claim for limits on requests. Limits on model tokens cannot be claimed."""
     rate = limits.requests
     return Limits(
         rate_per_s=None if rate is None else rate.rate_per_s,
@@ -73,7 +73,7 @@ def limits_claim(limits: AdmissionSettings) -> Limits:
 
 
 def breaker_claim(breaker: BreakerSettings) -> Breaker:
-    """What is claimed of a breaker with these settings."""
+    """Claim for a breaker with these settings."""
     return Breaker(
         failures=breaker.failures,
         error_rate=breaker.error_rate,
@@ -88,7 +88,7 @@ def breaker_claim(breaker: BreakerSettings) -> Breaker:
 
 
 def health_share_claim(health: HealthSettings) -> HealthShare:
-    """What is claimed of a health score with these settings."""
+    """Claim for a health score with these settings."""
     return HealthShare(
         errors=health.errors,
         latency=health.latency,
@@ -103,7 +103,7 @@ def health_share_claim(health: HealthSettings) -> HealthShare:
 
 
 def hedge_claim(hedge: HedgeSettings) -> Hedge:
-    """What is claimed of hedging with these settings."""
+    """Claim for hedging with these settings."""
     return Hedge(
         quantile=hedge.quantile,
         share=hedge.share,
@@ -115,7 +115,7 @@ def hedge_claim(hedge: HedgeSettings) -> Hedge:
 
 
 def retry_claim(retry: RetrySettings) -> Retry:
-    """What is claimed of retries with these settings."""
+    """Claim for retries with these settings."""
     return Retry(
         attempts=retry.attempts,
         statuses=tuple(sorted(retry.statuses)),

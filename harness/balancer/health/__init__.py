@@ -1,1 +1,1 @@
-"""Which backends may receive traffic and how much: breakers, ejection, readiness, scores, slow start, draining."""
+"""Eligibility and weight of backends: breakers, ejection, readiness, health scores, slow start, draining."""

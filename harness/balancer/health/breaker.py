@@ -3,9 +3,9 @@
     closed ──trip──► open ──time──► half-open ──enough good probes──► closed
                       ▲                 └──a failed probe──┘ (back to open, for longer)
 
-The state follows from what was settled and from the clock alone: there is no transition that a look could cause, so
-looking changes nothing. Every call holds a ticket from `acquire` and gives it up with one `settle`; what began before
-the last trip or closing decides nothing any more (App-vNext/Polly#217). Rules of their own are told at the methods.
+The state depends only on the settled calls and the clock: queries cause no transition. Every call holds a ticket from
+`acquire` and returns it with one `settle`; calls begun before the last trip or closing no longer affect the state
+(App-vNext/Polly#217). Further rules are documented at the methods.
 Sources: Nygard, "Release It!", and the documentation of Polly, resilience4j and Hystrix.
 """
 
@@ -25,9 +25,9 @@ SLOW_QUANTILE = 0.99
 
 
 class Settled(Enum):
-    """How a call ended, as far as its backend's health goes.
+    """Result of a call with regard to its backend's health.
 
-    NEUTRAL (the client's own error, 4xx) and ABORTED (cancelled) say nothing about it; counting them as failures opens
+    NEUTRAL (a client error, 4xx) and ABORTED (cancelled) are no evidence of it; counting them as failures opens
     breakers fleet-wide (sgl-project/sglang#25811, tinfoilsh/confidential-model-router#278).
     """
 
@@ -38,17 +38,17 @@ class Settled(Enum):
 
 
 FAILED = Settled.FAILED
-SAYS_NOTHING = (Settled.NEUTRAL, Settled.ABORTED)
+UNINFORMATIVE = (Settled.NEUTRAL, Settled.ABORTED)
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """When a breaker trips, for how long, and what closes it. None switches a reason to trip off; one must be on.
+    """Trip conditions, open times and closing rule of a breaker. None disables a condition; one must be enabled.
 
-    `failures` in a row; `error_rate` (0 to 1, reached) and `slow_p99_s` (exceeded) over the last `window_s` with at
-    least `minimum_calls` that ended ok or failed. Open for `open_s`, after each failed probe `multiplier` times longer
-    up to `max_open_s`, every time drawn within ± `jitter` (a share) of itself. `probes` at a time while half-open;
-    `successes` good ones close. ValueError for numbers that make no sense.
+    Trips after `failures` in a row, or when `error_rate` (0 to 1) is reached or `slow_p99_s` exceeded over the last
+    `window_s` with at least `minimum_calls` that ended ok or failed. Open for `open_s`, after each failed probe
+    `multiplier` times longer up to `max_open_s`; each time is drawn within ± `jitter` (a share of it). While half-open
+    at most `probes` run at a time; `successes` good ones close it. ValueError for numbers out of range.
     """
 
     failures: int | None = 5
@@ -83,17 +83,16 @@ class BreakerSettings:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """The right to make one call. Compared by identity: a breaker knows its own tickets and no others."""
+    """Permission for one call. Compared by identity: a breaker accepts only its own tickets."""
 
     generation: int
     probe: bool
 
 
 class CircuitBreaker:
-    """The breaker of one backend; see the module. `now_s` is the caller's clock, which never goes back.
+    """The breaker of one backend; see the module. `now_s` is the caller's monotonic clock.
 
-    A backend that leaves and returns gets a new breaker, so nothing is inherited; tickets of the old one mean nothing
-    to the new one.
+    A backend that leaves and returns gets a new breaker without any inherited state; it ignores tickets of the old one.
     """
 
     __slots__ = (
@@ -102,19 +101,19 @@ class CircuitBreaker:
         "_good_probes",
         "_next_open_s",
         "_open_until_s",
-        "_out",
         "_probes_out",
         "_random",
         "_run",
         "_settings",
         "_slow",
+        "_tickets",
     )
 
     def __init__(self, settings: BreakerSettings, generator: Random) -> None:
         self._settings = settings
         self._random = generator
         self._generation = 0
-        self._out: set[Ticket] = set()
+        self._tickets: set[Ticket] = set()
         self._probes_out = 0
         self._good_probes = 0
         self._run = 0
@@ -126,62 +125,62 @@ class CircuitBreaker:
     @property
     def tickets_out(self) -> int:
         """Number of tickets not settled yet; 0 when nothing is in flight."""
-        return len(self._out)
+        return len(self._tickets)
 
     @property
     def closed(self) -> bool:
-        """Whether everybody may call."""
+        """Whether the breaker is closed, so that all calls are allowed."""
         return self._open_until_s is None
 
     def state(self, now_s: float) -> State:
-        """Where the breaker is; half-open from the very end of the open time on."""
+        """The state at `now_s`; half-open from the exact end of the open time on."""
         if self._open_until_s is None:
             return "closed"
         return "open" if now_s < self._open_until_s else "half-open"
 
     def open_until_s(self, now_s: float) -> float | None:
-        """When the open time ends, on the clock of `now_s`; None unless open."""
+        """End of the open time, on the clock of `now_s`; None unless open."""
         until_s = self._open_until_s
         return until_s if until_s is not None and now_s < until_s else None
 
     def allows(self, now_s: float) -> bool:
-        """Whether `acquire` would give a ticket. Looks only; so candidates can be filtered by it at will.
+        """Whether `acquire` would return a ticket. Changes no state, so candidates can be filtered by it freely.
 
-        While half-open, probes that are out from an earlier half-open time still hold their slots, so that the backend
-        never has more than `probes` of them.
+        Unsettled probes of an earlier half-open time still hold their slots, so the backend never has more than
+        `probes`.
         """
         until_s = self._open_until_s
         return until_s is None or (now_s >= until_s and self._probes_out < self._settings.probes)
 
     def acquire(self, now_s: float) -> Ticket | None:
-        """A ticket for one call, a probe's while half-open; None if there is none to be had, without waiting."""
+        """A ticket for one call, which is a probe while half-open; None if calls are not allowed now. Never waits."""
         if not self.allows(now_s):
             return None
         probe = self._open_until_s is not None
         ticket = Ticket(self._generation, probe)
-        self._out.add(ticket)
+        self._tickets.add(ticket)
         self._probes_out += probe
         return ticket
 
     def settle(self, ticket: Ticket, settled: Settled, latency_s: float, now_s: float) -> None:
-        """End a call that took `latency_s`. Every way out frees a probe's slot (resilience4j/resilience4j#544).
+        """End a call that took `latency_s`. Every result frees a probe's slot (resilience4j/resilience4j#544).
 
-        Nothing else comes of a ticket from before the last trip or closing; so stragglers neither lengthen an open time
-        nor decide a half-open one. A ticket settled before, or from another breaker, is ignored.
+        A ticket from before the last trip or closing has no other effect, so late results neither lengthen an open time
+        nor decide a half-open state. A ticket settled before, or from another breaker, is ignored.
         """
-        if ticket not in self._out:
+        if ticket not in self._tickets:
             return
-        self._out.remove(ticket)
+        self._tickets.remove(ticket)
         self._probes_out -= ticket.probe
-        if ticket.generation != self._generation or settled in SAYS_NOTHING:
+        if ticket.generation != self._generation or settled in UNINFORMATIVE:
             return
         failed = settled is FAILED
         slow = self._settings.slow_p99_s is not None and latency_s > self._settings.slow_p99_s
         if not ticket.probe:
             self._call_ended(failed, slow, now_s)
         elif failed or slow:
-            # A slow answer is no good probe where slowness is a reason to trip: closing would only trip again. And one
-            # is enough, whatever it takes to trip from closed (nodeshift/opossum#119).
+            # A slow probe counts as failed where slowness trips, as the closed breaker would trip again. One failed
+            # probe suffices, whatever number is needed to trip from closed (nodeshift/opossum#119).
             self._trip(now_s)
         else:
             self._good_probe()
@@ -203,7 +202,7 @@ class CircuitBreaker:
     def _p99_is_slow(self, now_s: float) -> bool:
         """Whether the latency of rank ceil(.99 (W + 1)), at most the largest, exceeds the bound.
 
-        It does exactly if fewer calls than its rank were within the bound; so counting them is enough.
+        True exactly if fewer calls than that rank were within the bound, so counting them is enough.
         """
         slow = self._slow.bad(now_s)
         if not slow:
@@ -215,17 +214,17 @@ class CircuitBreaker:
     def _trip(self, now_s: float) -> None:
         self._generation += 1
         self._good_probes = 0
-        self._open_until_s = now_s + self._drawn_open_s()
-        # Nothing is counted again before the breaker closes; it then starts clean.
+        self._open_until_s = now_s + self._draw_open_s()
+        # No calls are counted until the breaker closes; it then starts with empty windows.
         self._run = 0
         self._errors.clear()
         self._slow.clear()
 
-    def _drawn_open_s(self) -> float:
+    def _draw_open_s(self) -> float:
         """Uniform in [T (1 - jitter), T (1 + jitter)] for T = open_s multiplier^k capped; never above max_open_s.
 
-        Near the cap only the part of that range below it is drawn from. Cutting off what was drawn instead would send
-        half of all capped breakers back at the same instant.
+        Near the cap the draw is from the part of that range below the cap. Clipping the drawn value instead would let
+        half of all capped breakers reopen to traffic at the same instant.
         """
         settings = self._settings
         nominal_s = self._next_open_s

@@ -1,9 +1,9 @@
-"""Draining: who left or became not ready gets nothing new, and what is in flight there ends, by a deadline if need be.
+"""Draining: a backend that left or became not ready gets no new requests; those in flight end by a deadline.
 
-A draining backend has less and less in flight, so that it looks idle (seen broken: istio/istio#39870). Hence `draining`
-holds from `start` until the backend is back or forgotten, and not just while something is in flight. One open stream
-must not hold up a drain for ever (seen broken: caddyserver/caddy#3818), and telling a drain again does not give it more
-time. A backend that returns is simply back: what was in flight before counts as any other request.
+A draining backend has ever fewer requests in flight and so looks idle (seen broken: istio/istio#39870). Therefore
+`draining` holds from `start` until the backend is back or dropped, not only while requests are in flight. An open
+stream must not delay a drain for ever (seen broken: caddyserver/caddy#3818), and starting a drain again does not extend
+its deadline. After a return, requests that were in flight before count like any others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Drain:
 
 
 class Draining:
-    """Drains by backend. `deadline_s` is how long one may take; ValueError if it is not above 0."""
+    """Drains by backend. `deadline_s`: maximum duration of one drain; ValueError if it is not above 0."""
 
     def __init__(self, deadline_s: float) -> None:
         if not deadline_s > 0:
@@ -31,13 +31,13 @@ class Draining:
     def start(self, backend: str, in_flight: int, now_s: float) -> bool:
         """Drain `backend`, which has `in_flight` attempts. True if it is drained already.
 
-        If it is draining, nothing changes.
+        No effect on a drain that was started before.
         """
         drain = self._drains.setdefault(backend, _Drain(in_flight, now_s + self._deadline_s))
         return drain.in_flight == 0
 
     def ended(self, backend: str) -> bool:
-        """One attempt at `backend` ended, however it did. True if that was the last one of a drain."""
+        """An attempt at `backend` ended, with any result. True if it was the last one of a drain."""
         drain = self._drains.get(backend)
         if drain is None or drain.in_flight == 0:
             return False
@@ -45,26 +45,26 @@ class Draining:
         return drain.in_flight == 0
 
     def draining(self, backend: str) -> bool:
-        """Whether `backend` must get nothing new: it is draining, or drained and not back yet."""
+        """Whether `backend` must get no new requests: it is draining, or drained and not back yet."""
         return backend in self._drains
 
     def returned(self, backend: str) -> None:
-        """`backend` is a ready member again, or is to be forgotten."""
+        """End the drain: `backend` is a ready member again, or its state is to be dropped."""
         self._drains.pop(backend, None)
 
     def keep_only(self, backends: frozenset[str]) -> None:
-        """Forget the drained ones that are not among `backends`; those with attempts in flight stay."""
+        """Drop drained backends that are not among `backends`; those with attempts in flight are kept."""
         self._drains = {name: drain for name, drain in self._drains.items() if drain.in_flight or name in backends}
 
     def expired(self, now_s: float) -> tuple[str, ...]:
-        """Backends whose time is over with attempts in flight, which must be cut; each is named once a drain."""
+        """Backends past their deadline, whose attempts in flight must be cancelled; each is returned once a drain."""
         over = [name for name, drain in self._drains.items() if self._due_s(drain) <= now_s]
         for name in over:
             self._drains[name].cut = True
         return tuple(over)
 
     def next_s(self) -> float | None:
-        """When `expired` next has something to say; None if nothing can expire."""
+        """Next time at which `expired` returns a backend; None if nothing can expire."""
         soonest_s = min(map(self._due_s, self._drains.values()), default=math.inf)
         return soonest_s if soonest_s < math.inf else None
 

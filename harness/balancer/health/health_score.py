@@ -1,12 +1,12 @@
-"""How healthy each backend is, from 0 to 1, and the share of traffic that follows from it.
+"""Health score of each backend, from 0 to 1, and its resulting share of the traffic.
 
     score = .4 (1 - error rate) + .3 min(1, baseline p99 / p99) + .2 (free + evictable memory) / total
             + .1 (1 up to 100 connections, then falling to 0 over the next 500)
 
-A weight and not a gate: 0.6 beside 1, 1, 1 gets .6/3.6 of the traffic. What is unknown counts as good (too few calls,
-no report), or newcomers could never show what they can. The sum alone lets a backend that fails everything keep 0.6,
-its latency, memory and connections being fine; so what is known to be out weighs 0 whatever the score.
-Latencies are those of good answers only: an error that comes fast is not speed (linkerd/linkerd2#11669).
+The score is a weight, not a gate: 0.6 beside 1, 1, 1 gets .6/3.6 of the traffic. Unknown components count as good (too
+few calls, no report), else newcomers would get no traffic to be measured by. A backend that fails all calls keeps 0.6
+by the sum alone if its latency, memory and connections are good; so a backend known to be out has weight 0 whatever its
+score. Latencies are those of good answers only: a fast error is not a fast backend (linkerd/linkerd2#11669).
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from harness.balancer.health.windows import LatencyWindow, OutcomeWindow
 QUANTILE = 0.99
 
 BASELINE_EVERY_S = 0.1
-"""How long the fleet's baseline holds: to work it out takes a look at all members, too much for every pick."""
+"""Lifetime of the fleet's baseline in seconds: computing it examines all members, which is too slow for every pick."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """Weights of the four components (they sum to 1) and what they are measured by.
+    """Weights of the four components (their sum is 1) and the scales that they are measured by.
 
-    `free_connections` cost nothing, the next `connection_span` lower their component to 0. Calls count for `window_s`,
-    the last `window_calls` of them at most, and a report counts for `window_s`: it has to be longer than the check
-    interval. Fewer than `minimum_calls` say nothing. `baseline_p99_s` None: the median p99 of the fleet, as of
-    `BASELINE_EVERY_S` ago at most.
-    ValueError for numbers that make no sense.
+    The first `free_connections` do not lower their component; the next `connection_span` lower it to 0. Calls count for
+    `window_s`, at most the last `window_calls`; a report counts for `window_s`, which must be longer than the check
+    interval. Fewer than `minimum_calls` count as unknown. `baseline_p99_s` None: the median p99 of the fleet, at most
+    `BASELINE_EVERY_S` old. ValueError for numbers out of range.
     """
 
     errors: float = 0.4
@@ -66,7 +65,7 @@ class HealthSettings:
 
 
 class Components(NamedTuple):
-    """The four components of a score, each from 0 (bad) to 1 (good, or not known)."""
+    """The four components of a score, each from 0 (bad) to 1 (good or unknown)."""
 
     errors: float
     latency: float
@@ -75,10 +74,10 @@ class Components(NamedTuple):
 
 
 def free_share(total_mb: float, used_mb: float, evictable_mb: float) -> float | None:
-    """Share of a GPU's memory that a request could get, 0 to 1; None for figures that can't be true.
+    """Share of a GPU's memory available to a request, 0 to 1; None for impossible figures.
 
-    Weights and cache blocks that are idle count as free: they give way when room is needed. Otherwise a backend looks
-    ill for being warm, and a cold one attractive.
+    Idle weights and cache blocks count as free, as they are evicted when memory is needed. Otherwise a warm backend
+    would score low and a cold one high.
     """
     figures = (total_mb, used_mb, evictable_mb)
     if not all(math.isfinite(figure) and figure >= 0 for figure in figures) or total_mb == 0:
@@ -87,9 +86,9 @@ def free_share(total_mb: float, used_mb: float, evictable_mb: float) -> float | 
 
 
 def shares(weights: Mapping[str, float]) -> dict[str, float]:
-    """Each backend's share of the traffic, in proportion to its weight; all 0 if nobody weighs anything.
+    """Each backend's share of the traffic, in proportion to its weight; all 0 if no weight is above 0.
 
-    ValueError for a weight that is negative or no number.
+    ValueError for a weight that is negative or not finite.
     """
     for backend, weight in weights.items():
         if not 0 <= weight < math.inf:
@@ -99,7 +98,7 @@ def shares(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class _Vitals:
+class _Measurements:
     outcomes: OutcomeWindow
     latencies: LatencyWindow
     free_share: float | None = None
@@ -108,64 +107,67 @@ class _Vitals:
 
 
 class HealthScore:
-    """Scores of the members; see the module. `now_s` is the caller's clock, which never goes back.
+    """Scores of the members; see the module. `now_s` is the caller's monotonic clock.
 
-    Members are named by `keep_only`; what is told about others is ignored, and asking about them is a KeyError.
+    Members are set by `keep_only`; results and reports of other backends are ignored, and queries for them raise
+    KeyError.
     """
 
-    __slots__ = ("_baseline", "_baseline_due_s", "_settings", "_vitals")
+    __slots__ = ("_baseline", "_baseline_due_s", "_measurements", "_settings")
 
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
-        self._vitals: dict[str, _Vitals] = {}
+        self._measurements: dict[str, _Measurements] = {}
         self._baseline: float | None = None
         self._baseline_due_s = -math.inf
 
     def keep_only(self, backends: frozenset[str]) -> None:
-        """Make these the members. Those who stay keep what is known of them; who returns starts clean."""
-        self._vitals = {name: self._vitals.get(name) or self._newcomer() for name in sorted(backends)}
+        """Replace the members. Remaining members keep their measurements; a returning one starts clean."""
+        self._measurements = {
+            name: self._measurements.get(name) or self._no_measurements() for name in sorted(backends)
+        }
         self._baseline_due_s = -math.inf
 
     def settle(self, backend: str, ok: bool, latency_s: float, now_s: float) -> None:
-        """A call ended, after `latency_s`. Not for what says nothing of its backend: 4xx and cancelled calls."""
-        vitals = self._vitals.get(backend)
-        if vitals is None:
+        """Record a call that ended after `latency_s`. Not to be called for 4xx and cancelled calls."""
+        measured = self._measurements.get(backend)
+        if measured is None:
             return
-        vitals.outcomes.record(not ok, now_s)
+        measured.outcomes.record(not ok, now_s)
         if ok:
-            vitals.latencies.record(latency_s, now_s)
+            measured.latencies.record(latency_s, now_s)
 
     def report(
         self, backend: str, memory_total_mb: float, memory_used_mb: float, memory_evictable_mb: float, now_s: float
     ) -> None:
-        """What a backend says of its memory, in MB. Figures that can't be true count as no report."""
-        vitals = self._vitals.get(backend)
-        if vitals is not None:
-            vitals.free_share = free_share(memory_total_mb, memory_used_mb, memory_evictable_mb)
-            vitals.reported_s = now_s
+        """Record a backend's memory report, in MB. Impossible figures count as no report."""
+        measured = self._measurements.get(backend)
+        if measured is not None:
+            measured.free_share = free_share(memory_total_mb, memory_used_mb, memory_evictable_mb)
+            measured.reported_s = now_s
 
     def connections(self, backend: str, count: int) -> None:
-        """How many connections to a backend are active now."""
-        vitals = self._vitals.get(backend)
-        if vitals is not None:
-            vitals.connections = count
+        """Record the number of active connections to a backend."""
+        measured = self._measurements.get(backend)
+        if measured is not None:
+            measured.connections = count
 
     def components(self, backend: str, now_s: float) -> Components:
-        """What a backend's score is made of."""
+        """The components of a backend's score."""
         settings = self._settings
-        vitals = self._vitals[backend]
-        rate = vitals.outcomes.rate(now_s)
-        reported = vitals.free_share is not None and now_s < vitals.reported_s + settings.window_s
-        above = (vitals.connections - settings.free_connections) / settings.connection_span
+        measured = self._measurements[backend]
+        rate = measured.outcomes.rate(now_s)
+        reported = measured.free_share is not None and now_s < measured.reported_s + settings.window_s
+        above = (measured.connections - settings.free_connections) / settings.connection_span
         return Components(
             errors=1.0 if rate is None else 1.0 - rate,
-            latency=self._latency(vitals, now_s),
-            memory=vitals.free_share if reported and vitals.free_share is not None else 1.0,
+            latency=self._latency(measured, now_s),
+            memory=measured.free_share if reported and measured.free_share is not None else 1.0,
             connections=min(1.0, max(0.0, 1.0 - above)),
         )
 
     def score(self, backend: str, now_s: float) -> float:
-        """A backend's score, 0 to 1; exactly 1 while nothing speaks against it."""
+        """A backend's score, 0 to 1; exactly 1 while all components are 1."""
         settings = self._settings
         parts = self.components(backend, now_s)
         terms = (
@@ -184,15 +186,15 @@ class HealthScore:
             return 0.0
         return self.score(backend, now_s)
 
-    def _newcomer(self) -> _Vitals:
+    def _no_measurements(self) -> _Measurements:
         settings = self._settings
-        return _Vitals(
+        return _Measurements(
             OutcomeWindow(span_s=settings.window_s, calls=settings.window_calls, minimum_calls=settings.minimum_calls),
             LatencyWindow(span_s=settings.window_s, calls=settings.window_calls, minimum_calls=settings.minimum_calls),
         )
 
-    def _latency(self, vitals: _Vitals, now_s: float) -> float:
-        p99_s = vitals.latencies.quantile_s(QUANTILE, now_s)
+    def _latency(self, measured: _Measurements, now_s: float) -> float:
+        p99_s = measured.latencies.quantile_s(QUANTILE, now_s)
         if p99_s is None:
             return 1.0
         baseline_s = self._baseline_s(now_s)
@@ -202,7 +204,7 @@ class HealthScore:
         if self._settings.baseline_p99_s is not None:
             return self._settings.baseline_p99_s
         if now_s >= self._baseline_due_s:
-            found = [vitals.latencies.quantile_s(QUANTILE, now_s) for vitals in self._vitals.values()]
+            found = [measured.latencies.quantile_s(QUANTILE, now_s) for measured in self._measurements.values()]
             known = [p99_s for p99_s in found if p99_s is not None]
             self._baseline = median(known) if known else None
             self._baseline_due_s = now_s + BASELINE_EVERY_S

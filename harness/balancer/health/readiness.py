@@ -1,15 +1,15 @@
-"""Active readiness: thresholds on health checks, one schedule per backend so that a hung one delays no other.
+"""Active readiness: thresholds on health checks, with one schedule per backend so that a hung one delays no other.
 
-A health check is good if the backend answered as expected and does not report itself overloaded. Alive is another
-question than ready: alive is who answers at all, if only to say that it is not ready.
+A health check is good if the backend answered as expected and does not report overload. Alive differs from ready: a
+backend is alive if it answers at all, even if only to report that it is not ready.
 
-**Guard.** Under overload readiness feeds on itself: one backend goes out, the others get its load and go out in turn,
-and the whole fleet takes turns at being away (kubernetes/kubernetes#115917). So when less than a claimed share of the
-fleet would be ready, the guard fails open: everybody is in rotation that is alive and has passed a health check
-before, and the load is shared by all of them. Keeping only those that were ready last would leave the others idle
-while these drown. Out stay newcomers that never passed one (they are still loading, and no part of the fleet yet) and
-the dead, unless that leaves nobody at all. Source: Envoy's panic threshold (50 % by default), which lets in the dead
-as well: with three of four failing their checks all four get the same share.
+**Guard.** Under overload, readiness is self-amplifying: one backend leaves rotation, the others get its load and leave
+in turn, and the whole fleet cycles in and out of rotation (kubernetes/kubernetes#115917). So when less than a claimed
+share of the fleet would be ready, the guard fails open: all backends that are alive and have passed a health check
+before are in rotation and share the load. Keeping only those that were last ready would overload them while the others
+are idle. Newcomers that never passed a check (still loading, not part of the fleet yet) and dead backends stay out,
+unless no backend would be left. Source: Envoy's panic threshold (50 % by default), which also admits dead backends:
+with three of four failing their checks all four get the same share.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from harness.gateway.protocol import Action, Backend, SendHealthCheck, SetTimer
 
 @dataclass(frozen=True, slots=True)
 class RotationSettings:
-    """When a backend is in rotation, beyond its answers to health checks. None switches a limit off.
+    """Conditions for rotation beyond the answers to health checks. None switches a limit off.
 
     Overloaded: memory in use and not evictable above `memory_share` of the total, or more than `queue_depth` requests
     waiting. The guard acts below `minimum_ready_share` of the fleet (0: never). `gated`: newcomers are out until
     `healthy` health checks in a row were good. `jitter`: each interval is drawn within ± this share of itself.
-    ValueError for numbers that make no sense.
+    ValueError for numbers out of range.
     """
 
     memory_share: float | None = 0.95
@@ -51,7 +51,7 @@ class RotationSettings:
             )
 
     def overloaded(self, report: Backend) -> bool:
-        """Whether a backend's report of itself is beyond a limit. Memory figures that can't be true decide nothing."""
+        """Whether a backend's report exceeds a limit. Impossible memory figures are ignored."""
         if self.queue_depth is not None and report.queue_depth > self.queue_depth:
             return True
         figures = (report.memory_total_mb, report.memory_used_mb, report.memory_evictable_mb)
@@ -62,12 +62,12 @@ class RotationSettings:
         return taken_mb * denominator > numerator * report.memory_total_mb
 
 
-PLAIN = RotationSettings(memory_share=None, queue_depth=None, minimum_ready_share=0.0)
-"""The answers to health checks alone."""
+CHECKS_ONLY = RotationSettings(memory_share=None, queue_depth=None, minimum_ready_share=0.0)
+"""Rotation decided by the answers to health checks alone."""
 
 
 @dataclass(slots=True)
-class _Watched:
+class _CheckState:
     timer_id: int
     ready: bool
     failures: int = 0
@@ -75,11 +75,11 @@ class _Watched:
     unanswered: int = 0
     alive: bool = True
     passed: bool = False
-    """Whether any health check was ever answered as expected."""
+    """Whether a health check was ever answered as expected."""
     newest_check: int = 0
 
-    def take(self, ok: bool, good: bool, answered: bool, unhealthy: int, healthy: int) -> None:
-        """Count a health check's result."""
+    def record(self, ok: bool, good: bool, answered: bool, unhealthy: int, healthy: int) -> None:
+        """Count the result of a health check."""
         self.failures = 0 if good else self.failures + 1
         self.successes = self.successes + 1 if good else 0
         self.unanswered = 0 if answered else self.unanswered + 1
@@ -92,12 +92,12 @@ class _Watched:
 
 
 class Readiness:
-    """Who is ready. A newcomer counts as ready until its first checks say otherwise (unless gated).
+    """Readiness of the backends. Unless gated, a newcomer counts as ready until its first checks fail.
 
-    `interval_s` from one check's start to the next, `timeout_s` for its answer; out after `unhealthy` failures in a
-    row, back after `healthy` successes in a row. `rotation` holds the limits and the guard; see the module.
-    `generator` draws the jitter, `expected` is what a good answer looks like. ValueError for numbers that make no
-    sense.
+    `interval_s`: from one check's start to the next. `timeout_s`: time for its answer. A backend leaves rotation after
+    `unhealthy` failures in a row and re-enters after `healthy` successes in a row. `rotation`: limits and guard; see
+    the module. `generator` draws the jitter. `expected`: criterion of a good answer. ValueError for numbers out of
+    range.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Readiness:
         timeout_s: float,
         unhealthy: int,
         healthy: int,
-        rotation: RotationSettings = PLAIN,
+        rotation: RotationSettings = CHECKS_ONLY,
         generator: Random | None = None,
         expected: ExpectedAnswer = STATUS_200,
     ) -> None:
@@ -124,7 +124,7 @@ class Readiness:
         self._settings = rotation
         self._random = generator
         self._expected = expected
-        self._watched: dict[str, _Watched] = {}
+        self._states: dict[str, _CheckState] = {}
         self._timers: dict[int, str] = {}
         self._checks: dict[int, str] = {}
         self._next_id = 0
@@ -133,33 +133,33 @@ class Readiness:
 
     @property
     def guarded(self) -> bool:
-        """Whether the guard acts now: so few are ready that others are in rotation too."""
+        """Whether the guard acts now, so that backends that are not ready may be in rotation too."""
         return self._guarded
 
     @property
     def rotation(self) -> frozenset[str]:
-        """Who is in rotation; the same object until that is decided anew."""
+        """Backends in rotation; the same object until the set is recomputed."""
         return self._rotation
 
     def set_backends(self, backends: tuple[str, ...], now_s: float) -> list[Action]:
-        """Watch exactly `backends`; those watched already keep their state."""
-        for gone in set(self._watched) - set(backends):
-            self._timers.pop(self._watched.pop(gone).timer_id)
-        # A health check that was out when its backend left says nothing about the one that returns under that name.
-        self._checks = {number: name for number, name in self._checks.items() if name in self._watched}
+        """Check exactly `backends`; those checked already keep their state. Returns the timers of new ones."""
+        for gone in set(self._states) - set(backends):
+            self._timers.pop(self._states.pop(gone).timer_id)
+        # A check in flight when its backend left must not count for a backend that returns under the same name.
+        self._checks = {number: name for number, name in self._checks.items() if name in self._states}
         actions: list[Action] = []
         for name in backends:
-            if name in self._watched:
+            if name in self._states:
                 continue
             self._next_id += 1
-            self._watched[name] = _Watched(timer_id=self._next_id, ready=not self._settings.gated)
+            self._states[name] = _CheckState(timer_id=self._next_id, ready=not self._settings.gated)
             self._timers[self._next_id] = name
             actions.append(SetTimer(self._next_id, now_s))
         self._decide_rotation()
         return actions
 
     def timer_fired(self, timer_id: int, now_s: float) -> list[Action]:
-        """Start the check that is due and set the timer of the next; nothing for a timer of a backend that left."""
+        """Start the check that is due and set the next timer; no actions for a timer of a backend that left."""
         name = self._timers.get(timer_id)
         if name is None:
             return []
@@ -169,40 +169,40 @@ class Readiness:
         return [check, SetTimer(timer_id, now_s + self._drawn_interval_s())]
 
     def result(self, check_id: int, ok: bool, report: Backend | None = None, *, answered: bool | None = None) -> bool:
-        """Take note of a check's result; whether its backend came (back) into rotation by it, with cold caches.
+        """Record a check's result. Returns whether it brought its backend (back) into rotation, with cold caches.
 
-        `ok`: answered as expected and in time; `report` where the backend sent one; `answered` in any way, by default
-        if it is ok or there is a report. Ignored are results of backends that left, and of a check that began before
-        one whose result is known: a timeout of a hang that is over says nothing any more.
+        `ok`: answered as expected and in time. `report`: if the backend sent one. `answered`: whether there was any
+        answer; by default, if it is ok or there is a report. Ignored are results of backends that left and of checks
+        that began before one whose result is known, as the late timeout of a hang that is over is no evidence.
         """
         name = self._checks.pop(check_id, "")
-        watched = self._watched.get(name)
-        if watched is None or check_id < watched.newest_check:
+        state = self._states.get(name)
+        if state is None or check_id < state.newest_check:
             return False
-        watched.newest_check = check_id
+        state.newest_check = check_id
         good = ok and (report is None or not self._settings.overloaded(report))
-        heard = (ok or report is not None) if answered is None else answered
+        was_answered = (ok or report is not None) if answered is None else answered
         was_in = name in self._rotation
-        before = (watched.ready, watched.alive, watched.passed)
-        watched.take(ok, good, heard, self._unhealthy, self._healthy)
-        if before != (watched.ready, watched.alive, watched.passed):
+        before = (state.ready, state.alive, state.passed)
+        state.record(ok, good, was_answered, self._unhealthy, self._healthy)
+        if before != (state.ready, state.alive, state.passed):
             self._decide_rotation()
-        # Who is let in by the guard has been serving all along, and gets no second start when it is ready again.
-        return watched.ready and not was_in
+        # A backend kept in rotation by the guard has been serving all along, so it does not re-enter when ready again.
+        return state.ready and not was_in
 
     def ready(self, backend: str) -> bool:
-        """Whether `backend` may get traffic, by its own health checks or by the guard."""
+        """Whether `backend` may receive traffic, by its own health checks or by the guard."""
         return backend in self._rotation
 
     def passing(self, backend: str) -> bool:
-        """Whether `backend` is ready by its own health checks, whatever the guard does."""
-        watched = self._watched.get(backend)
-        return watched is not None and watched.ready
+        """Whether `backend` is ready by its own health checks, regardless of the guard."""
+        state = self._states.get(backend)
+        return state is not None and state.ready
 
     def alive(self, backend: str) -> bool:
-        """Whether `backend` answers its health checks at all; dead after `unhealthy` in a row without any answer."""
-        watched = self._watched.get(backend)
-        return watched is not None and watched.alive
+        """Whether `backend` answers its health checks at all; dead after `unhealthy` unanswered ones in a row."""
+        state = self._states.get(backend)
+        return state is not None and state.alive
 
     def _drawn_interval_s(self) -> float:
         if not self._settings.jitter or self._random is None:
@@ -210,11 +210,11 @@ class Readiness:
         return self._interval_s * self._random.uniform(1 - self._settings.jitter, 1 + self._settings.jitter)
 
     def _decide_rotation(self) -> None:
-        """Work out who is in rotation; only when somebody's state changed, so that asking is cheap."""
-        chosen = {name for name, watched in self._watched.items() if watched.ready}
-        proven = {name for name, watched in self._watched.items() if watched.passed}
+        """Recompute the rotation. Called only when a backend's state changed, so that queries are cheap."""
+        chosen = {name for name, state in self._states.items() if state.ready}
+        proven = {name for name, state in self._states.items() if state.passed}
         numerator, denominator = exact_ratio(self._settings.minimum_ready_share)
         self._guarded = len(chosen) * denominator < numerator * len(chosen | proven)
         if self._guarded:
-            chosen |= {name for name in proven if self._watched[name].alive}
+            chosen |= {name for name in proven if self._states[name].alive}
         self._rotation = frozenset(chosen or proven) if self._guarded else frozenset(chosen)

@@ -1,12 +1,12 @@
-"""Slow start: whoever comes into rotation gets a growing part of its weight, as its caches are cold.
+"""Slow start: a backend that enters rotation gets a growing part of its weight, as its caches are cold.
 
     factor = max(minimum share, (time since / window) ^ (1 / aggression)), 1 from the end of the window on
 
-relative to the member that has been in longest: in a fleet that is new altogether everybody has 1, and nobody's factor
-falls when the oldest leaves its window. The ramp applies on every way in: new, returned, back from ejection, ready
-again (seen broken: nginx/kubernetes-ingress#8593). It is part of the weight, so policies that look at load have to
-divide by it too, or an idle newcomer gets everything (caddyserver/caddy#7966).
-Source: Envoy's documentation, "Slow start mode"; there, ages below one second count as one second.
+divided by the factor of the member that has been in rotation longest: in an entirely new fleet every factor is 1, and
+no factor falls when the oldest member reaches the end of its window. The ramp applies to every entry: new, returned,
+back from ejection, ready again (seen broken: nginx/kubernetes-ingress#8593). It is part of the weight, so load-based
+policies must divide by it too, or an idle newcomer gets all requests (caddyserver/caddy#7966). Source: Envoy's
+documentation, "Slow start mode"; there, ages below one second count as one second.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Iterable
 
 
 class SlowStart:
-    """Ramps by backend, `window_s` long, from `minimum_share` (above 0, else a newcomer might never be asked) to 1.
+    """Ramps by backend, `window_s` long, from `minimum_share` (above 0, else a newcomer might get no requests) to 1.
 
-    `aggression` 1 is linear, above 1 faster at first, below 1 slower at first. ValueError for numbers that make no
-    sense. Asking about a backend that is no member is a KeyError.
+    `aggression`: 1 is linear, above 1 faster at first, below 1 slower at first. ValueError for numbers out of range,
+    KeyError for a backend that is no member.
     """
 
     __slots__ = ("_exponent", "_minimum_share", "_oldest_s", "_since_s", "_window_s")
@@ -37,20 +37,20 @@ class SlowStart:
         self._oldest_s = math.inf
 
     def set_backends(self, backends: Iterable[str], now_s: float) -> None:
-        """Make these the members: newcomers, and those that had left, start now; the others go on."""
+        """Replace the members: new and returning ones start their ramp now; the others continue."""
         self._since_s = {name: self._since_s.get(name, now_s) for name in backends}
         self._oldest_s = min(self._since_s.values(), default=math.inf)
 
     def restart(self, backend: str, at_s: float) -> None:
-        """A member comes back into rotation at `at_s`, which may lie ahead: the end of an ejection is known when it
-        begins. Others are ignored.
+        """A member re-enters rotation at `at_s`, which may be in the future: the end of an ejection is known at its
+        start. Other ids are ignored.
         """
         if backend in self._since_s:
             self._since_s[backend] = at_s
             self._oldest_s = min(self._since_s.values())
 
     def factor(self, backend: str, now_s: float) -> float:
-        """What to multiply the backend's weight with, above 0 and at most 1."""
+        """Factor of the backend's weight, above 0 and at most 1."""
         return self._ramp(now_s - self._since_s[backend]) / self._ramp(now_s - self._oldest_s)
 
     def _ramp(self, age_s: float) -> float:

@@ -1,1 +1,1 @@
-"""Choice of a backend: consistent hashing, load-aware policies, sessions."""
+"""Choice of a backend: consistent hashing, load-aware policies, session affinity."""

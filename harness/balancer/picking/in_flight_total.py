@@ -1,23 +1,23 @@
-"""A group of backends with what they have in flight together: kept up to date, never summed anew."""
+"""A group of backends with the incrementally maintained total of their requests in flight."""
 
 from __future__ import annotations
 
 
 class InFlightTotal:
-    """Backends of a group and the requests in flight at them. Every operation is O(1)."""
+    """The backends of a group and their requests in flight. Every operation is O(1)."""
 
     __slots__ = ("backends", "total")
 
     def __init__(self) -> None:
         self.backends: set[str] = set()
         self.total = 0
-        """Requests in flight at all of the group."""
+        """Requests in flight at all backends of the group."""
 
     def __len__(self) -> int:
         return len(self.backends)
 
     def put(self, backend: str, in_flight: int) -> bool:
-        """`backend`, with `in_flight` requests, is one of the group; whether that is new."""
+        """Add `backend`, which has `in_flight` requests, to the group. False if it was a member already."""
         if backend in self.backends:
             return False
         self.backends.add(backend)
@@ -25,7 +25,7 @@ class InFlightTotal:
         return True
 
     def drop(self, backend: str, in_flight: int) -> bool:
-        """`backend`, with `in_flight` requests, is none of the group; whether that is new."""
+        """Remove `backend`, which has `in_flight` requests, from the group. False if it was no member."""
         if backend not in self.backends:
             return False
         self.backends.remove(backend)
@@ -33,6 +33,6 @@ class InFlightTotal:
         return True
 
     def count(self, backend: str, change: int) -> None:
-        """There are so many more (or, below 0, fewer) requests in flight at `backend`, if that is one of the group."""
+        """Add `change` (may be negative) to the requests in flight at `backend`, if it is in the group."""
         if backend in self.backends:
             self.total += change

@@ -1,17 +1,18 @@
 """Picking policies for requests without affinity, each selectable by name through `make`.
 
-- `round_robin`: whoever was picked longest ago, so turns are full ones although the list is edited (an index into the
-  list isn't safe from that, seen broken: grpc/grpc-java#4462).
-- `weighted_round_robin`: nginx's smooth one (commit 52327e0627f4, 2012): every pick adds to each candidate its weight,
-  takes the largest sum, and takes the total from it. Weights 5, 1, 1 give a a b a c a a.
+- `round_robin`: the least recently picked, so turns stay complete when the list is edited (an index into the list does
+  not guarantee that, seen broken: grpc/grpc-java#4462).
+- `weighted_round_robin`: nginx's smooth algorithm (commit 52327e0627f4, 2012): every pick adds to each candidate's sum
+  its weight, picks the largest sum, and subtracts the total from it. Weights 5, 1, 1 give a a b a c a a.
 - `random`, `weighted_random`: independent draws.
 - `least_connections`: fewest own requests in flight, ties at random (seen broken:
   kubernetes-sigs/gateway-api-inference-extension#1204).
-- `two_choices`: the less loaded of two, by the composite load.
-- `ewma`: the cheaper of two by latency times requests in flight with the new one (Finagle's peak EWMA); see `Ewma`.
+- `two_choices`: the less loaded of two by composite load.
+- `ewma`: the cheaper of two by latency times requests in flight including the new one (Finagle's peak EWMA); see
+  `Ewma`.
 
-The weighted ones read the weights anew at every pick and never pick a weight of 0 (seen broken: traefik/traefik#1294,
-traefik/traefik#2986, envoyproxy/envoy#14360). The others take any candidate.
+The weighted policies read the weights at every pick and never pick a weight of 0 (seen broken: traefik/traefik#1294,
+traefik/traefik#2986, envoyproxy/envoy#14360). The others pick any candidate.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from harness.balancer.picking.two_choices import less_loaded_of_two
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What policies may ask about a backend.
+    """Properties of a backend available to policies.
 
-    `in_flight`: own requests there. `load`: composite load at a time in seconds, any unit. `weight`: 1 is normal,
-    0 (or less, or not a number) is nothing.
+    `in_flight`: own requests there. `load`: composite load at a time in seconds, any unit. `weight`: 1 is normal;
+    0, negative and non-finite weights receive nothing.
     """
 
     in_flight: Callable[[str], int]
@@ -41,9 +42,9 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class EwmaSettings:
-    """`decay_s`: time in which an old latency or penalty loses 63 % of what sets it apart.
+    """`decay_s`: time constant; an old latency's distance from the fleet's, and a penalty, lose 63 % in that time.
 
-    `first_s`: latency of every backend before any has answered. `penalty_s`: what the first error adds; each further
+    `first_s`: latency of every backend before any has answered. `penalty_s`: penalty of the first error; each further
     one doubles it, up to `most_penalty_s`.
     """
 
@@ -62,20 +63,20 @@ class Picker(Protocol):
     """One policy."""
 
     def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
-        """One of `candidates` (distinct, all eligible); None if there is none, or none with weight."""
+        """One of `candidates` (distinct, all eligible); None if there is none, or none with a weight above 0."""
         ...
 
     def settle(self, backend: str, latency_s: float, ok: bool) -> None:
-        """Take note of how an attempt at `backend` ended. Not to be called for attempts that were cancelled."""
+        """Record the result of an attempt at `backend`. Not to be called for cancelled attempts."""
         ...
 
     def keep_only(self, backends: frozenset[str]) -> None:
-        """Forget everything about backends that are no longer members."""
+        """Drop the state of all other backends."""
         ...
 
 
-class _Forgetful:
-    """The part of a policy that learns nothing from answers and remembers no backend."""
+class _Stateless:
+    """Base of policies that use neither results nor membership."""
 
     def settle(self, backend: str, latency_s: float, ok: bool) -> None:
         """See Picker."""
@@ -84,8 +85,8 @@ class _Forgetful:
         """See Picker."""
 
 
-class RoundRobin(_Forgetful):
-    """Whoever was picked longest ago, newcomers first."""
+class RoundRobin(_Stateless):
+    """The least recently picked backend, newcomers first."""
 
     def __init__(self) -> None:
         self._picks = 0
@@ -106,35 +107,35 @@ class RoundRobin(_Forgetful):
         self._last = {name: pick for name, pick in self._last.items() if name in backends}
 
 
-class WeightedRoundRobin(_Forgetful):
+class WeightedRoundRobin(_Stateless):
     """nginx's smooth weighted round robin."""
 
     def __init__(self, weight: Callable[[str], float]) -> None:
         self._weight = weight
-        self._due: dict[str, float] = {}
+        self._current: dict[str, float] = {}
 
     def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
         """See Picker."""
-        due, total, chosen = self._due, 0.0, None
+        current, total, chosen = self._current, 0.0, None
         for backend in candidates:
-            weight = _sane_weight(self._weight(backend))
+            weight = _valid_weight(self._weight(backend))
             if not weight:
                 continue
             total += weight
-            due[backend] = due.get(backend, 0.0) + weight
-            if chosen is None or due[backend] > due[chosen]:
+            current[backend] = current.get(backend, 0.0) + weight
+            if chosen is None or current[backend] > current[chosen]:
                 chosen = backend
         if chosen is not None:
-            due[chosen] -= total
+            current[chosen] -= total
         return chosen
 
     def keep_only(self, backends: frozenset[str]) -> None:
         """See Picker."""
-        self._due = {name: due for name, due in self._due.items() if name in backends}
+        self._current = {name: current for name, current in self._current.items() if name in backends}
 
 
-class RandomChoice(_Forgetful):
-    """All alike."""
+class RandomChoice(_Stateless):
+    """Uniformly at random."""
 
     def __init__(self, generator: Random) -> None:
         self._random = generator
@@ -144,8 +145,8 @@ class RandomChoice(_Forgetful):
         return candidates[self._random.randrange(len(candidates))] if candidates else None
 
 
-class WeightedRandom(_Forgetful):
-    """Each in proportion to its weight."""
+class WeightedRandom(_Stateless):
+    """At random, in proportion to weights."""
 
     def __init__(self, generator: Random, weight: Callable[[str], float]) -> None:
         self._random = generator
@@ -153,7 +154,7 @@ class WeightedRandom(_Forgetful):
 
     def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
         """See Picker."""
-        weights = {backend: _sane_weight(self._weight(backend)) for backend in candidates}
+        weights = {backend: _valid_weight(self._weight(backend)) for backend in candidates}
         eligible = [backend for backend in candidates if weights[backend]]
         if not eligible:
             return None
@@ -161,7 +162,7 @@ class WeightedRandom(_Forgetful):
         return self._random.choices(eligible, cum_weights=sums)[0]
 
 
-class LeastConnections(_Forgetful):
+class LeastConnections(_Stateless):
     """Fewest own requests in flight, ties at random."""
 
     def __init__(self, generator: Random, in_flight: Callable[[str], int]) -> None:
@@ -178,8 +179,8 @@ class LeastConnections(_Forgetful):
         return idle[self._random.randrange(len(idle))]
 
 
-class TwoChoices(_Forgetful):
-    """The less loaded of two by the composite load."""
+class TwoChoices(_Stateless):
+    """The less loaded of two by composite load."""
 
     def __init__(self, generator: Random, load: Callable[[str, float], float]) -> None:
         self._random = generator
@@ -197,24 +198,24 @@ class _Observed:
     at_s: float = 0.0
 
 
-class Ewma(_Forgetful):
+class Ewma(_Stateless):
     """The cheaper of two backends drawn at random, by (latency + penalty) times (requests in flight + 1).
 
     - Costs within about 10 % of each other are a tie.
-    - Latency rises to a slow answer at once and falls bit by bit. While nothing is heard it drifts towards the fleet's,
-      so that a backend is tried again after a bad spell.
-    - An error never lowers the latency, and adds a penalty that doubles with every further one and wears off: who fails
-      fast is not fast (seen broken: linkerd/linkerd2#11669, kubernetes/ingress-nginx#5540).
-    - A newcomer has the fleet's latency, and its requests in flight count from the first: it is one among equals and
-      not a hole that takes everything.
+    - Latency rises to that of a slow answer at once and falls gradually. Without answers it decays towards the fleet's,
+      so that a backend is tried again after a slow period.
+    - An error never lowers the latency, and adds a penalty that doubles with every further error and decays: failing
+      fast does not count as fast (seen broken: linkerd/linkerd2#11669, kubernetes/ingress-nginx#5540).
+    - A newcomer has the fleet's latency, and its requests in flight count from the first, so it does not attract all
+      traffic.
 
-    Times are those of the last pick, near enough for what only wears off.
+    Results are dated with the time of the last pick, which is accurate enough for decay.
     """
 
     FLEET_SHARE = 0.05
-    """What one answer counts in the fleet's latency."""
+    """Weight of one answer in the fleet's latency."""
     SAMPLE_SHARE = 0.3
-    """What one answer that is faster than the average counts in a backend's."""
+    """Weight of one answer that is faster than the average in its backend's latency."""
 
     def __init__(self, generator: Random, in_flight: Callable[[str], int], settings: EwmaSettings) -> None:
         self._random = generator
@@ -227,18 +228,18 @@ class Ewma(_Forgetful):
     def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
         """See Picker."""
         self._now_s = max(self._now_s, now_s)
-        return less_loaded_of_two(candidates, self._rough_cost, self._random)
+        return less_loaded_of_two(candidates, self._rounded_cost, self._random)
 
     def cost_s(self, backend: str) -> float:
-        """What one more request at `backend` would cost, in seconds of the last pick."""
-        latency_s, penalty_s = self._as_of_now(backend)
+        """Cost of one more request at `backend`, in seconds, as of the last pick."""
+        latency_s, penalty_s = self._decayed(backend)
         return (latency_s + penalty_s) * (self._in_flight(backend) + 1)
 
     def settle(self, backend: str, latency_s: float, ok: bool) -> None:
         """See Picker."""
         if not (math.isfinite(latency_s) and latency_s >= 0):
             return
-        known_s, penalty_s = self._as_of_now(backend)
+        known_s, penalty_s = self._decayed(backend)
         if ok:
             fleet_s = latency_s if self._fleet_s is None else self._fleet_s
             self._fleet_s = fleet_s + self.FLEET_SHARE * (latency_s - fleet_s)
@@ -256,11 +257,11 @@ class Ewma(_Forgetful):
         """See Picker."""
         self._observed = {name: observed for name, observed in self._observed.items() if name in backends}
 
-    def _rough_cost(self, backend: str) -> int:
-        """The cost in steps of 10 %, so that one that is dearer by a hair is not passed over for ever."""
+    def _rounded_cost(self, backend: str) -> int:
+        """The cost rounded to steps of 10 %, so that a marginally more expensive backend is still picked."""
         return round(math.log(max(self.cost_s(backend), 1e-6)) / math.log(1.1))
 
-    def _as_of_now(self, backend: str) -> tuple[float, float]:
+    def _decayed(self, backend: str) -> tuple[float, float]:
         fleet_s = self._settings.first_s if self._fleet_s is None else self._fleet_s
         observed = self._observed.get(backend)
         if observed is None:
@@ -281,7 +282,7 @@ POLICIES = (
 
 
 def make(name: str, generator: Random, signals: Signals, ewma: EwmaSettings | None = None) -> Picker:
-    """The policy of that name, one of `POLICIES`. ValueError for another name."""
+    """The policy named `name`, one of `POLICIES`. ValueError for other names."""
     match name:
         case "round_robin":
             return RoundRobin()
@@ -301,5 +302,5 @@ def make(name: str, generator: Random, signals: Signals, ewma: EwmaSettings | No
             raise ValueError(f"policy {name!r}: expected one of {', '.join(POLICIES)}")
 
 
-def _sane_weight(weight: float) -> float:
+def _valid_weight(weight: float) -> float:
     return weight if math.isfinite(weight) and weight > 0 else 0.0

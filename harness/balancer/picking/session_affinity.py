@@ -1,15 +1,16 @@
-"""Sessions stay with a backend, for the sake of what it has cached for them, but not on one that is overloaded.
+"""Session affinity: sessions stay with the backend that caches their state, unless it is overloaded.
 
-- A session's **home** is where its first request went: the first eligible backend in ring order that is not overloaded.
-  It stays the home when others join.
-- A backend is **overloaded** from the moment its load reaches the cap until it is below `return_share` of the cap. The
-  cap is `load_factor` times the mean load of the eligible backends, but at least `least_cap`, so that a nearly idle
-  fleet doesn't tear sessions from their caches. The gap is the hysteresis: near the threshold nothing flaps.
-- Sessions of an overloaded home are **moved** to the next in ring order that isn't overloaded. They stay there, each
-  for `stay_s` at least, and return when their home is no longer overloaded. If all are overloaded, nobody moves.
-- A home that is not eligible is given up: the backend that the session falls back to is its home from then on, as that
-  is where its cache is now (seen broken: traefik/traefik#2192, traefik/traefik#7767).
-- A session is forgotten `expiry_s` after its last request, when the table is full (the least recently used first), and
+- A session's **home** is the backend of its first request: the first eligible one in ring order that is not overloaded.
+  It remains the home when others join.
+- A backend is **overloaded** from the time its load reaches the cap until it is below `return_share` of the cap. The
+  cap is `load_factor` times the mean load of the eligible backends, but at least `least_cap`, so that sessions keep
+  their caches in a nearly idle fleet. The gap is a hysteresis that prevents flapping near the threshold.
+- Sessions of an overloaded home are **moved** to the next backend in ring order that is not overloaded. Each stays
+  there for at least `stay_s`, and returns when its home is no longer overloaded. If all are overloaded, no session
+  moves.
+- A home that is not eligible is replaced: the backend that the session falls back to becomes its home, as its cache is
+  there now (seen broken: traefik/traefik#2192, traefik/traefik#7767).
+- A session is dropped `expiry_s` after its last request, when the table is full (the least recently used first), and
   when its backend left or lost its cache (seen broken: smg-project/smg#2213).
 
 Only eligible backends count in the comparison of loads (seen broken: vllm-project/router#254).
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AffinitySettings:
-    """See the module. `least_cap` is in the unit of the loads, `sessions` the most that are remembered."""
+    """See the module. `least_cap`: in the unit of the loads. `sessions`: maximum number of sessions kept."""
 
     load_factor: float = 1.5
     least_cap: float = 4.0
@@ -55,12 +56,12 @@ class _Session:
 
 
 class SessionAffinity:
-    """Where each session goes. Times are seconds on the caller's clock."""
+    """Assigns sessions to backends. Times are seconds on the caller's clock."""
 
     def __init__(self, settings: AffinitySettings) -> None:
         self._settings = settings
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
-        """In the order of their last use."""
+        """Least recently used first."""
         self._overloaded: set[str] = set()
 
     def __len__(self) -> int:
@@ -77,9 +78,9 @@ class SessionAffinity:
     ) -> str | None:
         """The backend of a request of `session`; None if no backend is eligible.
 
-        `in_ring_order`: all backends from the session's place on, read only where the session must be placed anew.
-        `load` and `mean_load`: in one unit (requests in flight, say), without the new request; the mean is that of the
-        eligible backends.
+        `in_ring_order`: all backends from the session's position on, read only if the session must be placed or moved.
+        `load` and `mean_load`: in the same unit (such as requests in flight), without the new request; the mean is over
+        the eligible backends.
         """
         self._expire(now_s)
         cap = max(self._settings.least_cap, self._settings.load_factor * mean_load)
@@ -88,7 +89,7 @@ class SessionAffinity:
             return eligible(backend) and not self._is_overloaded(backend, load(backend), cap)
 
         known = self._sessions.get(session)
-        if known is None or not self._renew(known, eligible):
+        if known is None or not self._drop_ineligible(known, eligible):
             self._sessions.pop(session, None)
             return self._place(session, in_ring_order, eligible, has_room, load, now_s)
         self._sessions.move_to_end(session)
@@ -97,7 +98,7 @@ class SessionAffinity:
         return known.away or known.home
 
     def forget(self, backend: str) -> None:
-        """Take note that `backend` left or lost its cache: no session stays for its sake."""
+        """Drop `backend`, which left or lost its cache, from all sessions."""
         self._overloaded.discard(backend)
         for session, known in list(self._sessions.items()):
             if known.away == backend:
@@ -109,8 +110,8 @@ class SessionAffinity:
             else:
                 known.home, known.away = known.away, None
 
-    def _renew(self, known: _Session, eligible: Callable[[str], bool]) -> bool:
-        """Drop places that are not eligible; whether the session still has one."""
+    def _drop_ineligible(self, known: _Session, eligible: Callable[[str], bool]) -> bool:
+        """Drop the session's backends that are not eligible; returns whether it still has one."""
         if known.away is not None and not eligible(known.away):
             known.away = None
         if eligible(known.home):
@@ -169,7 +170,7 @@ class SessionAffinity:
         if load < limit:
             self._overloaded.discard(backend)
             return False
-        self._overloaded.add(backend)  # also where the load is not a number
+        self._overloaded.add(backend)  # also if the load is not a number
         return True
 
     def _expire(self, now_s: float) -> None:

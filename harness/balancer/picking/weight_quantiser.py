@@ -1,8 +1,8 @@
-"""A weight that changes all the time, in tenths for the ring, where each change moves keys.
+"""Quantises continuously changing weights to tenths with hysteresis, for the ring, where each change moves keys.
 
-On the ring a backend's weight decides how many points it has, so a change moves its own keys and no others; but each
-move costs a cold cache. So it changes by whole tenths, and only once the weight has left its tenth by a margin: one
-that trembles at the edge of two tenths stays in one of them.
+A backend's weight determines its number of points on the ring, so a change moves only its own keys; but each move costs
+a cold cache. Therefore the level changes by whole tenths, and only when the weight has left its tenth by a margin, so a
+weight that fluctuates around the edge of two tenths stays in one of them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ TENTHS = 10
 
 
 class WeightQuantiser:
-    """Levels by backend. `hysteresis`: how far beyond the edge of its tenth a weight must be before the level follows.
+    """Levels by backend. `hysteresis`: distance beyond the edge of its tenth at which the level follows a weight.
 
-    In units of weight, from 0 to below 0.05 (half a tenth; ValueError otherwise). While a weight stays within any
-    interval as wide as twice the hysteresis, its level changes at most once. Level 0 means weight 0 exactly, and at
-    once: what is known to be out has no points, and what has any weight keeps at least a tenth, so that a newcomer is
-    not starved by rounding (seen broken: envoyproxy/envoy#19526).
+    In units of weight, from 0 to below 0.05 (half a tenth; else ValueError). While a weight stays within an interval as
+    wide as twice the hysteresis, its level changes at most once. Level 0 means exactly weight 0 and is set at once: a
+    backend that is out has no points, and one with any weight keeps at least a tenth, so a newcomer is not starved by
+    rounding (seen broken: envoyproxy/envoy#19526).
     """
 
     __slots__ = ("_hysteresis", "_tenths")
@@ -30,9 +30,9 @@ class WeightQuantiser:
         self._tenths: dict[str, int] = {}
 
     def update(self, backend: str, weight: float) -> bool:
-        """Take note of a weight; whether the backend's level changed by it. The first weight always sets one.
+        """Record a weight; returns whether the backend's level changed. The first weight always sets a level.
 
-        ValueError for a weight that is negative or no number.
+        ValueError for a weight that is negative or not finite.
         """
         if not 0 <= weight < math.inf:
             raise ValueError(f"weight {weight} of {backend}: expected 0 or more")
@@ -50,5 +50,5 @@ class WeightQuantiser:
         return self._tenths[backend] / TENTHS
 
     def keep_only(self, backends: frozenset[str]) -> None:
-        """Forget the others; one that returns starts anew."""
+        """Drop the state of other backends; one that returns starts afresh."""
         self._tenths = {name: tenths for name, tenths in self._tenths.items() if name in backends}

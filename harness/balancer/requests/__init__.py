@@ -1,1 +1,1 @@
-"""What may happen to one request beyond its first attempt: retries, hedges, and the limits before it."""
+"""Handling of a request around its first attempt: limits before it, retries and hedges after it."""

@@ -1,8 +1,8 @@
-"""Hedging: when a second attempt joins a slow one, for which requests, and never for more than a share of them.
+"""Hedging: a second attempt for a slow inference request, limited to a share of all requests.
 
-The delay is a quantile of what the model's recent requests took. That alone does not bound the hedges: at the exact
-p95 one request in twenty is slower, by construction, and "under 5 %" is a coin flip; the token bucket does bound them.
-Source: Dean and Barroso, "The Tail at Scale", 2013; gRPC A6 on what ends a race.
+The delay is a quantile of the latencies of the model's recent requests. The quantile alone does not bound the number of
+hedges: at the exact p95 one request in twenty is slower by construction, so staying under 5 % would be chance; a token
+bucket bounds it. Source: Dean and Barroso, "The Tail at Scale", 2013; gRPC A6 for the end of a race.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from harness.balancer.health.windows import LatencyWindow, exact_ratio, rank
 from harness.scenario.model import Kind
 
 TIMELESS_S = 0.0
-"""The time of every entry: these windows are bounded by number, so that a rarely used model keeps its latencies."""
+"""Time of every entry: the windows are bounded by number only, so a rarely used model keeps its latencies."""
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeSettings:
-    """When requests are hedged and how many.
+    """Delay and budget of hedges.
 
-    After the `quantile` of the model's last `window` latencies, once `minimum` are known, and not before
-    `floor_delay_s`. At most `share` of the requests; a quiet spell saves up `burst` hedges at most. None while the
-    system's load is above `load_threshold` (in the caller's unit). Latencies of the `models` used last are kept.
-    ValueError for numbers that make no sense, such as a minimum that has no such quantile (19 is the least for .95).
+    A request is hedged after the `quantile` of the model's last `window` latencies, once `minimum` are known, and not
+    before `floor_delay_s`. At most `share` of the requests are hedged; at most `burst` unused hedges accumulate. No
+    hedges while the system's load is above `load_threshold` (in the caller's unit). Latencies of the `models` most
+    recently used are kept. ValueError for numbers out of range, such as a `minimum` too small for the quantile (19 is
+    the least for .95).
     """
 
     quantile: float = 0.95
@@ -53,33 +54,34 @@ class HedgeSettings:
 
 
 class Hedger:
-    """Delays by model, and the budget of hedges; see the module."""
+    """Hedging delay per model, and the budget of hedges; see the module."""
 
     __slots__ = ("_cap", "_cost", "_gain", "_settings", "_tokens", "_windows")
 
     def __init__(self, settings: HedgeSettings) -> None:
         self._settings = settings
-        # In units of a hedge's cost / its denominator, so that there is no rounding.
+        # Integers in units of 1 / denominator of the share, so there is no rounding.
         self._gain, self._cost = exact_ratio(settings.share)
         self._cap = settings.burst * self._cost
         self._tokens = 0
         self._windows: OrderedDict[str, LatencyWindow] = OrderedDict()
 
     def delay_s(self, model: str) -> float | None:
-        """Seconds after which a request of `model` is slow; None while too few of its latencies are known.
+        """Seconds after which a request of `model` counts as slow; None while too few of its latencies are known.
 
-        The k-th smallest of W with k = ceil(quantile (W + 1)), which the next request exceeds with probability
-        1 - quantile at most; with ceil(quantile W) 5.9 % of requests are hedged in place of 5 % at W = 100.
+        The k-th smallest of W latencies with k = ceil(quantile (W + 1)), which the next request exceeds with
+        probability 1 - quantile at most; with k = ceil(quantile W), 5.9 % of requests would be hedged instead of 5 % at
+        W = 100.
         """
         window = self._windows.get(model)
         delay_s = None if window is None else window.quantile_s(self._settings.quantile, TIMELESS_S)
         return None if delay_s is None else max(delay_s, self._settings.floor_delay_s)
 
     def record(self, model: str, latency_s: float) -> None:
-        """A request's time from its arrival to the commit of an answer, whichever attempt brought it.
+        """Record a request's time from its arrival to the commit of an answer, by whichever attempt.
 
-        Not the winning attempt's own time: that leaves out the wait before a hedge, so the quantile sinks and up to
-        twice as many requests are hedged.
+        The winning attempt's own time would omit the wait before a hedge, so the quantile would sink and up to twice as
+        many requests would be hedged.
         """
         window = self._windows.get(model)
         if window is None:
@@ -92,18 +94,18 @@ class Hedger:
         window.record(latency_s, TIMELESS_S)
 
     def forget(self, model: str) -> None:
-        """Drop what is known of `model`, as when it was replaced by a new version."""
+        """Drop the latencies of `model`, for example when it is replaced by a new version."""
         self._windows.pop(model, None)
 
-    def fresh(self, now_s: float) -> None:
-        """A client's request arrived: the bucket gets `share` of a hedge. It counts requests; time adds nothing."""
+    def request_arrived(self, now_s: float) -> None:
+        """Count a client's request: the bucket gains `share` of a hedge. Time alone adds nothing."""
         self._tokens = min(self._tokens + self._gain, self._cap)
 
     def try_take(self) -> bool:
-        """Pay for one hedge, right before it is sent; False if the bucket has less than a whole one.
+        """Take one hedge from the bucket right before it is sent; False if the bucket holds less than one.
 
-        In any run of n requests there are at most share x n hedges plus what the bucket held at its start, which is
-        `burst` at most; and as it starts empty, never more than share of all requests so far.
+        Any n consecutive requests have at most share x n hedges plus the bucket's content before them, at most `burst`;
+        as the bucket starts empty, hedges never exceed `share` of all requests so far.
         """
         if self._tokens < self._cost:
             return False
@@ -111,7 +113,7 @@ class Hedger:
         return True
 
     def give_back(self) -> None:
-        """Return what `try_take` took where no hedge was sent after all, in the same step."""
+        """Return a hedge taken by `try_take` in the same step if none was sent."""
         self._tokens = min(self._tokens + self._cost, self._cap)
 
     def allowed(
@@ -124,11 +126,11 @@ class Hedger:
         other_breaker: State,
         system_load: float,
     ) -> bool:
-        """Whether a slow request may have a second attempt now, money aside. Pure.
+        """Whether a slow request may be hedged now, regardless of the budget. Pure.
 
-        Only inference, whose repetition does no harm; never after the first byte of an answer or without a client to
-        receive it; not while either backend's breaker is in doubt, and not while the system's load is above its
-        threshold, where more work for the same answers would tip it over. A load that is no number is taken for high.
+        Only inference, which is safe to repeat; never after the first byte of an answer or after its client left; not
+        unless both backends' breakers are closed; and not while the system's load is above its threshold, where extra
+        work for the same answers would overload it. A load that is not a number counts as high.
         """
         return (
             kind is Kind.INFERENCE

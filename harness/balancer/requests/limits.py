@@ -1,20 +1,21 @@
 """Rate and concurrency limits, and the bounded queue in front of them.
 
-**Buckets.** A token bucket polices: what finds too little in it is refused with 429 at once. A leaky bucket shapes:
-what comes too early waits in the queue, and requests leave one after the other at its rate, without bursts. Both are
-kept as the one time at which the bucket would be as it was at first, so there is no level to refill: asking changes
-nothing, however often (seen broken: svix/diom#115), and nothing is earned twice (matrix-org/synapse#13018). Each limit
-has a bucket of its own (BerriAI/litellm#24677). A token bucket lets through burst + rate t at most in any time t.
-Source: the generic cell rate algorithm, ITU-T I.371.
+**Buckets.** A token bucket polices: a request that finds too few tokens is rejected with 429 at once. A leaky bucket
+shapes: a request that comes too early waits in the queue, and requests leave one by one at the bucket's rate, without
+bursts. Both store a single time, at which the bucket would be back in its initial state, so there is no level to
+refill: queries change no state, however frequent (seen broken: svix/diom#115), and no tokens are earned twice
+(matrix-org/synapse#13018). Each limit has a separate bucket (BerriAI/litellm#24677). A token bucket passes at most
+burst + rate t in any time t. Source: the generic cell rate algorithm, ITU-T I.371.
 
 **Admission.** All limits are tested before any is debited, and test and debit are one step (seen broken:
-BerriAI/litellm#18730). What waits has debited nothing yet; it does when it is admitted. The queue is ordered by urgency
-and then by arrival, and nobody overtakes, so that large requests aren't starved by small ones. When it is full a
-newcomer takes the place of the youngest of the lowest urgency, if that is lower than its own; else it is refused. Nor
-is anyone policed in favour of one that waits with less urgency. What is gone before its turn is never admitted.
+BerriAI/litellm#18730). A queued request is debited when it is admitted. The queue is ordered by urgency, then by
+arrival; there is no overtaking, so small requests do not starve large ones. If the queue is full, a new request
+displaces the youngest request of the lowest queued urgency if that is lower than its own; else it is rejected. No
+request is rejected by a token bucket while a request of lower urgency is queued. A request that leaves the queue is
+never admitted.
 
-Overflow of a rate is 429, of concurrency or the queue 503, both with a time after which to try again (RFC 6585, RFC
-9110); a request that no waiting would get through its token bucket is 413 and has none.
+Exceeding a rate is 429, exceeding concurrency or the queue is 503, both with a Retry-After time (RFC 6585, RFC 9110). A
+request larger than its token bucket is 413, without a time, as waiting cannot help.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 URGENCIES = ("critical", "high", "normal")
-"""In the order of the queue; what is none of these counts as normal."""
+"""In queue order; other values count as normal."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSettings:
-    """A rate per second, in requests or model tokens. `burst` (same unit) is of a token bucket alone."""
+    """A rate per second, in requests or model tokens. `burst` (same unit) applies to token buckets only."""
 
     rate_per_s: float
     burst: float = 1.0
@@ -45,10 +46,10 @@ class BucketSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """What limits requests; None is no limit.
+    """Limits on requests; None is no limit.
 
-    `requests` and `tokens`: rates of requests and of model tokens. `concurrency`: requests admitted and not ended.
-    `queue`: most that may wait. `retry_after_s`: what a 503 tells.
+    `requests` and `tokens`: rates of requests and of model tokens. `concurrency`: most requests admitted and not ended.
+    `queue`: most requests waiting. `retry_after_s`: Retry-After of a 503.
     """
 
     requests: BucketSettings | None = None
@@ -65,22 +66,22 @@ class AdmissionSettings:
 
 
 class Bucket:
-    """One rate limit; see the module. Full (or, if leaky, free) at first."""
+    """One rate limit; see the module. Starts full (token bucket) or free (leaky bucket)."""
 
     def __init__(self, settings: BucketSettings) -> None:
         self._rate_per_s = settings.rate_per_s
         self._burst = settings.burst
         self._full_s = -math.inf
-        self.polices = settings.kind == "token"
-        """Whether what comes too early is refused, rather than made to wait."""
+        self.rejects_early = settings.kind == "token"
+        """Whether early requests are rejected rather than queued."""
 
     def fits(self, amount: float) -> bool:
         """Whether `amount` could ever pass."""
-        return not self.polices or amount <= self._burst
+        return not self.rejects_early or amount <= self._burst
 
     def ready_s(self, amount: float, ahead: float = 0.0) -> float:
-        """The time from which `amount` passes, once an amount of `ahead` has gone before; it may be long past."""
-        lacking = ahead + amount - self._burst if self.polices else ahead
+        """Earliest time at which `amount` passes after an amount of `ahead`; may lie in the past."""
+        lacking = ahead + amount - self._burst if self.rejects_early else ahead
         return self._full_s + lacking / self._rate_per_s
 
     def take(self, amount: float, now_s: float) -> None:
@@ -90,7 +91,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request may go now."""
+    """The request may start now."""
 
 
 ADMITTED = Admitted()
@@ -98,7 +99,7 @@ ADMITTED = Admitted()
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Answer the request with `status`; `retry_after_s` (not rounded) is None if trying again is of no use."""
+    """Answer the request with `status`; `retry_after_s` (not rounded) is None if a retry cannot succeed."""
 
     status: int
     retry_after_s: float | None
@@ -106,14 +107,14 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The request waits. `shed`: the one that had to make room for it and is to be answered with `refused`."""
+    """The request waits. `shed`: id of a displaced request, which must be answered with `refused`."""
 
     shed: int | None = None
     refused: Rejected | None = None
 
 
 class Admission:
-    """Who may go, who waits and who is refused. Times are seconds on the caller's clock, which never goes back."""
+    """Admits, queues and rejects requests. Times are seconds on the caller's monotonic clock."""
 
     def __init__(self, settings: AdmissionSettings) -> None:
         self._settings = settings
@@ -121,8 +122,8 @@ class Admission:
         self._by_token = None if settings.tokens is None else Bucket(settings.tokens)
         self._running: set[int] = set()
         self._queues: dict[str, OrderedDict[int, int]] = {urgency: OrderedDict() for urgency in URGENCIES}
-        """Requests that wait, with their tokens, by urgency, the oldest first."""
-        self._queued = 0  # in all of them
+        """Tokens of each waiting request, by urgency, oldest request first."""
+        self._queued = 0  # number of waiting requests
 
     @property
     def running(self) -> frozenset[int]:
@@ -131,55 +132,55 @@ class Admission:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Requests that wait, in the order in which they will be admitted."""
+        """Waiting requests in the order of their admission."""
         return tuple(request_id for urgency in URGENCIES for request_id in self._queues[urgency])
 
-    def ask(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Rejected:
-        """Ask for a request of `tokens` (0 or more) model tokens. ValueError for one that runs or waits already."""
+    def submit(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Rejected:
+        """Decide on a request of `tokens` (0 or more) model tokens. ValueError if it runs or waits already."""
         if tokens < 0:
             raise ValueError(f"request {request_id} with {tokens} tokens: expected 0 or more")
         if request_id in self._running or (self._queued and request_id in self.waiting):
-            raise ValueError(f"request {request_id} was asked for and has not ended")
-        ready_s = early_s = -math.inf
+            raise ValueError(f"request {request_id} was submitted before and has not ended")
+        ready_s = earliest_s = -math.inf
         for bucket, amount in self._buckets(tokens):
             if not bucket.fits(amount):
                 return Rejected(413, None)
             bucket_s = bucket.ready_s(amount)
             ready_s = max(ready_s, bucket_s)
-            if bucket.polices:
-                early_s = max(early_s, bucket_s)
+            if bucket.rejects_early:
+                earliest_s = max(earliest_s, bucket_s)
         urgency = urgency if urgency in self._queues else "normal"
         rank = URGENCIES.index(urgency)
-        if early_s > now_s and not self._waits(URGENCIES[rank + 1 :]):
-            return Rejected(429, early_s - now_s)
-        if ready_s <= now_s and self._has_place() and not self._waits(URGENCIES[: rank + 1]):
+        if earliest_s > now_s and not self._any_waiting(URGENCIES[rank + 1 :]):
+            return Rejected(429, earliest_s - now_s)
+        if ready_s <= now_s and self._has_slot() and not self._any_waiting(URGENCIES[: rank + 1]):
             self._admit(request_id, tokens, now_s)
             return ADMITTED
         return self._enqueue(request_id, urgency, tokens, now_s)
 
     def ended(self, request_id: int, now_s: float) -> list[int]:
-        """An admitted request is over, however it ended. Those that are admitted now, in order."""
+        """An admitted request ended, with any result. Returns the requests admitted now, in order."""
         self._running.discard(request_id)
         return self.due(now_s)
 
     def gone(self, request_id: int, now_s: float) -> list[int]:
-        """The client of a request is gone: it waits no more. Those that are admitted now, in order.
+        """A request's client left: remove it from the queue. Returns the requests admitted now, in order.
 
-        An admitted request keeps its place until `ended`, since its backend may be at work on it still.
+        An admitted request keeps its slot until `ended`, since its backend may still work on it.
         """
         for queue in self._queues.values():
             self._queued -= queue.pop(request_id, None) is not None
         return self.due(now_s)
 
     def due(self, now_s: float) -> list[int]:
-        """Those that are admitted now because time has passed, in order; to be called at `next_s`.
+        """Requests admitted now because time has passed, in order. To be called at `next_s`.
 
-        And before an `ask`, if that is past: those that wait come first.
+        Also to be called before `submit` if `next_s` has passed, as waiting requests come first.
         """
         admitted = []
         while (head := self._head()) is not None:
             request_id, queue = head
-            if not self._may_go(queue[request_id], now_s):
+            if not self._may_start(queue[request_id], now_s):
                 break
             self._admit(request_id, queue.pop(request_id), now_s)
             self._queued -= 1
@@ -187,9 +188,9 @@ class Admission:
         return admitted
 
     def next_s(self, now_s: float) -> float | None:
-        """When time alone admits the next one, now at the earliest; None if nothing waits, or all for another's end."""
+        """When the rates admit the next request, `now_s` at the earliest; None if none waits or all slots are taken."""
         head = self._head()
-        if head is None or not self._has_place():
+        if head is None or not self._has_slot():
             return None
         request_id, queue = head
         return max([now_s, *(bucket.ready_s(amount) for bucket, amount in self._buckets(queue[request_id]))])
@@ -207,8 +208,8 @@ class Admission:
         return Queued(shed, self._overflow(shed_tokens, now_s))
 
     def _overflow(self, tokens: int, now_s: float) -> Rejected:
-        """What to say to one for whom there is no room: a rate is to blame where there is a place to run."""
-        if not self._has_place():
+        """Rejection if the queue is full: 429 if a slot is free and the rates require a wait, else 503."""
+        if not self._has_slot():
             return Rejected(503, self._settings.retry_after_s)
         waiting = [amount for queue in self._queues.values() for amount in queue.values()]
         ready_s = [-math.inf]
@@ -225,15 +226,15 @@ class Admission:
         queue = next(self._queues[urgency] for urgency in URGENCIES if self._queues[urgency])
         return next(iter(queue)), queue
 
-    def _waits(self, urgencies: tuple[str, ...]) -> bool:
-        """Whether any request of these urgencies waits."""
+    def _any_waiting(self, urgencies: tuple[str, ...]) -> bool:
+        """Whether a request of these urgencies waits."""
         return self._queued > 0 and any(self._queues[urgency] for urgency in urgencies)
 
-    def _has_place(self) -> bool:
+    def _has_slot(self) -> bool:
         return self._settings.concurrency is None or len(self._running) < self._settings.concurrency
 
-    def _may_go(self, tokens: int, now_s: float) -> bool:
-        return self._has_place() and all(bucket.ready_s(amount) <= now_s for bucket, amount in self._buckets(tokens))
+    def _may_start(self, tokens: int, now_s: float) -> bool:
+        return self._has_slot() and all(bucket.ready_s(amount) <= now_s for bucket, amount in self._buckets(tokens))
 
     def _admit(self, request_id: int, tokens: int, now_s: float) -> None:
         for bucket, amount in self._buckets(tokens):

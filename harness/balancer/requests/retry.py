@@ -1,6 +1,6 @@
-"""Retries: which failures may be tried again, after what wait, and how many of them in any window of time.
+"""Retries: retryable failures, backoff times, and a budget for the number of retries in any time window.
 
-The rules are functions of what is known about the last attempt; the budget is a ledger that is exact in every window.
+The rules are pure functions of the last attempt; the budget is exact in every window.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from harness.scenario.model import Kind
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
-    """What is retried and how much.
+    """Retry conditions, budget, backoff and deadline.
 
-    `attempts` per request, the first one included. `statuses` are those that are retried; `on_refused`, `on_reset` and
-    `on_timeout` say the same of broken attempts (after a timeout the work may still be running). In any
-    `budget_window_s` at most `budget_share` of its fresh requests plus `budget_floor` retries. Waits are drawn below
-    `base_s`, doubled for each further attempt up to `max_backoff_s`. `deadline_s` spans all attempts and waits. Bodies
-    above `replay_limit_bytes` are not kept for a second attempt. ValueError for numbers that make no sense.
+    `attempts`: maximum per request, including the first. `statuses`: retried statuses; `on_refused`, `on_reset` and
+    `on_timeout`: retried errors (after a timeout the work may still be running). Any window of `budget_window_s` has at
+    most `budget_share` x (client requests in it) + `budget_floor` retries. Waits are drawn from 0 to `base_s`, doubled
+    for each further attempt up to `max_backoff_s`. `deadline_s` spans all attempts and waits. Bodies above
+    `replay_limit_bytes` are not kept for a second attempt. ValueError for numbers out of range.
     """
 
     attempts: int = 3
@@ -70,18 +70,18 @@ def may_retry(
     payload_bytes: int,
     elapsed_s: float,
 ) -> bool:
-    """Whether a request may be tried again after its attempt number `attempt` (from 1) ended badly. Pure.
+    """Whether a request may be retried after its attempt number `attempt` (from 1) failed. Pure.
 
-    `error`: None, refused, reset, timeout or aborted (never retried); with None the `status` counts (None or 0: there
-    was none). `sent`: whether any byte of the request left for the backend; an update that left may have been
-    carried out, so it is tried again only if not (rancher/rancher#35424). `first_byte`: whether the answer was
-    committed, so that its client may have seen some of it. `elapsed_s`: since the request arrived.
+    `error`: None, refused, reset, timeout or aborted (never retried); with None the `status` decides (None or 0: there
+    was none). `sent`: whether any byte of the request was sent to the backend; an update that was sent may have been
+    executed, so it is retried only if it was not (rancher/rancher#35424). `first_byte`: whether the answer was
+    committed, so that the client may have received part of it. `elapsed_s`: seconds since the request arrived.
     """
     if attempt >= settings.attempts or elapsed_s >= settings.deadline_s:
         return False
     if first_byte or payload_bytes > settings.replay_limit_bytes:
         return False
-    # Whoever answered has read something, whatever the shell knows of bytes that left.
+    # A backend that answered has read something, whatever the driver reports about bytes sent.
     if kind is Kind.UPDATE and (sent or bool(status)):
         return False
     match error:
@@ -100,41 +100,40 @@ def may_retry(
 def backoff_s(settings: RetrySettings, attempt: int, generator: Random, retry_after_s: float | None = None) -> float:
     """Seconds to wait after attempt number `attempt` (from 1): uniform from 0 to base_s 2^(attempt - 1), capped.
 
-    A `retry_after_s` that the backend asked for comes on top, so that it is a minimum and those who were told the same
-    do not return at the same instant. Source: "full jitter", Brooker, "Exponential Backoff And Jitter", AWS 2015;
-    RFC 9110 section 10.2.3.
+    A backend's `retry_after_s` is added, so it is a minimum and requests with the same value do not return at the same
+    instant. Source: "full jitter", Brooker, "Exponential Backoff And Jitter", AWS 2015; RFC 9110 section 10.2.3.
     """
-    # The exponent is bounded only for the sake of floats: far beyond it the cap holds anyway.
+    # The exponent is bounded to avoid float overflow; the cap applies long before.
     longest_s = min(settings.max_backoff_s, settings.base_s * 2.0 ** min(attempt - 1, 500))
     return max(retry_after_s or 0.0, 0.0) + generator.uniform(0.0, longest_s)
 
 
 def remaining_s(settings: RetrySettings, elapsed_s: float) -> float:
-    """Seconds left of a request's deadline; the longest that its next attempt may take (line/armeria#627)."""
+    """Seconds until a request's deadline, which bound its next attempt (line/armeria#627)."""
     return max(settings.deadline_s - elapsed_s, 0.0)
 
 
 def fits_deadline(settings: RetrySettings, elapsed_s: float, wait_s: float) -> bool:
-    """Whether there is anything left of the deadline after waiting for `wait_s`."""
+    """Whether a wait of `wait_s` ends before the deadline."""
     return wait_s < remaining_s(settings, elapsed_s)
 
 
 class RetryBudget:
-    """At most `share` of the fresh requests plus `floor` retries in any window of `window_s`, exactly.
+    """At most `share` x requests + `floor` retries in any window of `window_s`, exactly.
 
-    A retry that was granted by `try_take` waits in backoff until exactly one of `sent` (it leaves for a backend now)
-    or `give_back` (it never will). For every window (a, now] no longer than `window_s`:
+    A retry granted by `try_take` waits in backoff until exactly one call of `sent` (it is sent now) or `give_back` (it
+    will not be sent). For every window (a, now] no longer than `window_s`:
 
-        waiting now + sent in (a, now]  <=  share x fresh in (a, now] + floor
+        waiting now + sent in (a, now]  <=  share x requests in (a, now] + floor
 
-    so neither those granted nor those sent ever exceed the budget, and a crowd that waits in backoff has used it up
-    already (envoyproxy/envoy#30205). Counting over the last `window_s` when a retry is granted would not do: ten
-    retries granted on the strength of a hundred requests just before the window's edge lie, a moment later, in a window
-    without any. So the balance B = share x fresh - sent is kept, with its highest value over the window: what may be
-    spent now is floor + B - highest B, a token bucket of size `floor` whose debts are forgotten after `window_s`.
+    so neither granted nor sent retries ever exceed the budget, and retries waiting in backoff already count against it
+    (envoyproxy/envoy#30205). Counting over the last `window_s` when a retry is granted would not suffice: ten retries
+    granted because of a hundred requests just before the window's edge lie, a moment later, in a window without any
+    requests. Therefore the balance B = share x requests - sent is kept with its maximum over the window; the amount
+    available now is floor + B - max B, a token bucket of size `floor` whose debts expire after `window_s`.
 
-    `floor` is also the largest burst, and with 0 nothing is granted. Counts are whole numbers (B times the denominator
-    of `share`), so there is no rounding. O(1) amortised; keeps at most as many entries as retries per window.
+    `floor` is also the largest burst; with 0 nothing is granted. Counts are integers (B times the denominator of
+    `share`), so there is no rounding. O(1) amortised; keeps at most as many entries as retries per window.
     """
 
     __slots__ = ("_balance", "_cost", "_floor", "_gain", "_past", "_waiting", "_window_s")
@@ -146,31 +145,31 @@ class RetryBudget:
         self._window_s = window_s
         self._balance = 0
         self._waiting = 0
-        # Former balances with the time until which each held, oldest first, falling: the first is the highest.
+        # Former balances, each with the time at which it ended; oldest first, decreasing, so the first is the maximum.
         self._past: deque[tuple[float, int]] = deque()
 
     @property
     def waiting(self) -> int:
-        """Retries granted and neither sent nor given back; 0 when nothing is in flight."""
+        """Number of retries granted and neither sent nor given back; 0 when nothing is in flight."""
         return self._waiting
 
-    def fresh(self, now_s: float) -> None:
-        """A client's request arrived; once for each, never for a retry of it (envoyproxy/envoy-mobile#811)."""
+    def request_arrived(self, now_s: float) -> None:
+        """Count a client's request; once each, never for its retries (envoyproxy/envoy-mobile#811)."""
         self._change(self._gain, now_s)
 
     def try_take(self, now_s: float) -> bool:
-        """Grant one retry if the budget has room for it beside all that are waiting."""
+        """Grant one retry if the budget allows it in addition to the waiting ones."""
         granted = self._room(now_s) >= self._cost
         self._waiting += granted
         return granted
 
     def sent(self, now_s: float) -> None:
-        """A granted retry leaves for a backend now: from here on it counts in the windows that hold `now_s`."""
+        """A granted retry is sent now: it counts in every window that contains `now_s`."""
         self._no_longer_waiting()
         self._change(-self._cost, now_s)
 
     def give_back(self, now_s: float) -> None:
-        """A granted retry will never be sent: its client left, its deadline passed, or no backend was to be had."""
+        """A granted retry will not be sent: its client left, its deadline passed, or no backend was eligible."""
         self._no_longer_waiting()
 
     def _no_longer_waiting(self) -> None:
@@ -186,7 +185,7 @@ class RetryBudget:
         self._forget(now_s)
 
     def _forget(self, now_s: float) -> None:
-        # At exactly `window_s` it still counts, so that windows hold with both of their ends.
+        # An entry exactly `window_s` old still counts, so the bound holds for windows that include both ends.
         while self._past and self._past[0][0] < now_s - self._window_s:
             self._past.popleft()
 

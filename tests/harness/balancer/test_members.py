@@ -85,7 +85,7 @@ class Fleet:
                 said = reports.get(check.backend_id, True)
                 report = said if isinstance(said, Backend) else None
                 ok = said if isinstance(said, bool) else True
-                self.members.checked(check.check_id, check.backend_id, ok, report, self.now_s)
+                self.members.health_check_result(check.check_id, check.backend_id, ok, report, self.now_s)
 
     def eligible(self) -> set[str]:
         known = {name: self.members.condition(name, self.now_s) for name in "abcd"}

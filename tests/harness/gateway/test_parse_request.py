@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from harness.gateway.parse_request import described
+from harness.gateway.parse_request import parse_request
 from harness.gateway.protocol import Request
 from harness.scenario.model import Kind
 
@@ -20,7 +20,7 @@ def seen(
     path: str = "/v1/completions",
 ) -> Request:
     """The description of a POST."""
-    return described(
+    return parse_request(
         number=3, connection=4, method="POST", path=path, headers=headers or {}, body=body, key_carrier=carrier
     )
 

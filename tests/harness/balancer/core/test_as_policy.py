@@ -17,7 +17,7 @@ from harness.scenario.model import Kind, World
 from harness.sim.world import play
 from harness.targets import resolve
 
-TARGET = "python:harness.balancer.core.as_policy:ThreeMethods"
+TARGET = "python:harness.balancer.core.as_policy:ReferencePolicy"
 BACKENDS = tuple(Backend(f"gpu-{number}", f"127.0.0.1:{9000 + number}") for number in range(4))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.balancer.core.bare import POLL_TIMER, BareGateway, WrongPickError, settled_by
+from harness.balancer.core.bare import POLL_TIMER, BareGateway, WrongPickError, settled_from_error
 from harness.balancer.health.breaker import Settled
 from harness.gateway.protocol import (
     Action,
@@ -299,13 +299,13 @@ def test_exits_at_once_when_idle_else_with_the_last_attempt() -> None:
     ],
 )
 def test_what_a_result_says_of_its_backend(error: str | None, settled: Settled) -> None:
-    assert settled_by(error) is settled
+    assert settled_from_error(error) is settled
 
 
 @pytest.mark.parametrize("error", ["", "500", "status:", "status:5x", "cancelled"])
 def test_other_words_are_no_result(error: str) -> None:
     with pytest.raises(ValueError, match="expected None, refused, reset, timeout, aborted or status:NNN"):
-        settled_by(error)
+        settled_from_error(error)
 
 
 def score(bench: Bench) -> dict[str, float]:

@@ -253,12 +253,14 @@ class Shell(RuleBasedStateMachine):
     @invariant()
     def tallies_say_what_asking_everybody_would(self) -> None:
         members = self.gateway._members
-        members._catch_up(self.now_s)
+        members._recheck_due(self.now_s)
         able = [name for name in members._names if members.eligible(name, self.now_s)]
-        assert members._open.backends == set(able)
-        assert members._open.total == sum(map(members._loads.in_flight, able))
-        assert list(members._all_open()) == [name for name in able if members._configured[name]]
-        assert list(members._weightless) == [name for name in members._names if not members._levels.level(name)]
+        assert members._eligible.backends == set(able)
+        assert members._eligible.total == sum(map(members._loads.in_flight, able))
+        assert list(members._eligible_with_weight()) == [name for name in able if members._configured[name]]
+        assert list(members._weightless) == [
+            name for name in members._names if not members._quantised_weights.level(name)
+        ]
 
     def teardown(self) -> None:
         """Every attempt ends and time goes on: then each client that stayed had its answer, and nothing is left."""
@@ -271,7 +273,7 @@ class Shell(RuleBasedStateMachine):
             if self.staying and self.timers and not self.exited:
                 self.next_timer_fires()
         assert not self.staying and not self.live and self.gateway.idle
-        assert self.gateway._members._loads.total_in_flight == self.gateway._members._open.total == 0
+        assert self.gateway._members._loads.total_in_flight == self.gateway._members._eligible.total == 0
         assert all(self.answers[number] <= 1 for number in range(1, self.numbers + 1))
         assert self.exited == self.stopping
 

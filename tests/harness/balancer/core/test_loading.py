@@ -153,12 +153,15 @@ def test_arguments_with_defaults_keep_them() -> None:
             "NeedsSize",
             r"TypeError: .*missing 1 required positional argument: 'size'; a constructor",
         ),
-        ("Refuses", r"ValueError: no way \(test_loading.py:\d+\); a constructor may ask for now and random"),
+        (
+            "Refuses",
+            r"ValueError: no way \(test_loading.py:\d+\); a constructor may have the parameters now and random",
+        ),
         ("Leaves", r"SystemExit: 1 \(test_loading.py:\d+\); a constructor"),
     ],
 )
 def test_what_cannot_be_made_is_one_line(name: str, told: str) -> None:
-    with pytest.raises(ClaimsError, match=f"{name}' cannot be made: {told}") as caught:
+    with pytest.raises(ClaimsError, match=f"{name}' cannot be created: {told}") as caught:
         gateway_from(spec_of(name), NowFunction(), Random(1))
     assert "\n" not in str(caught.value)
 

@@ -88,29 +88,29 @@ def test_the_bucket_starts_empty_and_pays_one_hedge_for_twenty_requests() -> Non
     hedger = hedger_of(share=0.05)
     granted = []
     for _ in range(60):
-        hedger.fresh(0.0)
+        hedger.request_arrived(0.0)
         granted.append(hedger.try_take())
     assert [number for number, taken in enumerate(granted, 1) if taken] == [20, 40, 60]
 
 
 def test_time_alone_pays_nothing() -> None:
     hedger = hedger_of(share=0.05)
-    hedger.fresh(0.0)
-    hedger.fresh(1e6)
+    hedger.request_arrived(0.0)
+    hedger.request_arrived(1e6)
     assert not hedger.try_take()
 
 
 def test_a_quiet_spell_saves_up_so_much_and_no_more() -> None:
     hedger = hedger_of(share=0.05, burst=3)
     for _ in range(10_000):
-        hedger.fresh(0.0)
+        hedger.request_arrived(0.0)
     assert [hedger.try_take() for _ in range(5)] == [True, True, True, False, False]
 
 
 def test_what_was_not_sent_is_given_back() -> None:
     hedger = hedger_of(share=0.5, burst=1)
-    hedger.fresh(0.0)
-    hedger.fresh(0.0)
+    hedger.request_arrived(0.0)
+    hedger.request_arrived(0.0)
     assert hedger.try_take()
     hedger.give_back()
     hedger.give_back()  # never above the cap
@@ -130,7 +130,7 @@ def test_hedges_stay_within_their_share_in_every_run(
     seen = [(0, 0)]  # requests and hedges so far
     for quiet, wanted, unsent in spells:
         for _ in range(quiet):
-            hedger.fresh(0.0)
+            hedger.request_arrived(0.0)
         requests, hedges = seen[-1][0] + quiet, seen[-1][1]
         seen.append((requests, hedges))
         for _ in range(wanted):

@@ -103,39 +103,39 @@ class TestRates:
     def test_beyond_the_burst_it_is_429_with_the_time_to_wait(self) -> None:
         """J8: a retry after that time succeeds."""
         limits = admission(requests=BucketSettings(2.0, burst=3.0))
-        answers = [limits.ask(number, "normal", 0, 10.0) for number in range(5)]
+        answers = [limits.submit(number, "normal", 0, 10.0) for number in range(5)]
         assert answers == [Admitted()] * 3 + [Rejected(429, 0.5)] * 2
-        assert limits.ask(9, "normal", 0, 10.5) == Admitted()
+        assert limits.submit(9, "normal", 0, 10.5) == Admitted()
 
     def test_simultaneous_requests_do_not_all_pass(self) -> None:
         """J4: 50 at once against 100 units of ten each."""
         limits = admission(tokens=BucketSettings(1.0, burst=100.0))
-        answers = [limits.ask(number, "normal", 10, 0.0) for number in range(50)]
+        answers = [limits.submit(number, "normal", 10, 0.0) for number in range(50)]
         assert answers.count(Admitted()) == 10
 
     def test_all_limits_are_tested_before_any_is_debited(self) -> None:
         limits = admission(requests=BucketSettings(0.001, burst=1.0), tokens=BucketSettings(10.0, burst=50.0))
-        assert limits.ask(1, "normal", 60, 0.0) == Rejected(413, None)
-        assert limits.ask(2, "normal", 50, 0.0) == Admitted(), "the refused one took no request from the bucket"
-        assert limits.ask(3, "normal", 0, 0.0) == Rejected(429, 1000.0)
+        assert limits.submit(1, "normal", 60, 0.0) == Rejected(413, None)
+        assert limits.submit(2, "normal", 50, 0.0) == Admitted(), "the refused one took no request from the bucket"
+        assert limits.submit(3, "normal", 0, 0.0) == Rejected(429, 1000.0)
         limits = admission(requests=BucketSettings(1.0, burst=2.0), tokens=BucketSettings(10.0, burst=50.0))
-        limits.ask(1, "normal", 50, 0.0)
+        limits.submit(1, "normal", 50, 0.0)
         for number in range(20):
-            assert limits.ask(10 + number, "normal", 10, 0.0) == Rejected(429, 1.0)
-        assert limits.ask(2, "normal", 0, 0.0) == Admitted(), "those refused for tokens took no request either"
+            assert limits.submit(10 + number, "normal", 10, 0.0) == Rejected(429, 1.0)
+        assert limits.submit(2, "normal", 0, 0.0) == Admitted(), "those refused for tokens took no request either"
 
     def test_each_limit_has_its_own_window(self) -> None:
         """J6: 95 % of the token limit for three windows, with a request limit beside it, and no refusal."""
         limits = admission(requests=BucketSettings(100.0, burst=100.0), tokens=BucketSettings(1000.0, burst=1000.0))
         for number in range(285):
-            assert limits.ask(number, "normal", 100, number / 9.5) == Admitted()
+            assert limits.submit(number, "normal", 100, number / 9.5) == Admitted()
 
     def test_a_leaky_bucket_makes_the_next_wait(self) -> None:
         limits = admission(requests=BucketSettings(4.0, kind="leaky"), queue=2)
-        assert limits.ask(1, "normal", 0, 0.0) == Admitted()
-        assert limits.ask(2, "normal", 0, 0.0) == Queued()
-        assert limits.ask(3, "normal", 0, 0.0) == Queued()
-        assert limits.ask(4, "normal", 0, 0.0) == Rejected(429, 0.75), "when those before it have gone"
+        assert limits.submit(1, "normal", 0, 0.0) == Admitted()
+        assert limits.submit(2, "normal", 0, 0.0) == Queued()
+        assert limits.submit(3, "normal", 0, 0.0) == Queued()
+        assert limits.submit(4, "normal", 0, 0.0) == Rejected(429, 0.75), "when those before it have gone"
         assert limits.next_s(0.0) == 0.25
         assert limits.due(0.2) == []
         assert limits.due(0.25) == [2]
@@ -145,23 +145,23 @@ class TestRates:
 
     def test_a_leaky_bucket_of_tokens(self) -> None:
         limits = admission(tokens=BucketSettings(100.0, kind="leaky"), queue=5)
-        assert limits.ask(1, "normal", 500, 0.0) == Admitted()
-        assert limits.ask(2, "normal", 1, 0.0) == Queued()
+        assert limits.submit(1, "normal", 500, 0.0) == Admitted()
+        assert limits.submit(2, "normal", 1, 0.0) == Queued()
         assert limits.next_s(0.0) == 5.0
 
 
 class TestConcurrency:
     def test_the_cap_holds_and_overflow_is_503(self) -> None:
         limits = admission(concurrency=2)
-        answers = [limits.ask(number, "normal", 0, 0.0) for number in range(3)]
+        answers = [limits.submit(number, "normal", 0, 0.0) for number in range(3)]
         assert answers == [Admitted(), Admitted(), Rejected(503, 2.0)]
         assert limits.ended(0, 1.0) == []
-        assert limits.ask(3, "normal", 0, 1.0) == Admitted()
+        assert limits.submit(3, "normal", 0, 1.0) == Admitted()
 
     def test_an_end_lets_in_the_next(self) -> None:
         limits = admission(concurrency=1, queue=5)
-        limits.ask(1, "normal", 0, 0.0)
-        limits.ask(2, "normal", 0, 0.0)
+        limits.submit(1, "normal", 0, 0.0)
+        limits.submit(2, "normal", 0, 0.0)
         assert limits.next_s(0.0) is None, "only an end can let it in"
         assert limits.ended(1, 1.0) == [2]
         assert limits.ended(1, 1.0) == [] and limits.running == {2}
@@ -169,7 +169,7 @@ class TestConcurrency:
     def test_an_end_told_twice_or_of_a_stranger_frees_nothing(self) -> None:
         limits = admission(concurrency=1, queue=5)
         for number in (1, 2, 3):
-            limits.ask(number, "normal", 0, 0.0)
+            limits.submit(number, "normal", 0, 0.0)
         assert limits.ended(99, 0.0) == []
         assert limits.ended(1, 0.0) == [2]
         assert limits.ended(1, 0.0) == []
@@ -177,8 +177,8 @@ class TestConcurrency:
 
     def test_a_client_that_goes_keeps_its_place_until_its_attempt_has_ended(self) -> None:
         limits = admission(concurrency=1, queue=5)
-        limits.ask(1, "normal", 0, 0.0)
-        limits.ask(2, "normal", 0, 0.0)
+        limits.submit(1, "normal", 0, 0.0)
+        limits.submit(2, "normal", 0, 0.0)
         assert limits.gone(1, 1.0) == []
         assert limits.ended(1, 2.0) == [2]
 
@@ -186,7 +186,7 @@ class TestConcurrency:
         """Else four that waited would start together with a whole burst of fresh ones."""
         limits = admission(requests=BucketSettings(1.0, burst=3.0), concurrency=1, queue=5)
         for number in range(4):
-            limits.ask(number, "normal", 0, 0.0)
+            limits.submit(number, "normal", 0, 0.0)
         assert limits.waiting == (1, 2, 3)
         assert limits.ended(0, 0.0) == [1]
         assert limits.ended(1, 0.0) == [2]
@@ -198,13 +198,13 @@ class TestConcurrency:
 class TestQueue:
     def full(self, queue: int = 3) -> Admission:
         limits = admission(concurrency=1, queue=queue)
-        limits.ask(0, "normal", 0, 0.0)
+        limits.submit(0, "normal", 0, 0.0)
         return limits
 
     def test_the_urgent_go_first_and_within_an_urgency_the_oldest(self) -> None:
         limits = self.full(queue=10)
         for number, urgency in enumerate(["normal", "high", "critical", "odd", "high", "critical"], start=1):
-            assert limits.ask(number, urgency, 0, 0.0) == Queued()
+            assert limits.submit(number, urgency, 0, 0.0) == Queued()
         assert limits.waiting == (3, 6, 2, 5, 1, 4)
         order = []
         running = [0]
@@ -216,54 +216,54 @@ class TestQueue:
     def test_when_full_the_youngest_of_the_least_urgent_makes_room(self) -> None:
         limits = self.full()
         for number, urgency in ((1, "normal"), (2, "normal"), (3, "high")):
-            limits.ask(number, urgency, 0, 0.0)
-        assert limits.ask(4, "normal", 0, 0.0) == Rejected(503, 2.0), "normal is shed first"
-        assert limits.ask(5, "high", 0, 0.0) == Queued(shed=2, refused=Rejected(503, 2.0))
-        assert limits.ask(6, "critical", 0, 0.0) == Queued(shed=1, refused=Rejected(503, 2.0))
-        assert limits.ask(7, "high", 0, 0.0) == Rejected(503, 2.0)
-        assert limits.ask(8, "critical", 0, 0.0) == Queued(shed=5, refused=Rejected(503, 2.0))
-        assert limits.ask(9, "critical", 0, 0.0) == Queued(shed=3, refused=Rejected(503, 2.0))
-        assert limits.ask(10, "critical", 0, 0.0) == Rejected(503, 2.0), "critical is shed last"
+            limits.submit(number, urgency, 0, 0.0)
+        assert limits.submit(4, "normal", 0, 0.0) == Rejected(503, 2.0), "normal is shed first"
+        assert limits.submit(5, "high", 0, 0.0) == Queued(shed=2, refused=Rejected(503, 2.0))
+        assert limits.submit(6, "critical", 0, 0.0) == Queued(shed=1, refused=Rejected(503, 2.0))
+        assert limits.submit(7, "high", 0, 0.0) == Rejected(503, 2.0)
+        assert limits.submit(8, "critical", 0, 0.0) == Queued(shed=5, refused=Rejected(503, 2.0))
+        assert limits.submit(9, "critical", 0, 0.0) == Queued(shed=3, refused=Rejected(503, 2.0))
+        assert limits.submit(10, "critical", 0, 0.0) == Rejected(503, 2.0), "critical is shed last"
         assert limits.waiting == (6, 8, 9)
 
     def test_who_is_gone_is_never_executed(self) -> None:
         limits = self.full()
-        limits.ask(1, "normal", 0, 0.0)
-        limits.ask(2, "normal", 0, 0.0)
+        limits.submit(1, "normal", 0, 0.0)
+        limits.submit(2, "normal", 0, 0.0)
         assert limits.gone(1, 0.5) == []
         assert limits.ended(0, 1.0) == [2]
         assert limits.ended(2, 2.0) == []
 
     def test_a_large_request_is_not_overtaken_but_its_going_frees_the_next(self) -> None:
         limits = admission(tokens=BucketSettings(10.0, burst=100.0), concurrency=1, queue=5)
-        limits.ask(0, "normal", 50, 0.0)
-        limits.ask(1, "normal", 40, 0.0)
-        limits.ask(2, "normal", 20, 0.0)
-        limits.ask(3, "normal", 5, 0.0)
+        limits.submit(0, "normal", 50, 0.0)
+        limits.submit(1, "normal", 40, 0.0)
+        limits.submit(2, "normal", 20, 0.0)
+        limits.submit(3, "normal", 5, 0.0)
         assert limits.ended(0, 0.0) == [1]
         assert limits.ended(1, 0.0) == []
         assert limits.next_s(0.0) == 1.0
-        assert limits.ask(4, "normal", 5, 0.0) == Queued(), "it would fit, but others came first"
+        assert limits.submit(4, "normal", 5, 0.0) == Queued(), "it would fit, but others came first"
         assert limits.gone(2, 0.5) == [3]
 
     def test_nobody_is_policed_in_favour_of_the_less_urgent(self) -> None:
         limits = admission(requests=BucketSettings(1.0, burst=2.0), concurrency=1, queue=5)
         for number in range(3):
-            limits.ask(number, "normal", 0, 0.0)
+            limits.submit(number, "normal", 0, 0.0)
         limits.ended(0, 0.0)
         assert limits.ended(1, 0.0) == [] and limits.waiting == (2,)
-        assert limits.ask(3, "normal", 0, 0.0) == Rejected(429, 1.0)
-        assert limits.ask(4, "critical", 0, 0.0) == Queued()
+        assert limits.submit(3, "normal", 0, 0.0) == Rejected(429, 1.0)
+        assert limits.submit(4, "critical", 0, 0.0) == Queued()
         assert limits.due(1.0) == [4]
 
     def test_a_request_is_asked_for_once(self) -> None:
         limits = self.full()
-        limits.ask(1, "normal", 0, 0.0)
+        limits.submit(1, "normal", 0, 0.0)
         for number in (0, 1):
             with pytest.raises(ValueError, match="has not ended"):
-                limits.ask(number, "normal", 0, 0.0)
+                limits.submit(number, "normal", 0, 0.0)
         with pytest.raises(ValueError, match="expected 0 or more"):
-            limits.ask(2, "normal", -1, 0.0)
+            limits.submit(2, "normal", -1, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -62,13 +62,13 @@ class Machine(RuleBasedStateMachine):
         assert next_s is None or next_s > self.now_s
 
     @rule(urgency=URGENCY, tokens=st.sampled_from([0, 1, 60, 150, 200, 201]))
-    def ask(self, urgency: str, tokens: int) -> None:
+    def submit(self, urgency: str, tokens: int) -> None:
         self.go_on(self.limits.due(self.now_s))
         self.numbers += 1
         request_id = self.numbers
         self.rank[request_id] = ["critical", "high", "normal"].index(urgency)
         self.tokens[request_id] = tokens
-        match self.limits.ask(request_id, urgency, tokens, self.now_s):
+        match self.limits.submit(request_id, urgency, tokens, self.now_s):
             case Admitted():
                 assert all(self.rank[other] > self.rank[request_id] for other in self.waiting)
                 self.go(request_id)

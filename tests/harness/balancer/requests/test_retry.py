@@ -162,7 +162,7 @@ def test_a_share_of_the_fresh_requests_in_an_outage() -> None:
     budget = RetryBudget(0.1, 10, 10.0)
     sent = 0
     for number in range(5000):
-        budget.fresh(number / 1000)
+        budget.request_arrived(number / 1000)
         sent += granted(budget, 1, number / 1000)
     assert sent == 10 + 499  # the very first request finds the bucket full
 
@@ -171,7 +171,7 @@ def test_those_waiting_in_backoff_have_used_it_up() -> None:
     """A hundred fail at once and would all wait for a second."""
     budget = RetryBudget(0.2, 20, 10.0)
     for _ in range(100):
-        budget.fresh(0.0)
+        budget.request_arrived(0.0)
     assert granted(budget, 100, 0.1, send=False) == 20
     assert budget.waiting == 20
 
@@ -188,24 +188,24 @@ def test_requests_of_the_past_pay_for_no_retries_of_later_windows() -> None:
     """Counting over the last ten seconds would grant 100 here, all in a window that soon holds no request."""
     budget = RetryBudget(0.1, 2, 10.0)
     for _ in range(1000):
-        budget.fresh(0.0)
+        budget.request_arrived(0.0)
     assert granted(budget, 100, 9.9) == 2
 
 
 def test_nothing_is_saved_up_beyond_the_floor() -> None:
     budget = RetryBudget(1.0, 1, 10.0)
     for _ in range(5):
-        budget.fresh(0.0)
+        budget.request_arrived(0.0)
     assert granted(budget, 5, 0.1, send=False) == 1
 
 
 def test_without_a_floor_or_a_share() -> None:
     budget = RetryBudget(0.5, 0, 10.0)
     for _ in range(100):
-        budget.fresh(0.0)
+        budget.request_arrived(0.0)
     assert granted(budget, 5, 0.0) == 0
     budget = RetryBudget(0.0, 2, 10.0)
-    budget.fresh(0.0)
+    budget.request_arrived(0.0)
     assert granted(budget, 5, 0.0) == 2
 
 
@@ -215,7 +215,7 @@ def test_shares_are_exact() -> None:
     assert granted(budget, 2, 0.0) == 1
     for _ in range(10):
         assert granted(budget, 1, 0.0) == 0
-        budget.fresh(0.0)
+        budget.request_arrived(0.0)
     assert granted(budget, 2, 0.0) == 1
 
 
@@ -229,7 +229,7 @@ def test_ending_what_does_not_wait_is_a_mistake(end: object) -> None:
 def test_memory_is_bounded_by_the_retries_of_a_window() -> None:
     budget = RetryBudget(0.1, 10, 1.0)
     for number in range(20_000):
-        budget.fresh(number / 1000)
+        budget.request_arrived(number / 1000)
         granted(budget, 1, number / 1000)
     assert len(budget._past) <= 120
 
@@ -248,7 +248,7 @@ def test_no_window_has_more_retries_than_its_budget(steps: list[tuple[str, float
     for what, gap_s in steps:
         now_s += gap_s
         if what == "f":
-            budget.fresh(now_s)
+            budget.request_arrived(now_s)
             fresh_s.append(now_s)
         elif what == "t":
             budget.try_take(now_s)
@@ -296,7 +296,7 @@ class Ledger(RuleBasedStateMachine):
     @rule(count=st.integers(1, 9))
     def requests_arrive(self, count: int) -> None:
         for _ in range(count):
-            self.budget.fresh(self.now_s)
+            self.budget.request_arrived(self.now_s)
             self.seen.append((self.now_s, self.SHARE))
 
     @rule()

@@ -133,12 +133,12 @@ def _value(given: Any, where: str) -> Any:
 def _check_fleet(scenario: Scenario) -> None:
     count = scenario.backends + scenario.spare
     if scenario.backends < 1 or scenario.spare < 0 or count > MOST_BACKENDS:
-        seen = f"{scenario.backends} backends and {scenario.spare} spare"
-        raise ValueError(f"scenario: {seen}: expected one backend at least, {MOST_BACKENDS} in all at most")
+        observed = f"{scenario.backends} backends and {scenario.spare} spare"
+        raise ValueError(f"scenario: {observed}: expected one backend at least, {MOST_BACKENDS} in all at most")
     for number, phase in enumerate(scenario.phases):
         if not 0.0 <= phase.start_s <= phase.end_s < math.inf:
-            seen = f"from {phase.start_s:g} to {phase.end_s:g} s"
-            raise ValueError(f"scenario.phases[{number}]: {seen}: expected times from 0 on, in order")
+            observed = f"from {phase.start_s:g} to {phase.end_s:g} s"
+            raise ValueError(f"scenario.phases[{number}]: {observed}: expected times from 0 on, in order")
     for number, interval_s in enumerate(scenario.intervals_s):
         if not 0.0 < interval_s < math.inf:
             raise ValueError(f"scenario.intervals_s[{number}]: {interval_s:g}: expected a number above 0")
@@ -229,8 +229,8 @@ def _pieces(shape: arrival_rates.Shape) -> int:
 def _too_many(what: str, count: float, least: int = 0, most: int | None = None) -> Iterator[str]:
     most = MOST if most is None else most
     if not least <= count <= most:
-        seen = count if isinstance(count, int) else f"{count:.15g}"
-        yield f"{seen} {what}: expected {least} to {most}"
+        observed = count if isinstance(count, int) else f"{count:.15g}"
+        yield f"{observed} {what}: expected {least} to {most}"
 
 
 # --- Python -----------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def history_of(scenario: Scenario = SCENARIO, slack_s: float = 0.0, **rest: obje
 
 
 class FakeWorld:
-    """Plays by a function and counts the calls."""
+    """Plays with a function and counts the calls."""
 
     def __init__(self, run: Callable[[Scenario], History] = history_of) -> None:
         self.run = run
@@ -170,7 +170,7 @@ FAULTY = replace(SCENARIO, timeline=(Kill("gpu-1", at_s=0.5),))
 
 
 @pytest.mark.parametrize(
-    ("scenario", "steps", "told"),
+    ("scenario", "steps", "message"),
     [
         (FAULTY, (StepSeen("Kill", 1, 0.5, float("nan")),), "never took effect: Kill of gpu-1 at 0.5 s"),
         (FAULTY, (), "1 faults and changes requested, 0 carried out"),
@@ -181,11 +181,11 @@ FAULTY = replace(SCENARIO, timeline=(Kill("gpu-1", at_s=0.5),))
         ),
     ],
 )
-def test_vacuous_if_a_step_never_took_effect(scenario: Scenario, steps: tuple[StepSeen, ...], told: str) -> None:
+def test_vacuous_if_a_step_never_took_effect(scenario: Scenario, steps: tuple[StepSeen, ...], message: str) -> None:
     record = judged(
         promise([GOOD], scenario=lambda claims: scenario), FakeWorld(lambda played: history_of(played, steps=steps))
     )
-    assert (record.outcome, record.reason) == (Outcome.VACUOUS, told)
+    assert (record.outcome, record.reason) == (Outcome.VACUOUS, message)
 
 
 def test_a_fault_that_took_effect_is_judged() -> None:
@@ -321,7 +321,7 @@ def test_baselines_are_attached() -> None:
 
 
 def noisy_once(scenario: Scenario) -> History:
-    """Slack of 0.3 s at a shortest interval of 1 s; calm enough once that interval is 2 s."""
+    """Slack of 0.3 s with a shortest interval of 1 s; sufficient once that interval is 2 s."""
     return history_of(scenario, slack_s=0.3)
 
 
@@ -340,14 +340,14 @@ def test_slack_alone_is_repeated_at_twice_the_time_scale() -> None:
 
 
 def test_the_check_sees_the_longer_claims() -> None:
-    seen: list[float] = []
+    observed: list[float] = []
 
     def check(history: History, claims: Claims) -> Findings:
-        seen.append(claims[Failover].within_s)
+        observed.append(claims[Failover].within_s)
         yield GOOD
 
     judged(promise(check), FakeWorld(noisy_once))
-    assert seen == [1.0, 2.0]
+    assert observed == [1.0, 2.0]
 
 
 def test_repeated_once_only() -> None:

@@ -1,4 +1,4 @@
-"""What the judge switches off: what a property asks for, limits, and what no claim is about."""
+"""Features that the judge switches off: those of the property, limits, and switches without a claim."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.harness.test_judge import GOOD, FakeTarget, promise
 
 
 def test_what_no_claim_is_about_is_switched_off() -> None:
-    """No property could allow for it."""
+    """A switch without a claim: no property can take it into account."""
     target = FakeTarget(Claims((Retry(),)), switches=frozenset({"retry", "slow_start"}))
     assert Judge(target, 1, {}).scenario_of(promise([GOOD])).off == {"slow_start"}
     assert Judge(target, 1, {}).scenario_of(promise([GOOD], without=(Retry,))).off == {"slow_start", "retry"}

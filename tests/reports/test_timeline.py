@@ -1,4 +1,4 @@
-"""The course of a run on the terminal: in the table, at a failure, and with -v for chaos properties."""
+"""The time series of a run on the terminal: as a table, in failure texts, and with -v for chaos properties."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.harness.evidence.test_run_timeseries import run
 from tests.reports.test_texts import RECORD
 from tests.suites.histories import lost
 
-COURSE = run_timeseries(lost(run(), range(30, 40)))
-CHAOS = replace(RECORD, property="chaos.node-crash.recovers", facts={"course": COURSE})
+TIMESERIES = run_timeseries(lost(run(), range(30, 40)))
+CHAOS = replace(RECORD, property="chaos.node-crash.recovers", facts={"course": TIMESERIES})
 
 
 def test_a_row_for_each_stretch_with_what_happened() -> None:
-    lines = timeseries_text(COURSE, 80).splitlines()
+    lines = timeseries_text(TIMESERIES, 80).splitlines()
     assert len(lines) == 2 + 8
     assert " ".join(lines[0].split()) == "from s req/s lost p50 ms p99 ms % by backend what happened"
     assert lines[3].split()[:3] == ["0.25", "100", "10"]
@@ -27,13 +27,13 @@ def test_a_row_for_each_stretch_with_what_happened() -> None:
 
 
 def test_the_course_survives_the_way_to_another_process() -> None:
-    assert timeseries_in(record_of(row_of(CHAOS))) == COURSE
+    assert timeseries_in(record_of(row_of(CHAOS))) == TIMESERIES
     assert timeseries_in(RECORD) is None
 
 
 def test_a_failure_shows_it() -> None:
     text = failure_text(CHAOS, "pytest x")
-    assert timeseries_text(COURSE) in text and text.endswith("pytest x")
+    assert timeseries_text(TIMESERIES) in text and text.endswith("pytest x")
     assert "what happened" not in failure_text(RECORD, "pytest x")
 
 

@@ -1,4 +1,4 @@
-"""Named fault plans: what they strike, that all of it heals in time, and that the sim plays each of them."""
+"""Named fault plans: affected backends, healing in time, and a sim run of each."""
 
 from __future__ import annotations
 

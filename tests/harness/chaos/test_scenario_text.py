@@ -1,4 +1,4 @@
-"""Scenarios as JSON and as Python: both give back the very same scenario, and wrong files are one line."""
+"""Scenarios as JSON and Python: both round-trip exactly, and invalid files are errors of one line."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ CLAIMS = ReferenceTarget().claims
 
 
 def scenarios() -> list[Scenario]:
-    """Every scenario of the suites, every named fault plan and twenty drawn ones."""
+    """Every scenario of the suites, every named fault plan and twenty random ones."""
     found = [item.scenario(CLAIMS) for item in catalogue()]
     found += [under(name, make(NAMES, 0.75, 1.0), 4, CLAIMS) for name, make in FAULT_PLANS.items()]
     return found + [under("random", random_fault_plan(seed, NAMES, 4.0), 4, CLAIMS) for seed in range(20)]
 
 
 def pasted(source: str, folder: Path) -> Any:
-    """What `SCENARIO` is in a file with this source."""
+    """The value of `SCENARIO` in a file with this source."""
     (folder / "ready.py").write_text(source, encoding="utf-8")
     return runpy.run_path(str(folder / "ready.py"))["SCENARIO"]
 
@@ -55,8 +55,8 @@ def test_a_scenario_that_is_off_something_keeps_it(tmp_path: Path) -> None:
     assert pasted(to_python(scenario), tmp_path).off == {"retry", "hedge"}
 
 
-def spoilt(**changes: Any) -> str:
-    """A scenario whose only step is changed so."""
+def corrupted(**changes: Any) -> str:
+    """A scenario with `changes` to its only step."""
     document = json.loads(to_json(under("x", FAULT_PLANS["node-crash"](NAMES, 0.75, 1.0), 4, CLAIMS)))
     document["timeline"][0] |= changes
     return json.dumps(document)
@@ -67,14 +67,14 @@ def with_steps(*steps: Step, spare: int = 0) -> str:
 
 
 def with_stream(**changes: Any) -> str:
-    """A scenario whose only stream, `traffic`, is changed so. Its fields are written as they are, however wrong."""
+    """A scenario with `changes` to its only stream, `traffic`; invalid fields are written unchanged."""
     document = json.loads(to_json(Scenario("x", 4, Load((Stream("traffic", 0.0, 100.0, 20, keys=Keys(5)),)))))
     document["load"]["streams"][0] |= changes
     return json.dumps(document)
 
 
 def with_scenario(**changes: Any) -> str:
-    return json.dumps(json.loads(spoilt()) | changes)
+    return json.dumps(json.loads(corrupted()) | changes)
 
 
 def keys(**changes: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ FAULT = "scenario.timeline[0]: "
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("{", "not valid JSON"),
         ("1" * 5000, "not valid JSON"),
@@ -107,13 +107,13 @@ FAULT = "scenario.timeline[0]: "
         ("{}", '"is" says None'),
         ('{"is": "Scenaro"}', "did you mean Scenario"),
         ('{"is": "Scenario"}', "scenario.name: saw"),
-        (spoilt(**{"is": "Kil"}), "scenario.timeline[0]: \"is\" says 'Kil'; did you mean Kill"),
-        (spoilt(at="x"), "Kill has no 'at'; did you mean at_s"),
-        (spoilt(at_s="soon"), "scenario.timeline[0].at_s: saw 'soon'"),
-        (spoilt(backend="gpu-9"), FAULT + "Kill of 'gpu-9'"),
-        (spoilt(at_s=-1.0), FAULT + "Kill of 'gpu-1': at_s -1.0: expected a time from 0 on"),
-        (spoilt(at_s=math.nan), FAULT + "Kill of 'gpu-1': at_s nan: expected"),
-        (spoilt(for_s=-1.0), FAULT + "Kill of 'gpu-1': for_s -1.0: expected 0 to 1000000000"),
+        (corrupted(**{"is": "Kil"}), "scenario.timeline[0]: \"is\" says 'Kil'; did you mean Kill"),
+        (corrupted(at="x"), "Kill has no 'at'; did you mean at_s"),
+        (corrupted(at_s="soon"), "scenario.timeline[0].at_s: saw 'soon'"),
+        (corrupted(backend="gpu-9"), FAULT + "Kill of 'gpu-9'"),
+        (corrupted(at_s=-1.0), FAULT + "Kill of 'gpu-1': at_s -1.0: expected a time from 0 on"),
+        (corrupted(at_s=math.nan), FAULT + "Kill of 'gpu-1': at_s nan: expected"),
+        (corrupted(for_s=-1.0), FAULT + "Kill of 'gpu-1': for_s -1.0: expected 0 to 1000000000"),
         (with_steps(Latency("gpu-1", 1.0, -0.1)), FAULT + "Latency of 'gpu-1': latency_s -0.1: expected"),
         (with_steps(Latency("gpu-1", 1.0, math.inf)), FAULT + "Latency of 'gpu-1': latency_s inf: expected"),
         (with_steps(Slicer("gpu-1", 1.0, 0, 0.1)), "slice_bytes 0: expected 1 to"),
@@ -174,19 +174,19 @@ FAULT = "scenario.timeline[0]: "
         ),
     ],
 )
-def test_wrong_files_are_one_line(text: str, told: str) -> None:
+def test_wrong_files_are_one_line(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         from_json(text)
-    assert told in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 250
+    assert message in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 250
 
 
 def test_of_what_a_stream_asks_for_nothing_gets_lost(tmp_path: Path) -> None:
-    """Lengths, sessions, shapes and chats are of other modules than scenarios."""
-    talks = Content(prompt=LongTail(20.0), output=Empirical((1, 2)), payload_bytes=Fixed(9), sessions=Sessions(2, 3))
-    shaped = Stream("shaped", 0.0, 100.0, 20, shape=OnOff(50.0, 0.2, 0.2, 2.0), content=talks)
-    crowd = Stream("crowd", 0.0, 100.0, 20, chats=Chats(5, 0.1, 2.0), content=talks)
+    """Lengths, sessions, shapes and chats are defined in other modules than scenarios."""
+    content = Content(prompt=LongTail(20.0), output=Empirical((1, 2)), payload_bytes=Fixed(9), sessions=Sessions(2, 3))
+    shaped = Stream("shaped", 0.0, 100.0, 20, shape=OnOff(50.0, 0.2, 0.2, 2.0), content=content)
+    closed = Stream("crowd", 0.0, 100.0, 20, chats=Chats(5, 0.1, 2.0), content=content)
     replayed = Stream("old", 0.0, 1.0, 2, shape=Recorded((0.5, 1.0)), content=Content(replay=Replay((3, 4))))
-    scenario = Scenario("x", 2, Load((shaped, crowd, replayed)))
+    scenario = Scenario("x", 2, Load((shaped, closed, replayed)))
     assert from_json(to_json(scenario)) == scenario
     assert pasted(to_python(scenario), tmp_path) == scenario
 

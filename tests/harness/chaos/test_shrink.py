@@ -1,4 +1,4 @@
-"""The shrinker: with rules whose smallest failing scenario is known, and with a balancer that sulks after a reset."""
+"""The shrinker: on rules with a known smallest failing scenario, and on a balancer that fails after a reset."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_two_steps_that_need_each_other() -> None:
 
 
 def test_nobody_is_left_without_members_who_had_some() -> None:
-    """The joins can go but for one: every balancer fails without anybody to send requests to."""
+    """All joins but one can be removed: without a member every balancer fails."""
     steps: list[Step] = []
     for number in range(4):
         name = f"gpu-{number}"
@@ -70,7 +70,7 @@ def test_nobody_is_left_without_members_who_had_some() -> None:
 
 
 def test_steps_that_do_not_go_together_are_not_tried() -> None:
-    """Half as long, the slow fault would heal while its process is stopped."""
+    """At half its duration the slow fault would heal while its process is stopped."""
     steps = (Slow("gpu-0", 1.0, 2.0, 2.0), Pause("gpu-0", 1.5, 1.0))
     tried: list[Scenario] = []
 
@@ -104,7 +104,7 @@ def test_no_candidate_is_played_twice_and_runs_are_bounded() -> None:
 
 @pytest.mark.parametrize(("requests_before", "needed_s"), [(101, 1.2), (400, 1.5)])
 def test_half_the_rate_is_found_where_it_takes_a_little_longer(requests_before: int, needed_s: float) -> None:
-    """Either when nothing else can go (a few requests to spare), or before all that can be spared has gone."""
+    """Either when nothing else can be removed (few spare requests), or before all spare requests are removed."""
     stream = replace(FULL.load.streams[0], rate_per_s=100.0, requests=requests_before)
     alone = replace(FULL, load=replace(FULL.load, streams=(stream,)))
 
@@ -140,7 +140,7 @@ def test_of_a_closed_loop_chats_and_time_go() -> None:
 
 
 def test_of_a_closed_loop_the_time_before_the_first_step_goes() -> None:
-    """So long after its only step does the crowd leave, in every candidate that fails."""
+    """Time from the only step to the end of the closed loop, in every failing candidate."""
 
     def left_s(scenario: Scenario) -> float:
         return round(crowd_of(scenario).duration_s - min(step.at_s for step in scenario.timeline), 2)

@@ -1,4 +1,4 @@
-"""The random fault plan: seeded, healed in time, with nothing in each other's way; and swarms that differ."""
+"""Random fault plans: seeded, healed in time, without conflicts, and different from each other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drawn(seed: int, without: tuple[str, ...] = (), spare_one: bool = True) -> t
 
 
 def spans(steps: tuple[Step, ...]) -> list[tuple[Step, float, float]]:
-    """Each stroke with its start and end; a leave and its join are one."""
+    """Each fault with its start and end; a leave and its join count as one."""
     found: list[tuple[Step, float, float]] = []
     for step in steps:
         if isinstance(step, Join) or (isinstance(step, Weigh) and step.weight == 1):
@@ -71,30 +71,30 @@ def test_all_is_over_in_time_and_nothing_is_in_the_way_of_anything(seed: int) ->
 
 @pytest.mark.parametrize("seed", range(40))
 def test_some_backend_is_untouched_at_any_time(seed: int) -> None:
-    strokes = spans(drawn(seed))
-    for _, at_s, _ in strokes:
-        assert len({step.backend for step, start_s, end_s in strokes if start_s <= at_s <= end_s}) < len(FOUR)
+    faults = spans(drawn(seed))
+    for _, at_s, _ in faults:
+        assert len({step.backend for step, start_s, end_s in faults if start_s <= at_s <= end_s}) < len(FOUR)
 
 
 def test_unless_asked() -> None:
-    """With two backends both are struck at once somewhere, which a spared one excludes."""
+    """Without `spare_one` two backends are both faulty at some time."""
     both = 0
     for seed in range(60):
-        strokes = spans(random_fault_plan(seed, FOUR[:2], SECONDS, spare_one=False))
+        faults = spans(random_fault_plan(seed, FOUR[:2], SECONDS, spare_one=False))
         both += any(
-            len({step.backend for step, start_s, end_s in strokes if start_s <= at_s <= end_s}) == 2
-            for _, at_s, _ in strokes
+            len({step.backend for step, start_s, end_s in faults if start_s <= at_s <= end_s}) == 2
+            for _, at_s, _ in faults
         )
     assert both > 10
 
 
 def test_a_new_process_is_given_time() -> None:
-    """A fault cannot be set on a backend that is dead: what follows a restart begins a second later."""
+    """A dead backend accepts no fault: the fault after a restart begins a second later."""
     followed = 0
     for seed in SEEDS:
-        strokes = spans(drawn(seed))
-        for died, _, end_s in strokes:
-            later = [at_s for step, at_s, _ in strokes if step.backend == died.backend and at_s > end_s]
+        faults = spans(drawn(seed))
+        for died, _, end_s in faults:
+            later = [at_s for step, at_s, _ in faults if step.backend == died.backend and at_s > end_s]
             if isinstance(died, Kill | Restart | Pause) and later:
                 followed += 1
                 assert min(later) >= end_s + 0.99
@@ -102,14 +102,14 @@ def test_a_new_process_is_given_time() -> None:
 
 
 def test_swarms_differ() -> None:
-    """Every kind is drawn by some seed, no fault plan has many of them, and some have hardly more than one."""
-    seen: Counter[str] = Counter()
+    """Every kind occurs for some seed; no plan has many kinds, and some have hardly more than one."""
+    observed: Counter[str] = Counter()
     kinds = []
     for seed in SEEDS:
         names = {type(step).__name__ for step in drawn(seed)} - {"Join"}
-        seen.update(names)
+        observed.update(names)
         kinds.append(len(names))
-    assert len(seen) == len(KINDS)
+    assert len(observed) == len(KINDS)
     assert min(kinds) == 1 and max(kinds) <= 10
 
 
@@ -121,7 +121,7 @@ def test_what_is_off_is_never_drawn() -> None:
 
 
 def test_what_would_spoil_an_answer_is_no_kind() -> None:
-    """All faults of the timeline but those after which nobody could say whose an answer is."""
+    """All faults of the timeline except those after which an answer cannot be matched to its request."""
     made = {type(step).__name__ for seed in SEEDS for step in drawn(seed)}
     every = {kind.__name__ for kind in get_args(Step)}
     assert every - made == {Garbage.__name__, Truncated.__name__, WrongLength.__name__}

@@ -1,4 +1,4 @@
-"""Claims files: a whole one, and one line for each kind of mistake."""
+"""Claims files: a complete one, and one line for each kind of mistake."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def read(folder: Path, text: str) -> ClaimsFile:
 
 
 def mistake(folder: Path, text: str) -> str:
-    """What is said about the claims file `text`, without the path in front; always one line."""
+    """The error message for the claims file `text`, without the path; always one line."""
     with pytest.raises(ClaimsError) as caught:
         read(folder, text)
-    told = str(caught.value)
-    assert "\n" not in told
-    assert told.startswith(f"{folder / 'mine.toml'}: ")
-    return told.partition(": ")[2]
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"{folder / 'mine.toml'}: ")
+    return message.partition(": ")[2]
 
 
 def test_a_whole_file(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_every_feature_has_defaults(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "message"),
     [
         ("", "claims nothing; add at least one table such as [claims.affinity]"),
         ("[claims]", "claims nothing; add at least one table such as [claims.affinity]"),
@@ -141,12 +141,12 @@ def test_every_feature_has_defaults(tmp_path: Path, name: str) -> None:
         ("[claims.limits]\nqueue = -1", "queue must be 0 or more, not -1"),
     ],
 )
-def test_mistakes_in_claims(tmp_path: Path, table: str, told: str) -> None:
-    assert told in mistake(tmp_path, RUNNING + table)
+def test_mistakes_in_claims(tmp_path: Path, table: str, message: str) -> None:
+    assert message in mistake(tmp_path, RUNNING + table)
 
 
 @pytest.mark.parametrize(
-    ("head", "told"),
+    ("head", "message"),
     [
         ("[balancer", "not valid TOML"),
         ("[balanser]", "unknown table 'balanser'; did you mean balancer?"),
@@ -185,8 +185,8 @@ def test_mistakes_in_claims(tmp_path: Path, table: str, told: str) -> None:
         ("run = 3", "[run]: saw 3, expected a table"),
     ],
 )
-def test_mistakes_elsewhere(tmp_path: Path, head: str, told: str) -> None:
-    assert told in mistake(tmp_path, f"{head}\n[claims.retry]\n")
+def test_mistakes_elsewhere(tmp_path: Path, head: str, message: str) -> None:
+    assert message in mistake(tmp_path, f"{head}\n[claims.retry]\n")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The questions that checks ask of a history, on histories written by hand."""
+"""Queries of histories, on histories written by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness.scenario.model import Ending, Failure, Keys, Load, Residency, Scena
 LOAD = Load((Stream("warm", 0.0, 10.0, 2), Stream("sweep", 1.0, 10.0, 6, keys=Keys(4, "sweep"))))
 SCENARIO = Scenario("by hand", backends=3, load=LOAD)
 KEYS = [-1, -1, 0, 1, 2, 0, 1, 2]
-"""Keys of the eight requests; of the sweep's four keys the last one is never asked for."""
+"""Keys of the eight requests; the last of the sweep's four keys is never requested."""
 
 FOREIGN = -1
 TABLES = {
@@ -39,8 +39,8 @@ TABLES = {
 }
 
 
-def history_of(seen: Sequence[tuple[int, int]] = (), **fields: Any) -> History:
-    """Eight answered requests, and attempts `seen` (request, backend) in order of time."""
+def history_of(observed: Sequence[tuple[int, int]] = (), **fields: Any) -> History:
+    """Eight answered requests, and attempts `observed` (request, backend) in order of time."""
     requests = empty_requests(8)
     requests["stream"] = [0, 0, 1, 1, 1, 1, 1, 1]
     requests["key"] = KEYS
@@ -48,8 +48,8 @@ def history_of(seen: Sequence[tuple[int, int]] = (), **fields: Any) -> History:
     requests["end_s"] = requests["intended_s"] + 0.5
     requests["status"] = 200
     requests["failure"] = Failure.NONE
-    rows = np.zeros(len(seen), dtype=ATTEMPT)
-    for row, (request, backend) in zip(rows, seen, strict=True):
+    rows = np.zeros(len(observed), dtype=ATTEMPT)
+    for row, (request, backend) in zip(rows, observed, strict=True):
         row["request"], row["backend"] = request, backend
     return History(**{"scenario": SCENARIO, "seed": 1, "requests": requests, "attempts": rows, **fields})
 
@@ -97,7 +97,7 @@ def test_without_attempts_no_backend_saw_a_request() -> None:
 
 
 def test_owners() -> None:
-    """Key 0 keeps to one backend, key 1 goes to two, key 2 was seen once, key 3 never; retries do not count."""
+    """Key 0 keeps to one backend, key 1 goes to two, key 2 has one attempt, key 3 none; retries do not count."""
     history = history_of([(2, 1), (3, 0), (3, 2), (5, 1), (5, 0), (6, 2), (FOREIGN, 0), (7, 0)])
     assert history.owners("sweep").tolist() == [1, SEVERAL, 0, UNSEEN]
 
@@ -197,7 +197,7 @@ STEP = StepSeen("Kill", 1, 1.0, 1.1, 2.0)
 
 
 def full_history() -> History:
-    """Two rows or more in every table, and something in every field."""
+    """A history with at least two rows in every table and a value in every field."""
     tables: dict[str, Any] = {name: np.zeros(2, dtype=dtype) for name, dtype in TABLES.items() if name != "requests"}
     return replace(history_of(slack_s=np.array([0.1, 0.2]), steps=(STEP,)), **tables)
 

@@ -1,4 +1,4 @@
-"""Records come back as they were written, and nothing else is taken for them."""
+"""Request records round-trip exactly, and other files are rejected."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def test_what_is_told_about_the_rows_comes_back(tmp_path: Path) -> None:
     assert read_about(path) == {}
 
 
-@pytest.mark.parametrize("told", [b"[1]", b"{no", b"\xff\xff\xff"])
-def test_about_that_is_no_object(tmp_path: Path, told: bytes) -> None:
+@pytest.mark.parametrize("message", [b"[1]", b"{no", b"\xff\xff\xff"])
+def test_about_that_is_no_object(tmp_path: Path, message: bytes) -> None:
     path = tmp_path / "run.records"
-    path.write_bytes(MAGIC + struct.pack("<QI", 0, len(told)) + told)
+    path.write_bytes(MAGIC + struct.pack("<QI", 0, len(message)) + message)
     assert_one_line(path, "not a JSON object")
 
 

@@ -1,4 +1,4 @@
-"""The course of a run on a hand-written history: what was sent when, what was lost, who had it, what happened."""
+"""Time series of a hand-written history: requests sent and lost per interval, shares of backends, annotations."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ SCENARIO = Scenario("x", 2, Load((Stream("traffic", 0.0, 100.0, 200),)), timelin
 
 
 def run() -> History:
-    """In turn; in the second that the kill lasts from, only gpu-0."""
+    """Backends alternate; from the kill on, for a second, only gpu-0."""
     return history_of(SCENARIO, lambda arrival: arrival.number % 2 if arrival.at_s < 1.0 else 0)
 
 
 def test_rows_add_up() -> None:
-    course = run_timeseries(lost(run(), range(30, 40)))
-    rows = course["stretches"]
+    timeseries = run_timeseries(lost(run(), range(30, 40)))
+    rows = timeseries["stretches"]
     assert [row["start_s"] for row in rows] == [0.25 * number for number in range(8)]
     assert [row["sent"] for row in rows] == [25] * 8
     assert [row["lost"] for row in rows] == [0, 10, 0, 0, 0, 0, 0, 0]
     assert rows[0]["shares"] == [0.52, 0.48] and rows[-1]["shares"] == [1.0, 0.0]
     assert {(row["p50_ms"], row["p99_ms"]) for row in rows} == {(10.0, 10.0)}
-    assert course["backends"] == ["gpu-0", "gpu-1"]
+    assert timeseries["backends"] == ["gpu-0", "gpu-1"]
 
 
 def test_marks_say_when_it_took_effect_and_when_it_was_over() -> None:
-    seen = (StepSeen("Kill", 1, 1.0, 1.1, 1.8), StepSeen("Leave", 0, 1.6, 1.65))
-    course = run_timeseries(replace(run(), steps=seen))
-    assert course["marks"] == [[1.1, "kill gpu-1"], [1.65, "leave gpu-0"], [1.8, "kill gpu-1 over"]]
+    observed = (StepSeen("Kill", 1, 1.0, 1.1, 1.8), StepSeen("Leave", 0, 1.6, 1.65))
+    timeseries = run_timeseries(replace(run(), steps=observed))
+    assert timeseries["marks"] == [[1.1, "kill gpu-1"], [1.65, "leave gpu-0"], [1.8, "kill gpu-1 over"]]
     idle = (StepSeen("Kill", 1, 1.0, float("nan")),)
     assert run_timeseries(replace(run(), steps=idle))["marks"] == [[1.0, "kill gpu-1 (no effect)"]]
 
 
 @pytest.mark.parametrize(
-    ("hits", "told"), [(0, "slow gpu-1 (struck nothing)"), (3, "slow gpu-1"), (None, "slow gpu-1")]
+    ("hits", "message"), [(0, "slow gpu-1 (struck nothing)"), (3, "slow gpu-1"), (None, "slow gpu-1")]
 )
-def test_marks_say_which_fault_met_nothing(hits: int | None, told: str) -> None:
-    seen = (StepSeen("Slow", 1, 1.0, 1.1, 1.8, hits),)
-    assert run_timeseries(replace(run(), steps=seen))["marks"] == [[1.1, told], [1.8, "slow gpu-1 over"]]
+def test_marks_say_which_fault_met_nothing(hits: int | None, message: str) -> None:
+    observed = (StepSeen("Slow", 1, 1.0, 1.1, 1.8, hits),)
+    assert run_timeseries(replace(run(), steps=observed))["marks"] == [[1.1, message], [1.8, "slow gpu-1 over"]]
 
 
 def test_marks_are_of_the_steps_that_were_seen() -> None:
-    """In whatever order the scenario names them, and where one was never carried out."""
+    """In order of time, whatever the order in the scenario, and also if a step was never carried out."""
     leave = StepSeen("Leave", 0, 1.6, 1.65)
     backwards = replace(SCENARIO, timeline=STEPS[::-1])
-    course = run_timeseries(replace(run(), scenario=backwards, steps=(StepSeen("Kill", 1, 1.0, 1.1), leave)))
-    assert course["marks"] == [[1.1, "kill gpu-1"], [1.65, "leave gpu-0"]]
+    timeseries = run_timeseries(replace(run(), scenario=backwards, steps=(StepSeen("Kill", 1, 1.0, 1.1), leave)))
+    assert timeseries["marks"] == [[1.1, "kill gpu-1"], [1.65, "leave gpu-0"]]
     assert run_timeseries(replace(run(), steps=(leave,)))["marks"] == [[1.65, "leave gpu-0"]]
 
 
@@ -73,9 +73,9 @@ def test_long_runs_have_few_rows() -> None:
 
 
 def test_it_is_plain_json() -> None:
-    course = run_timeseries(run())
-    assert json.loads(json.dumps(course)) == course
-    assert is_timeseries(course) and not is_timeseries({}) and not is_timeseries(None)
+    timeseries = run_timeseries(run())
+    assert json.loads(json.dumps(timeseries)) == timeseries
+    assert is_timeseries(timeseries) and not is_timeseries({}) and not is_timeseries(None)
 
 
 def test_a_plan_is_in_order_of_time_and_names_what_is_not_ordinary() -> None:

@@ -155,5 +155,5 @@ def test_the_shipped_catalogue_is_sound() -> None:
     assert found, "suites declares no property"
     for item in found:
         module = f"suites.{item.family.replace('-', '_')}"
-        told = f"{item.name} belongs in {module} or a module of that folder; it is in {item.module}"
-        assert item.module == module or item.module.startswith(f"{module}."), told
+        message = f"{item.name} belongs in {module} or a module of that folder; it is in {item.module}"
+        assert item.module == module or item.module.startswith(f"{module}."), message

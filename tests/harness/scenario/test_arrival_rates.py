@@ -1,4 +1,4 @@
-"""Drawn times follow the rate that a shape states; rates and integrals are held against independent formulas."""
+"""Drawn times follow the rate of a shape; rates and integrals are compared with independent formulas."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SHAPES: dict[str, tuple[Varying, Callable[[Times], Times]]] = {
     "cut-on": (OnOff(80.0, 3.0, 2.0, 46.5), lambda t: np.where(t % 5.0 < 3.0, 80.0, 0.0)),
     "low-off": (OnOff(80.0, 3.0, 2.0, 49.0, 10.0), lambda t: np.where(t % 5.0 < 3.0, 80.0, 10.0)),
 }
-"""Shapes, each with its rate in other words."""
+"""Shapes, each with an independent formula of its rate."""
 
 EVEN = {name: pair for name, pair in SHAPES.items() if name not in ("constant", "poisson")}
 
@@ -157,7 +157,7 @@ def test_stretching_keeps_the_count(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Constant(0.0, 1.0), "rate_per_s must be above 0, not 0"),
         (lambda: Poisson(1.0, math.inf), "duration_s must be above 0, not inf"),
@@ -173,8 +173,8 @@ def test_stretching_keeps_the_count(shape: Shape) -> None:
         (lambda: Recorded((math.nan,)), r"times_s\[0\] is nan"),
     ],
 )
-def test_nonsense_is_an_error(make: Callable[[], Shape], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_nonsense_is_an_error(make: Callable[[], Shape], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()
 
 

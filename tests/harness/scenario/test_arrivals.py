@@ -1,4 +1,4 @@
-"""Arrivals are a function of load and seed, and follow the laws they claim."""
+"""Arrivals are a function of load and seed, and follow the stated distributions."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def test_fields_come_from_the_stream() -> None:
 
 def test_connections() -> None:
     streams = [Stream(form.value, 0.0, 10.0, 2, connections=form) for form in Connections]
-    seen = {(a.stream, a.connection, a.fresh) for a in draw(load(*streams), 1)}
+    observed = {(a.stream, a.connection, a.fresh) for a in draw(load(*streams), 1)}
     assert [form.value for form in Connections] == ["kept", "fresh", "one"]
-    assert seen == {(0, -1, False), (1, -1, True), (2, 2, False)}
+    assert observed == {(0, -1, False), (1, -1, True), (2, 2, False)}
 
 
 def test_keys_have_names_of_their_own_in_every_run() -> None:
@@ -179,12 +179,12 @@ def test_keys_can_have_names_of_their_own() -> None:
     named = Stream("named", 0.0, 100.0, 40, keys=Keys(2, names=("llama", "qwen")))
     assert {(a.key, a.key_text) for a in draw(load(named), 1)} == {(0, "llama"), (1, "qwen")}
     assert {a.key_text for a in draw(load(POISSON), 1)} == {""}
-    for keys, told in [
+    for keys, message in [
         (Keys(2, names=("llama",)), "1 names for 2 keys"),
         (Keys(2, "hot", hot_share=1.5), "hot_share 1.5 or moves_every_s None: expected"),
         (Keys(2, "hot", moves_every_s=0.0), "hot_share 0.5 or moves_every_s 0.0: expected"),
     ]:
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             draw(load(replace(named, keys=keys)), 1)
 
 
@@ -220,8 +220,8 @@ def test_a_get_has_no_body_to_pad_and_no_stream() -> None:
 
 def test_an_update_has_no_key_and_is_posted() -> None:
     stream = replace(POISSON, methods=(Method.GET,), content=Content(update_share=0.5))
-    seen = {(a.kind, a.method, a.key >= 0) for a in draw(load(stream), 1)}
-    assert seen == {(Kind.UPDATE, Method.POST, False), (Kind.INFERENCE, Method.GET, True)}
+    observed = {(a.kind, a.method, a.key >= 0) for a in draw(load(stream), 1)}
+    assert observed == {(Kind.UPDATE, Method.POST, False), (Kind.INFERENCE, Method.GET, True)}
 
 
 def test_a_single_connection_is_never_fresh() -> None:

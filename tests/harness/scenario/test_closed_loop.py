@@ -1,4 +1,4 @@
-"""The closed loop, before anything is sent: what chats ask for, in which order, and when."""
+"""The closed loop without a balancer: requests of virtual users, their order and their times."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ def test_a_failure_is_thought_over() -> None:
 def test_requests_are_asked_in_turn_and_over_again() -> None:
     loop = VirtualUsers(load(), 1, first=40)
     first, second, _ = loop.users
-    asked = [user.next_request(7.5) for user in (first, second, second, first, second, second, first, first)]
-    assert [arrival.number for arrival in asked] == list(range(40, 48))
-    assert [arrival.key for arrival in asked] == [0, 1, 2, 3, 4, 5, 0, 1]
-    assert {arrival.at_s for arrival in asked} == {7.5}
+    sent = [user.next_request(7.5) for user in (first, second, second, first, second, second, first, first)]
+    assert [arrival.number for arrival in sent] == list(range(40, 48))
+    assert [arrival.key for arrival in sent] == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert {arrival.at_s for arrival in sent} == {7.5}
 
 
 def test_a_chat_keeps_to_its_session() -> None:
-    """Turn after turn, each with what was said before, and nobody else asks in between."""
+    """Turns follow each other, each with the history before it, and no other user sends one in between."""
     content = Content(prompt=Fixed(3), output=Fixed(5), sessions=Sessions(2, 3))
     loop = VirtualUsers(load(requests=60, content=content), 1, 0)
-    asked = {number: [user.next_request(0.0) for _ in range(12)] for number, user in enumerate(loop.users[:2])}
-    for arrivals in asked.values():
+    sent = {number: [user.next_request(0.0) for _ in range(12)] for number, user in enumerate(loop.users[:2])}
+    for arrivals in sent.values():
         for before, after in pairwise(arrivals):
             assert (after.session, after.turn) == (before.session, before.turn + 1) or after.turn == 0
-    assert not {one.session for one in asked[0]} & {one.session for one in asked[1]}
+    assert not {one.session for one in sent[0]} & {one.session for one in sent[1]}
 
 
 def test_the_open_loop_beside_it_is_drawn_as_ever() -> None:

@@ -1,4 +1,4 @@
-"""The order of a timeline, and the pairs of faults on one backend that do not go together."""
+"""The order of a timeline, and the conflicting pairs of faults on one backend."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ TOGETHER: dict[type[Any], set[type[Any]]] = {
     Slow: {type(fault) for fault in FAULTS} - {Slow},
 }
 TOGETHER |= {kind: {type(fault) for fault in FAULTS} - {kind} for kind in (Latency, Bandwidth, SlowClose, Slicer)}
-"""By what is in force, what may begin on the same backend meanwhile. `Slow` stands for all of single requests."""
+"""For a fault in force, the faults that may begin on the same backend. `Slow` stands for all request faults."""
 
 
 def order(*steps: Step, restart_s: float = 0.0) -> list[tuple[float, int, bool]]:
-    """When which position begins, or heals."""
+    """Time, position and whether it heals, of each event."""
     return [(due.at_s, due.position, due.heal) for due in schedule(steps, restart_s)]
 
 

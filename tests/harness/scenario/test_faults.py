@@ -1,4 +1,4 @@
-"""Faults of single requests in the mock's words: each has them, and they say the same."""
+"""Request faults as JSON for the mock servers: each has a form there, with equal settings."""
 
 from __future__ import annotations
 

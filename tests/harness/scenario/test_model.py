@@ -1,4 +1,4 @@
-"""Scenarios as data: stretched, told apart by digest, and their members after changes."""
+"""Scenarios as data: scaled durations, digests, and members after changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from harness.scenario.model import Connections, Keys, Kind, Load, Method, ModelS
 
 
 def scenario() -> Scenario:
-    """Something in every field; no number twice where it matters."""
+    """A scenario with a value in every field, numbers distinct where it matters."""
     streams = (
         Stream(
             "first",
@@ -76,7 +76,7 @@ def scenario() -> Scenario:
 
 
 def test_stretching_scales_durations_and_rates_and_nothing_else() -> None:
-    """The expectation is written out, field by field, so that a forgotten one shows."""
+    """The expectation is written out field by field, so that a forgotten field fails."""
     first, second = scenario().load.streams
     expected = replace(
         scenario(),
@@ -158,7 +158,7 @@ def test_equal_numbers_have_equal_digests() -> None:
 
 
 def test_the_digest_is_the_same_in_every_process() -> None:
-    """Sets of text have another order in every process, unless the seed of their hashes is set."""
+    """The order of a set of strings differs between processes unless the hash seed is set."""
     script = (
         "from harness.scenario.model import Load, Scenario\n"
         "print(Scenario('s', 2, Load(()), off=frozenset({'retry', 'hedge', 'breaker', 'ejection'})).digest())"
@@ -173,7 +173,7 @@ def test_the_digest_is_the_same_in_every_process() -> None:
 
 
 def others(value: Any) -> list[Any]:
-    """Values of the same shape that differ from `value` in one place, for every place in it."""
+    """Copies of `value` that differ in one field each, for every field."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [
             replace(value, **{item.name: other})
@@ -278,6 +278,6 @@ def test_only_a_kill_needs_processes() -> None:
 def test_the_server_is_a_setup_of_the_mock() -> None:
     server = ModelServer(1000, 2, None, 3, 0.25, 400, 1.5, 100.0, 0.125)
     setup = json.loads(server.as_setup())
-    told = {**setup["gpu"], **setup["default_model"]}
-    assert {name: told[name] for name in dataclasses.asdict(server)} == dataclasses.asdict(server)
+    message = {**setup["gpu"], **setup["default_model"]}
+    assert {name: message[name] for name in dataclasses.asdict(server)} == dataclasses.asdict(server)
     assert setup["models"] == []

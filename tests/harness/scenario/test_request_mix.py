@@ -1,4 +1,4 @@
-"""Content follows the shares and lengths that it states, and no aspect disturbs another."""
+"""Content follows its stated shares and lengths, and no aspect affects another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALPHA = 1e-4
 MANY = 4000
 
 
-def asked(content: Content, requests: int = MANY, seed: str = "s") -> list[RequestContent]:
+def drawn(content: Content, requests: int = MANY, seed: str = "s") -> list[RequestContent]:
     return draw(content, requests, prompt_tokens=8, output_tokens=4, seed=seed)
 
 
@@ -39,13 +39,13 @@ def is_share(hits: list[bool], share: float) -> bool:
 
 def test_no_content_is_what_the_stream_says() -> None:
     plain = RequestContent(False, 8, 4, "normal", -1, 0, (), (), 0, False, None, False)
-    assert set(asked(Content(), 50)) == {plain}
+    assert set(drawn(Content(), 50)) == {plain}
 
 
 def test_the_same_seed_asks_the_same() -> None:
     content = Content(LongTail(50), LongTail(9), Sessions(3, 4), update_share=0.2, streaming_share=0.5)
-    assert asked(content) == asked(content)
-    assert asked(content) != asked(content, seed="other")
+    assert drawn(content) == drawn(content)
+    assert drawn(content) != drawn(content, seed="other")
 
 
 def test_shares() -> None:
@@ -58,7 +58,7 @@ def test_shares() -> None:
         abort_after_s=0.7,
         fresh_share=0.15,
     )
-    found = asked(content)
+    found = drawn(content)
     inferences = [one for one in found if not one.update]
     assert is_share([one.update for one in found], 0.3)
     assert is_share([one.urgency == "high" for one in inferences], 0.2)
@@ -74,33 +74,33 @@ def test_shares() -> None:
 
 
 def test_one_aspect_does_not_disturb_another() -> None:
-    bare = asked(Content(LongTail(50), LongTail(9), streaming_share=0.2))
-    full = asked(Content(LongTail(50), LongTail(9), streaming_share=0.2, update_share=0.5, abort_share=0.5))
+    bare = drawn(Content(LongTail(50), LongTail(9), streaming_share=0.2))
+    full = drawn(Content(LongTail(50), LongTail(9), streaming_share=0.2, update_share=0.5, abort_share=0.5))
     assert [one.prompt_tokens for one in bare] == [one.prompt_tokens for one in full]
     assert [one.output_tokens for one in bare] == [one.output_tokens for one in full]
     assert all(one.streams == other.streams for one, other in zip(bare, full, strict=True) if not other.update)
 
 
 def test_long_tail_is_lognormal_up_to_its_cap() -> None:
-    lengths = np.array([one.prompt_tokens for one in asked(Content(prompt=LongTail(1000, 1.0, 20_000)))])
+    lengths = np.array([one.prompt_tokens for one in drawn(Content(prompt=LongTail(1000, 1.0, 20_000)))])
     logs = np.log(lengths[lengths < 20_000])
     law = stats.truncnorm(-math.inf, math.log(20.0), loc=math.log(1000.0), scale=1.0)
     assert stats.kstest(logs, law.cdf).pvalue > ALPHA
     assert lengths.max() <= 20_000
-    assert asked(Content(prompt=LongTail(1.0, 3.0, 40)))[0].prompt_tokens >= 1
-    assert {one.prompt_tokens for one in asked(Content(prompt=LongTail(1.0, 3.0, 40)))} <= set(range(1, 41))
+    assert drawn(Content(prompt=LongTail(1.0, 3.0, 40)))[0].prompt_tokens >= 1
+    assert {one.prompt_tokens for one in drawn(Content(prompt=LongTail(1.0, 3.0, 40)))} <= set(range(1, 41))
 
 
 def test_empirical_and_fixed_lengths() -> None:
-    found = asked(Content(prompt=Empirical((5, 5, 70)), output=Fixed(33)))
+    found = drawn(Content(prompt=Empirical((5, 5, 70)), output=Fixed(33)))
     assert {one.output_tokens for one in found} == {33}
     assert {one.prompt_tokens for one in found} == {5, 70}
     assert is_share([one.prompt_tokens == 5 for one in found], 2 / 3)
 
 
 def test_payloads_reach_megabytes_and_end_at_the_cap() -> None:
-    assert {one.payload_bytes for one in asked(Content(payload_bytes=Fixed(3_000_000)), 5)} == {3_000_000}
-    assert {one.payload_bytes for one in asked(Content(payload_bytes=Fixed(2**40)), 5)} == {MOST_PAYLOAD_BYTES}
+    assert {one.payload_bytes for one in drawn(Content(payload_bytes=Fixed(3_000_000)), 5)} == {3_000_000}
+    assert {one.payload_bytes for one in drawn(Content(payload_bytes=Fixed(2**40)), 5)} == {MOST_PAYLOAD_BYTES}
 
 
 def of_sessions(found: list[RequestContent]) -> dict[int, list[RequestContent]]:
@@ -112,7 +112,7 @@ def of_sessions(found: list[RequestContent]) -> dict[int, list[RequestContent]]:
 
 def test_sessions_grow_and_end() -> None:
     content = Content(prompt=LongTail(20), output=LongTail(30), sessions=Sessions(7, 5, most_tokens=10**9))
-    sessions = of_sessions(asked(content))
+    sessions = of_sessions(drawn(content))
     assert len(sessions) > 500
     for number, turns in sessions.items():
         assert [turn.turn for turn in turns] == list(range(len(turns)))
@@ -129,7 +129,7 @@ def test_sessions_grow_and_end() -> None:
 
 
 def test_so_many_sessions_take_turns() -> None:
-    found = asked(Content(sessions=Sessions(6, 4)), 600)
+    found = drawn(Content(sessions=Sessions(6, 4)), 600)
     last: dict[int, int] = {}
     for position, one in enumerate(found):
         if one.turn:
@@ -138,32 +138,32 @@ def test_so_many_sessions_take_turns() -> None:
 
 
 def test_a_session_ends_before_its_prompt_grows_too_long() -> None:
-    found = asked(Content(prompt=Fixed(40), output=Fixed(10), sessions=Sessions(2, 100, most_tokens=150)), 200)
+    found = drawn(Content(prompt=Fixed(40), output=Fixed(10), sessions=Sessions(2, 100, most_tokens=150)), 200)
     assert max(one.prompt_tokens for one in found) == 140
     assert max(one.turn for one in found) == 2
-    assert {one.prompt_tokens for one in asked(Content(prompt=Fixed(900), sessions=Sessions(2, 3, 100)), 9)} == {100}
+    assert {one.prompt_tokens for one in drawn(Content(prompt=Fixed(900), sessions=Sessions(2, 3, 100)), 9)} == {100}
 
 
 def test_updates_are_no_turns() -> None:
     content = Content(sessions=Sessions(3, 4), update_share=0.5)
-    sessions = of_sessions([one for one in asked(content) if not one.update])
+    sessions = of_sessions([one for one in drawn(content) if not one.update])
     assert -1 not in sessions
     assert all([turn.turn for turn in turns] == list(range(len(turns))) for turns in sessions.values())
 
 
 def test_a_replay_says_what_its_trace_says() -> None:
     replay = Replay((10, 30, 60, 25), (5, 6, 7, 8), sessions=(4, -1, 4, 4), blocks=((1, 2), (1,), (), (3,)))
-    found = asked(Content(replay=replay, prompt=Fixed(99), output=Fixed(99)), 4)
+    found = drawn(Content(replay=replay, prompt=Fixed(99), output=Fixed(99)), 4)
     assert [one.prompt_tokens for one in found] == [10, 30, 60, 25]
     assert [one.output_tokens for one in found] == [5, 6, 7, 8]
     assert [one.session for one in found] == [4, -1, 4, 4]
     assert [one.turn for one in found] == [0, 0, 1, 2]
-    # The third turn is shorter than what was said before, so that it cannot contain it.
+    # The third turn is shorter than its history, so it cannot contain it.
     assert [one.history for one in found] == [(), (), (10, 5), ()]
     assert [one.blocks for one in found] == [(1, 2), (1,), (), (3,)]
-    assert {one.prompt_tokens for one in asked(Content(replay=Replay(), prompt=Fixed(99)), 4)} == {99}
+    assert {one.prompt_tokens for one in drawn(Content(replay=Replay(), prompt=Fixed(99)), 4)} == {99}
     with pytest.raises(ValueError, match="4 prompt_tokens for 5 requests"):
-        asked(Content(replay=replay), 5)
+        drawn(Content(replay=replay), 5)
 
 
 def test_content_survives_json() -> None:
@@ -176,7 +176,7 @@ def test_content_survives_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Fixed(-1), "length must be 0 or more"),
         (lambda: LongTail(0.5), "median must be from 1 to most"),
@@ -189,6 +189,6 @@ def test_content_survives_json() -> None:
         (lambda: Content(replay=Replay(), sessions=Sessions(1, 1)), "expected no others beside it"),
     ],
 )
-def test_nonsense_is_an_error(make: Callable[[], Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_nonsense_is_an_error(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()

@@ -1,1 +1,1 @@
-"""The GPU server as a pure model: admission, batching, memory, KV cache. Time is an argument."""
+"""Pure model of a GPU server: admission, batching, memory and KV cache. Time is an argument."""

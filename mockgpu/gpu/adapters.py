@@ -1,7 +1,8 @@
-"""LoRA adapters: which are known, and which are in one of the slots on the GPU.
+"""LoRA adapters: the registered ones, and those loaded into a slot on the GPU.
 
-A job whose adapter is known but in no slot waits for its load, in which the least recently used idle one gives
-way, and the others pass it: as with models. When a base model leaves the memory its adapters leave their slots.
+A job whose adapter is registered but not loaded waits for the load, which evicts the least recently used idle
+adapter if there is no free slot. Other jobs overtake it, as with models. When a base model is evicted, its adapters
+are unloaded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mockgpu.gpu.setup import Gpu
 
 
 class Adapters:
-    """All adapters of one GPU. ``has_base`` says whether a model is resident, ``ready`` is given tasks to go on."""
+    """All adapters of one GPU. ``has_base``: whether a model is resident; ``ready`` receives tasks that may run."""
 
     def __init__(
         self,
@@ -26,8 +27,8 @@ class Adapters:
         ready: Callable[[float, list[SchedulerTask]], None],
     ) -> None:
         self.known: dict[str, str] = {}  # adapter to base
-        self._bases: dict[str, str] = {}  # the same, with those that are unknown but still in a slot or needed
-        self._needed: dict[str, int] = {}  # by adapter: jobs inside, even those that still wait for its base
+        self._bases: dict[str, str] = {}  # the same, plus unregistered ones that are still loaded or used
+        self._jobs: dict[str, int] = {}  # jobs in the server by adapter, including those that wait for its base
         self._adapter_mb = gpu.adapter_mb
         self._emit = emit
         self._has_base = has_base
@@ -37,11 +38,11 @@ class Adapters:
 
     @property
     def memory_mb(self) -> int:
-        """What the adapters in slots take."""
+        """Megabytes that the loaded adapters take."""
         return self.slots.used * self._adapter_mb
 
     def load(self, at_s: float, name: str, base: str) -> None:
-        """Make an adapter known and, if its base is resident, load it; raises ValueError."""
+        """Register an adapter and, if its base is resident, load it; raises ValueError."""
         if self.slots.space == 0:
             raise ValueError(f"adapter {name!r}: max_adapters is 0, expected a GPU with slots for adapters")
         if self._bases.get(name, base) != base:
@@ -51,48 +52,48 @@ class Adapters:
             self.slots.load(at_s, name)
 
     def unload(self, at_s: float, name: str) -> None:
-        """Forget an adapter; those inside that need it are served. Does nothing if it is unknown."""
+        """Unregister an adapter; jobs that already use it are served. Does nothing if it is unknown."""
         if self.known.pop(name, None) is not None:
-            self._tidy(at_s, name)
+            self._discard_unused(at_s, name)
 
-    def base_gone(self, at_s: float, base: str) -> None:
-        """A model, which nobody uses, has left the memory."""
+    def base_evicted(self, at_s: float, base: str) -> None:
+        """Unload the adapters of a model that was evicted; no job uses it."""
         for name in [name for name, owner in self._bases.items() if owner == base]:
             self.slots.unload(at_s, name)
 
-    def need(self, name: str) -> None:
-        """Count a task that has come for an adapter, which is known."""
-        self._needed[name] = self._needed.get(name, 0) + 1
+    def add_job(self, name: str) -> None:
+        """Count a new job for a registered adapter."""
+        self._jobs[name] = self._jobs.get(name, 0) + 1
 
-    def enter(self, at_s: float, task: SteppedTask) -> bool:
-        """Have a task, whose base is there, use its adapter; False if it must wait and will be ``ready`` later."""
+    def acquire(self, at_s: float, task: SteppedTask) -> bool:
+        """Give a task whose base is resident its adapter; False if it waits for a load and becomes ``ready`` later."""
         name = task.job.adapter
         resident = self.slots.resident.get(name)
         if resident is None:
             self.slots.park(at_s, name, task)
             return False
-        self.slots.take(resident)
+        self.slots.acquire(resident)
         task.adapter = resident
         return True
 
-    def leave(self, at_s: float, task: SteppedTask) -> None:
-        """Count no longer a task that has gone."""
+    def remove_job(self, at_s: float, task: SteppedTask) -> None:
+        """Release the adapter of a task that left the server, or stop waiting for it."""
         name = task.job.adapter
-        self._needed[name] -= 1
-        if self._needed[name] == 0:
-            del self._needed[name]
+        self._jobs[name] -= 1
+        if self._jobs[name] == 0:
+            del self._jobs[name]
         if task.adapter is not None:
             self.slots.release(at_s, task.adapter)
             task.adapter = None
         else:
             self.slots.unpark(at_s, name, task)
-        self._tidy(at_s, name)
+        self._discard_unused(at_s, name)
 
-    def _tidy(self, at_s: float, name: str) -> None:
-        """Free the slot of an adapter that is neither known nor needed, and forget its base with that."""
-        if name not in self.known and name not in self._needed:
+    def _discard_unused(self, at_s: float, name: str) -> None:
+        """Unload an adapter that is neither registered nor used, and forget its base."""
+        if name not in self.known and name not in self._jobs:
             self.slots.unload(at_s, name)
-            if name not in self.slots.resident and name not in self.slots.coming:
+            if name not in self.slots.resident and name not in self.slots.pending:
                 self._bases.pop(name, None)
 
     def _loaded(self, at_s: float, resident: Resident, tasks: list[SchedulerTask]) -> None:
@@ -108,5 +109,5 @@ class Adapters:
 
     def _evicted(self, at_s: float, name: str) -> None:
         self._emit(AdapterUnloaded(at_s, name, self._bases[name]))
-        if name not in self.known and name not in self._needed:
+        if name not in self.known and name not in self._jobs:
             del self._bases[name]

@@ -1,9 +1,9 @@
-"""Runs the inferences whose end is not known when they start: batches, KV cache, prefill and decode pools.
+"""Continuous batching: inferences that share decode steps, KV cache, and prefill and decode pools.
 
-A job starts when there are KV blocks for its prompt. Prefill takes the tokens that the prefix cache does not
-spare. While it decodes it takes another block whenever the last is full; if none is to be had the job that
-started last goes back to the head of the queue and computes everything anew later on, as in vLLM. With pools a
-prefilled job waits for a decode slot, then its blocks are moved there, and only then it counts for the batch.
+A job starts when there are KV blocks for its prompt. Prefill computes the prompt tokens that are not in the prefix
+cache. A decoding job takes another block whenever its last one is full; if none is free, the job that started last
+is preempted: it goes back to the head of the queue and recomputes everything later, as in vLLM. With pools a
+prefilled job waits for a decode slot, then its blocks are transferred, and only then it counts for the batch.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from mockgpu.gpu.setup import Gpu, Model
 
 @dataclass(frozen=True, slots=True)
 class BatchingHooks:
-    """What the server does for its jobs, each at a time.
+    """Callbacks into the scheduler; the times are those of the events.
 
-    ``finish``: a job is done. ``requeue``: one goes back to the head of the queue. Both come back with ``stop``.
-    ``widen``: so many prefill slots more are free. ``fill``: see who can start now.
+    ``finish`` ends a job; ``requeue`` puts one at the head of the queue. Both call ``stop``.
+    ``add_prefill_slots`` changes the number of prefill slots; ``fill_slots`` starts the jobs that can start.
     """
 
     emit: Callable[[Event], None]
     call_at: CallAt
     finish: Callable[[float, SteppedTask], None]
     requeue: Callable[[float, SteppedTask], None]
-    widen: Callable[[int], None]
-    fill: Callable[[float], None]
+    add_prefill_slots: Callable[[int], None]
+    fill_slots: Callable[[float], None]
 
 
 class ContinuousBatching:
-    """The running jobs of one GPU that are not plain."""
+    """Running jobs of one GPU whose duration depends on their batch, the KV cache or pools."""
 
     def __init__(self, gpu: Gpu, hooks: BatchingHooks) -> None:
         self.kv = KvCache(gpu.kv_bytes, gpu.block_tokens, gpu.prefix_cache)
@@ -47,30 +47,30 @@ class ContinuousBatching:
         self._pools = gpu.pools
         self._hooks = hooks
         self._batches: dict[str, Batch] = {}
-        self._holders: dict[int, SteppedTask] = {}  # running jobs with KV blocks, in order of their last start
+        self._holders: dict[int, SteppedTask] = {}  # running jobs with KV blocks, in order of last start
         self._decode_slots = gpu.pools.decode_slots if gpu.pools is not None else 0
-        self._transit: dict[int, SteppedTask] = {}  # wait for a decode slot, first come first
+        self._awaiting_decode: dict[int, SteppedTask] = {}  # wait for a decode slot, in order of arrival
         self._growing = False
-        self._number = itertools.count(1).__next__
+        self._next_entry = itertools.count(1).__next__
 
-    def takes(self, model: Model) -> bool:
-        """Whether the model's jobs are to be run here."""
+    def handles(self, model: Model) -> bool:
+        """Whether jobs of the model run here."""
         return self._pools is not None or model.decode_slope_s > 0 or self._has_kv(model)
 
     def is_too_long(self, model: Model, job: Job) -> bool:
-        """Whether a job can't be served even alone."""
+        """Whether a job can't be served even on an empty server."""
         limit = model.max_model_tokens
         if limit is not None and job.prompt_tokens + job.output_tokens > limit:
             return True
         if not self._has_kv(model):
             return False
-        # The last token is only handed out; nothing is computed from it.
+        # No KV entry is computed for the last output token.
         tokens = job.prompt_tokens + max(0, job.output_tokens - 1)
         blocks = self.kv.blocks_for(tokens) + self.kv.copies_for(job.prompt_tokens, tokens, job.sequences)
         return not self.kv.can_ever_hold(model, blocks)
 
-    def make_room(self, task: SteppedTask) -> bool:
-        """Find the KV blocks that a job needs to start; False if there are not enough."""
+    def allocate(self, task: SteppedTask) -> bool:
+        """Allocate the KV blocks that a job needs to start; False if there are not enough."""
         job, spec = task.job, task.spec
         assert spec is not None
         if not self._has_kv(spec):
@@ -85,73 +85,73 @@ class ContinuousBatching:
         )
         if admitted is None:
             return False
-        task.hold, task.cached_tokens = admitted
+        task.held, task.cached_tokens = admitted
         return True
 
     def start(self, at_s: float, task: SteppedTask) -> None:
-        """Begin prefill, once there is room."""
+        """Start the prefill of a job whose KV blocks are allocated."""
         job, spec = task.job, task.spec
         assert spec is not None
-        if task.hold is not None:
+        if task.held is not None:
             self._holders[job.id] = task
         if self._pools is None:
             self._join(at_s, task)
         task.stage = PREFILL
         tokens = job.prompt_tokens + task.done * job.sequences - task.cached_tokens
         prefill_s = tokens / spec.prefill_tokens_per_s * job.slowness
-        task.alarm = self._hooks.call_at(at_s + prefill_s, self._prefilled, task)
+        task.timer = self._hooks.call_at(at_s + prefill_s, self._prefilled, task)
 
     def stop(self, at_s: float, task: SteppedTask) -> None:
-        """Take all from a running job that it holds here; its slot is the server's to give."""
-        if task.alarm is not None:
-            task.alarm.cancel()
-            task.alarm = None
+        """Release everything that a running job holds here; the scheduler frees its slot."""
+        if task.timer is not None:
+            task.timer.cancel()
+            task.timer = None
         if task.in_batch:
             task.in_batch = False
             batch = self._batches[task.job.model]
             batch.leave(at_s, task)
             if batch.size == 0:
                 del self._batches[task.job.model]
-        if task.hold is not None:
+        if task.held is not None:
             del self._holders[task.job.id]
-            self.kv.release(task.hold)
-            task.hold = None
-        if task.beyond_prefill:
-            task.beyond_prefill = False
-            self._hooks.widen(-1)
-            if self._transit.pop(task.job.id, None) is None:
+            self.kv.release(task.held)
+            task.held = None
+        if task.left_prefill_slot:
+            task.left_prefill_slot = False
+            self._hooks.add_prefill_slots(-1)
+            if self._awaiting_decode.pop(task.job.id, None) is None:
                 self._decode_slots += 1
                 self._fill_decode(at_s)
 
     def token_due_s(self, now_s: float, task: SteppedTask, token: int) -> float | None:
-        """When output token number ``token`` (from 1) came or is due as things stand; None if the job waits."""
-        if token <= len(task.past_s):
-            return task.past_s[token - 1]
+        """Time at which output token ``token`` (from 1) was produced or is due now; None if the job waits."""
+        if token <= len(task.token_times_s):
+            return task.token_times_s[token - 1]
         spec = task.spec
         assert spec is not None
         if task.stage == WAITING:
             return None
         if task.stage == DECODE:
             return self._batches[task.job.model].due_s(task, token)
-        # It can't come before this, which is later than now.
-        ready_s = now_s if task.alarm is None else task.alarm.at_s
-        if self._pools is not None and (task.stage == PREFILL or task.job.id in self._transit):
+        # Lower bound, later than now.
+        ready_s = now_s if task.timer is None else task.timer.at_s
+        if self._pools is not None and (task.stage == PREFILL or task.job.id in self._awaiting_decode):
             ready_s += self._transfer_s(task)
         due_s = ready_s + (token - task.done) * spec.decode_step_s * task.job.slowness
         return max(due_s, math.nextafter(now_s, math.inf))
 
     def tokens_out(self, now_s: float, task: SteppedTask) -> int:
-        """How many output tokens of each of its sequences are out; ``now_s`` is not past."""
+        """Number of output tokens produced in each sequence; ``now_s`` must not lie in the past."""
         return self._batches[task.job.model].tokens_out(now_s, task) if task.stage == DECODE else task.done
 
     def tokens_per_s(self, task: SteppedTask) -> float:
-        """How many it makes now, of all its sequences; 0 while it does not decode, and where a step takes no time."""
+        """Current token rate over all sequences; 0 while the job does not decode, and if a step takes no time."""
         if task.stage != DECODE:
             return 0.0
         step_s = self._batches[task.job.model].step_s * task.job.slowness
         return task.job.sequences / step_s if step_s > 0 else 0.0
 
-    # -- inside ----------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------
 
     def _has_kv(self, model: Model) -> bool:
         return self._limits_kv and model.kv_bytes_per_token > 0
@@ -161,32 +161,32 @@ class ContinuousBatching:
         assert spec is not None
         batch = self._batches.get(name)
         if batch is None:
-            batch = Batch(at_s, spec, self._hooks.call_at, self._reached, self._number)
+            batch = Batch(at_s, spec, self._hooks.call_at, self._reached, self._next_entry)
             self._batches[name] = batch
         batch.join(at_s, task.job.sequences)
         task.in_batch = True
 
     def _prefilled(self, at_s: float, task: SteppedTask) -> None:
-        task.alarm = None
-        if task.hold is not None:
-            self.kv.computed(task.hold)
+        task.timer = None
+        if task.held is not None:
+            self.kv.computed(task.held)
         if task.job.output_tokens == 0:
             self._hooks.finish(at_s, task)
         elif self._pools is None:
             self._decode(at_s, task)
         else:
             task.stage = TRANSIT
-            task.beyond_prefill = True
-            self._transit[task.job.id] = task
+            task.left_prefill_slot = True
+            self._awaiting_decode[task.job.id] = task
             self._fill_decode(at_s)
-            self._hooks.widen(1)
-            self._hooks.fill(at_s)
+            self._hooks.add_prefill_slots(1)
+            self._hooks.fill_slots(at_s)
 
     def _fill_decode(self, at_s: float) -> None:
-        while self._transit and self._decode_slots > 0:
-            task = self._transit.pop(next(iter(self._transit)))
+        while self._awaiting_decode and self._decode_slots > 0:
+            task = self._awaiting_decode.pop(next(iter(self._awaiting_decode)))
             self._decode_slots -= 1
-            task.alarm = self._hooks.call_at(at_s + self._transfer_s(task), self._transferred, task)
+            task.timer = self._hooks.call_at(at_s + self._transfer_s(task), self._transferred, task)
 
     def _transfer_s(self, task: SteppedTask) -> float:
         pools, job = self._pools, task.job
@@ -195,55 +195,55 @@ class ContinuousBatching:
         return (pools.transfer_s + tokens * pools.transfer_s_per_token) * job.slowness
 
     def _transferred(self, at_s: float, task: SteppedTask) -> None:
-        task.alarm = None
+        task.timer = None
         self._join(at_s, task)
         self._decode(at_s, task)
 
     def _decode(self, at_s: float, task: SteppedTask) -> None:
         task.stage = DECODE
         task.done_before = task.done
-        self._batches[task.job.model].begin(at_s, task)
-        self._aim(at_s, task)
+        self._batches[task.job.model].start_decode(at_s, task)
+        self._schedule_milestone(at_s, task)
 
-    def _aim(self, at_s: float, task: SteppedTask) -> None:
-        """Set the next milestone of a decoding job, which has the blocks for its next token."""
+    def _schedule_milestone(self, at_s: float, task: SteppedTask) -> None:
+        """Schedule the next milestone of a decoding job that has the blocks for its next token."""
         job = task.job
         milestone = job.output_tokens
         if task.done == 0:
             milestone = 1
-        elif task.hold is not None:
-            # Its block is full once so many are out, and the token after that can't be computed without another.
-            milestone = min(milestone, task.hold.blocks * self._block_tokens - job.prompt_tokens + 1)
+        elif task.held is not None:
+            # At this token its last block is full, and the next token needs another one.
+            milestone = min(milestone, task.held.blocks * self._block_tokens - job.prompt_tokens + 1)
         task.milestone = milestone
-        self._batches[job.model].aim(at_s, task)
+        self._batches[job.model].schedule_milestone(at_s, task)
 
     def _reached(self, at_s: float, task: SteppedTask) -> None:
-        """A decoding job has come to its milestone."""
+        """Handle the milestone of a decoding job."""
         if task.done == 0:
             self._hooks.emit(FirstToken(at_s, task.job.id))
         task.done = task.milestone
         if task.done == task.job.output_tokens:
             self._hooks.finish(at_s, task)
-        elif self._has_room(at_s, task):
-            self._aim(at_s, task)
+        elif self._grow(at_s, task):
+            self._schedule_milestone(at_s, task)
 
-    def _has_room(self, at_s: float, task: SteppedTask) -> bool:
-        """See to it that a job has the blocks for its next token; False if it had to give way itself."""
-        hold = task.hold
-        if hold is None or hold.blocks * self._block_tokens >= task.job.prompt_tokens + task.done:
+    def _grow(self, at_s: float, task: SteppedTask) -> bool:
+        """Allocate the blocks for a job's next token, preempting others; False if the job itself was preempted."""
+        held = task.held
+        if held is None or held.blocks * self._block_tokens >= task.job.prompt_tokens + task.done:
             return True
-        if self.kv.grow(hold):
+        if self.kv.grow(held):
             return True
-        self._growing = True  # nobody starts on the blocks that become free for this job
-        while task.hold is hold and not self.kv.grow(hold):
+        self._growing = True  # no job may start on the blocks freed for this one
+        while task.held is held and not self.kv.grow(held):
             self._preempt(at_s, next(reversed(self._holders.values())))
         self._growing = False
-        stayed = task.hold is hold
-        self._hooks.fill(at_s)  # this may start it again
-        return stayed
+        kept = task.held is held
+        self._hooks.fill_slots(at_s)  # this may start it again
+        return kept
 
     def _preempt(self, at_s: float, task: SteppedTask) -> None:
-        """Take the blocks of a job, which goes back to the queue; one that is done this instant ends instead."""
+        """Free the blocks of a job and requeue it; a job that is complete at this instant finishes instead."""
         job = task.job
         if task.stage == DECODE:
             batch = self._batches[job.model]
@@ -254,7 +254,7 @@ class ContinuousBatching:
             if task.done == job.output_tokens:
                 self._hooks.finish(at_s, task)
                 return
-            task.past_s += [batch.due_s(task, token) for token in range(task.done_before + 1, task.done + 1)]
+            task.token_times_s += [batch.due_s(task, token) for token in range(task.done_before + 1, task.done + 1)]
         self.preemptions += 1
         self._hooks.emit(Preempted(at_s, job.id))
         self._hooks.requeue(at_s, task)

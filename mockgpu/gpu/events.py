@@ -1,6 +1,6 @@
-"""What goes into a GPU server and what comes out: jobs, events and the reported state, as values.
+"""Inputs and outputs of the GPU server model: jobs, events and the reported state.
 
-All times are seconds on the caller's clock.
+All times are in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ _Value = TypeVar("_Value")
 
 
 @dataclass_transform(frozen_default=True)
-def _value(cls: type[_Value]) -> type[_Value]:
-    """A dataclass that nobody changes, which a type checker sees to.
+def _fast_dataclass(cls: type[_Value]) -> type[_Value]:
+    """A dataclass that is immutable to the type checker only.
 
-    Frozen at run time an event takes three to six times as long to make, a quarter of all that a job costs here.
+    A dataclass frozen at run time takes three to six times as long to create, a quarter of the total cost of a job.
     """
     return dataclass(slots=True)(cls)
 
 
-@_value
+@_fast_dataclass
 class Job:
-    """A request for service. ``id`` is the caller's and must be unique among the jobs inside.
+    """A request to the GPU server. ``id`` is the caller's and must be unique among the jobs in the server.
 
-    Service takes ``slowness`` times as long as the model's speeds say. ``prompt_blocks`` are the hashes of the
-    full KV blocks of the prompt, chained: two prompts with a common beginning have as many leading hashes in
-    common as that beginning has full blocks. ``adapter`` names a LoRA adapter of ``model``, "" none. ``update``
-    says what an update brings: an embedding, or new weights for ``model``.
+    ``slowness`` multiplies the service time given by the model's speeds. ``prompt_blocks`` are the chained hashes of
+    the prompt's full KV blocks: prompts with a common prefix share one leading hash per full block of that prefix.
+    ``adapter`` names a LoRA adapter of ``model``, "" for none. ``update`` is the content of an update: an embedding,
+    or new weights for ``model``.
 
-    An inference makes ``sequences`` answers of ``output_tokens`` each from one prompt. They share its prefill and its
-    full KV blocks, go in step, and take one slot, but as many places in the batch as they are.
+    An inference produces ``sequences`` answers of ``output_tokens`` each from one prompt. They share its prefill and
+    its full KV blocks, decode in step and take one slot, but each counts in the batch size.
     """
 
     id: int
@@ -45,12 +45,13 @@ class Job:
     sequences: int = 1
 
 
-@_value
+@_fast_dataclass
 class Started:
-    """Service began; it does so once for every job.
+    """Service began; emitted once per job.
 
-    ``cold``: the model was not resident at submission. ``queue_wait_s``: from then on. ``batch``: sequences of its
-    model that run now, with its own (0 for an update). ``cached_tokens``: prompt tokens the prefix cache spares.
+    ``cold``: the model was not resident at submission. ``queue_wait_s``: time since submission. ``batch``: running
+    sequences of its model, its own included (0 for an update). ``cached_tokens``: prompt tokens found in the prefix
+    cache.
     """
 
     at_s: float
@@ -61,33 +62,33 @@ class Started:
     cached_tokens: int = 0
 
 
-@_value
+@_fast_dataclass
 class FirstToken:
-    """The first output token is there; none comes for updates or for jobs without output tokens."""
+    """The first output token was produced; not emitted for updates and for jobs without output tokens."""
 
     at_s: float
     job_id: int
 
 
-@_value
+@_fast_dataclass
 class Finished:
-    """Service ended in full."""
+    """Service was completed."""
 
     at_s: float
     job_id: int
 
 
-@_value
+@_fast_dataclass
 class Preempted:
-    """The KV cache ran out: the job is back at the head of the queue, keeps its tokens and loses its KV blocks."""
+    """The KV cache was full: the job is at the head of the queue again, keeps its tokens and has lost its KV blocks."""
 
     at_s: float
     job_id: int
 
 
-@_value
+@_fast_dataclass
 class Resumed:
-    """A preempted job runs again; it computes its prompt and its tokens so far anew before the next one."""
+    """A preempted job runs again; it recomputes its prompt and its tokens so far before the next token."""
 
     at_s: float
     job_id: int
@@ -96,14 +97,14 @@ class Resumed:
 Reason: TypeAlias = Literal["queue_full", "out_of_memory", "not_found", "asleep", "too_long", "engine_dead"]
 
 
-@_value
+@_fast_dataclass
 class Refused:
-    """The job will not be served, or no further.
+    """The job was refused or, with ``engine_dead``, aborted.
 
-    ``queue_full``: no room in the queue. ``out_of_memory``: the model can't be made to fit. ``not_found``: its
-    model was unloaded, or its adapter is not there. ``asleep``: the server sleeps. ``too_long``: more tokens
-    than the model takes or the KV cache can ever hold. ``engine_dead``: the engine died while the job was inside,
-    the one reason that also meets a job that runs.
+    ``queue_full``: the queue is full. ``out_of_memory``: evicting unpinned models can't make room for the model.
+    ``not_found``: the model was unloaded, or the adapter is not registered. ``asleep``: the server sleeps.
+    ``too_long``: more tokens than the model accepts or the KV cache can hold. ``engine_dead``: the engine died; the
+    only reason that also applies to a running job.
     """
 
     at_s: float
@@ -111,15 +112,15 @@ class Refused:
     reason: Reason
 
 
-@_value
+@_fast_dataclass
 class Loading:
-    """A load began; its memory counts as used from now on."""
+    """A load began; from now on its memory counts as used."""
 
     at_s: float
     model: str
 
 
-@_value
+@_fast_dataclass
 class Loaded:
     """The model is resident."""
 
@@ -127,51 +128,51 @@ class Loaded:
     model: str
 
 
-@_value
+@_fast_dataclass
 class Evicted:
-    """The model left the memory."""
+    """The model was evicted from memory."""
 
     at_s: float
     model: str
 
 
-@_value
+@_fast_dataclass
 class LoadFailed:
-    """An explicit load was given up: what is pinned leaves no room for the model."""
+    """A load failed: pinned models leave no room for the model."""
 
     at_s: float
     model: str
 
 
-@_value
+@_fast_dataclass
 class AdapterLoaded:
-    """The adapter is in one of the slots on the GPU."""
+    """The adapter was loaded into a slot on the GPU."""
 
     at_s: float
     adapter: str
     base: str
 
 
-@_value
+@_fast_dataclass
 class AdapterUnloaded:
-    """The adapter left its slot on the GPU; if it is still known, a request brings it back."""
+    """The adapter was evicted from its slot; if it is still registered, a request reloads it."""
 
     at_s: float
     adapter: str
     base: str
 
 
-@_value
+@_fast_dataclass
 class Slept:
-    """The server sleeps. Level 1 keeps the weights in host memory, level 2 drops them; the KV cache is gone."""
+    """The server sleeps. Level 1 keeps the weights in host memory, level 2 discards them; the KV cache is cleared."""
 
     at_s: float
     level: int
 
 
-@_value
+@_fast_dataclass
 class Woken:
-    """The server serves again."""
+    """The server is awake again."""
 
     at_s: float
 
@@ -182,23 +183,23 @@ Management: TypeAlias = LoadFailed | AdapterLoaded | AdapterUnloaded | Slept | W
 Event: TypeAlias = JobEvent | Residency | Management
 
 
-@_value
+@_fast_dataclass
 class State:
-    """What a server reports of itself.
+    """The state that a server reports.
 
-    ``memory_used_mb`` counts resident and loading models, adapters in slots, and KV blocks, in use or cached;
-    ``memory_evictable_mb`` the idle models that are not pinned and the cached blocks among them.
-    ``queue_depth`` counts waiting jobs, for a slot or for a load; ``waiting_for_load`` the latter alone.
-    ``pending_tokens`` is the sum of prompt and output tokens of all jobs inside, each in full until it ends.
-    ``models`` are the resident ones, in order of loading, without those that are always resident.
-    ``adapters`` are the known ones, each with its base model.
+    ``memory_used_mb`` counts resident and loading models, loaded adapters, and KV blocks, used or cached;
+    ``memory_evictable_mb`` the idle unpinned models and the cached blocks among them.
+    ``queue_depth`` counts jobs that wait for a slot or a load; ``waiting_for_load`` only the latter.
+    ``pending_tokens`` is the sum of prompt and output tokens of all jobs in the server, in full until a job ends.
+    ``models`` are the resident models in order of loading, without those that are always resident.
+    ``adapters`` are the registered adapters, each with its base model.
 
     ``kv_blocks_total`` is in blocks of the default model; ``kv_blocks_used`` are held by jobs,
-    ``kv_blocks_cached`` kept for prompts that begin alike. ``asleep_level`` is 0 while awake; asleep, models take
-    no memory. The rest are counters since the start: prompt tokens looked up in the prefix cache and found there,
-    preemptions, prompt tokens of the inferences that have come to their first token (or, without any, to their end),
-    and output tokens of those that have ended, in full or not. ``Engine.figures`` adds the output tokens of those
-    inside, and ``output_tokens_per_s``, which they make now.
+    ``kv_blocks_cached`` by the prefix cache. ``asleep_level`` is 0 while awake; while asleep models take no memory.
+    The rest are counters since the start: prompt tokens looked up and found in the prefix cache, preemptions, prompt
+    tokens of inferences that reached their first token (or, with no output, their end), and output tokens of
+    inferences that ended, completed or not. ``Engine.figures`` adds the output tokens of inferences in the server,
+    and ``output_tokens_per_s``, their current rate.
     """
 
     ready: bool

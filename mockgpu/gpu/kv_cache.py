@@ -1,8 +1,8 @@
-"""KV cache in blocks: held by jobs, shared by those whose prompts begin alike, kept afterwards while there is room.
+"""KV cache in blocks, with a prefix cache: jobs share the blocks of common prefixes, and freed blocks stay cached.
 
-As in vLLM: only full blocks of a prompt are shared, found by a hash chained over all before them. When a job lets
-go its blocks stay, least recently used first to make room, of one job its last block first. Tokens that a job
-made are not shared.
+As in vLLM: only full blocks of a prompt are shared, looked up by a hash chained over all blocks before them. The
+blocks of a job that ends stay cached until their space is needed; eviction is least recently used first, and the last
+block of a job before its first. Output tokens are not shared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Key = tuple[str, int]
 
 
 class _Block:
-    """A full block of a prompt. ``key`` is None once it may no longer be found."""
+    """A full block of a prompt. ``key`` is None once the block is no longer in the prefix cache."""
 
     __slots__ = ("key", "size_bytes", "users")
 
@@ -27,20 +27,20 @@ class _Block:
 
 
 class HeldBlocks:
-    """The blocks that one job holds: those that others may share, and a number of its own.
+    """Blocks that one job holds: shared ones, and the number ``own`` of unshared ones.
 
-    ``copies`` are those that its further ``sequences`` have beside the blocks of the first one.
+    ``copies`` is the number of further blocks that all ``sequences`` but the first need.
     """
 
-    __slots__ = ("age", "block_bytes", "copies", "hashes", "model", "own", "sequences", "shared")
+    __slots__ = ("block_bytes", "copies", "generation", "hashes", "model", "own", "sequences", "shared")
 
     def __init__(
-        self, model: str, block_bytes: int, hashes: tuple[int, ...], age: int, sequences: int, copies: int
+        self, model: str, block_bytes: int, hashes: tuple[int, ...], generation: int, sequences: int, copies: int
     ) -> None:
         self.model = model
         self.block_bytes = block_bytes
         self.hashes = hashes
-        self.age = age
+        self.generation = generation
         self.own = 0
         self.shared: list[_Block] = []
         self.sequences = sequences
@@ -48,7 +48,7 @@ class HeldBlocks:
 
     @property
     def blocks(self) -> int:
-        """How many blocks each sequence has, shared ones included."""
+        """Number of blocks of each sequence, shared ones included."""
         return self.own + len(self.shared)
 
 
@@ -64,22 +64,22 @@ class KvCache:
         self.hits_tokens = 0
         self._block_tokens = block_tokens
         self._prefix = prefix
-        self._found: dict[str, dict[int, _Block]] = {}  # by model and hash
-        self._cached: OrderedDict[_Key, _Block] = OrderedDict()  # those without a user, least recently used first
-        self._ages: dict[str, int] = {}  # how often the blocks of a model became invalid
+        self._by_hash: dict[str, dict[int, _Block]] = {}  # by model and block hash
+        self._cached: OrderedDict[_Key, _Block] = OrderedDict()  # unused blocks, least recently used first
+        self._generations: dict[str, int] = {}  # number of invalidations by model
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks that no job holds and that a prompt may still find."""
+        """Number of blocks that no job holds and that a prompt can still reuse."""
         return len(self._cached)
 
     def total_blocks(self, models: Iterable[Model]) -> int:
-        """How many blocks of the first of these models that has any would fit."""
+        """Capacity in blocks of the first of these models that uses KV cache."""
         sizes = (self.block_bytes(model) for model in models if model.kv_bytes_per_token > 0)
         return self.capacity_bytes // next(sizes, self.capacity_bytes + 1)
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks so many tokens take."""
+        """Number of blocks for ``tokens``, rounded up."""
         return -(-tokens // self._block_tokens)
 
     def block_bytes(self, model: Model) -> int:
@@ -87,11 +87,11 @@ class KvCache:
         return model.kv_bytes_per_token * self._block_tokens
 
     def copies_for(self, prompt_tokens: int, tokens: int, sequences: int) -> int:
-        """Blocks of all sequences but the first, each of ``tokens`` with the prompt, whose full blocks they share."""
+        """Blocks of all sequences but the first; each has ``tokens`` with the prompt, whose full blocks are shared."""
         return (sequences - 1) * (self.blocks_for(tokens) - prompt_tokens // self._block_tokens)
 
     def can_ever_hold(self, model: Model, blocks: int) -> bool:
-        """Whether a job alone finds room for so many blocks."""
+        """Whether the empty cache has room for ``blocks`` blocks."""
         return blocks * self.block_bytes(model) <= self.capacity_bytes
 
     def admit(
@@ -105,64 +105,65 @@ class KvCache:
         sequences: int = 1,
         copies: int = 0,
     ) -> tuple[HeldBlocks, int] | None:
-        """Blocks for a job that is to compute ``tokens`` first, and how many of these the cache spares; None: no room.
+        """Allocate blocks for a job's first ``tokens``; returns them with the cached tokens among these, None if full.
 
-        ``hashes`` are of the full blocks of its prompt. ``name`` is whose blocks these are, ``count`` whether
-        the look-up goes into the statistics. At least the last token is always computed. ``copies``: see
-        ``HeldBlocks``.
+        ``name`` is the model, ``hashes`` those of the prompt's full blocks. ``count``: include the lookup in the
+        statistics. At least the last token is always computed. ``copies``: see ``HeldBlocks``.
         """
         size_bytes = self.block_bytes(model)
-        hold = HeldBlocks(name, size_bytes, hashes if self._prefix else (), self._ages.get(name, 0), sequences, copies)
-        found = self._found.get(name, {})
+        held = HeldBlocks(
+            name, size_bytes, hashes if self._prefix else (), self._generations.get(name, 0), sequences, copies
+        )
+        by_hash = self._by_hash.get(name, {})
         shared: list[_Block] = []
         revived_bytes = 0
-        for number in hold.hashes[: max(0, tokens - 1) // self._block_tokens]:
-            block = found.get(number)
+        for block_hash in held.hashes[: max(0, tokens - 1) // self._block_tokens]:
+            block = by_hash.get(block_hash)
             if block is None:
                 break
             shared.append(block)
             revived_bytes += 0 if block.users else size_bytes
-        hold.own = self.blocks_for(tokens) - len(shared)
-        new_bytes = (hold.own + copies) * size_bytes
+        held.own = self.blocks_for(tokens) - len(shared)
+        new_bytes = (held.own + copies) * size_bytes
         if self.used_bytes + revived_bytes + new_bytes > self.capacity_bytes:
             return None
         for block in shared:
-            self._share(block)
-        hold.shared = shared
-        self._claim(new_bytes, hold.own + copies)
+            self._add_user(block)
+        held.shared = shared
+        self._allocate(new_bytes, held.own + copies)
         cached_tokens = len(shared) * self._block_tokens
         if count and self._prefix:
             self.queries_tokens += tokens
             self.hits_tokens += cached_tokens
-        return hold, cached_tokens
+        return held, cached_tokens
 
-    def grow(self, hold: HeldBlocks) -> bool:
-        """One more block for each sequence; False if there is no room."""
-        size_bytes = hold.block_bytes * hold.sequences
+    def grow(self, held: HeldBlocks) -> bool:
+        """Allocate one more block for each sequence; False if there is no room."""
+        size_bytes = held.block_bytes * held.sequences
         if self.used_bytes + size_bytes > self.capacity_bytes:
             return False
-        hold.own += 1
-        hold.copies += hold.sequences - 1
-        self._claim(size_bytes, hold.sequences)
+        held.own += 1
+        held.copies += held.sequences - 1
+        self._allocate(size_bytes, held.sequences)
         return True
 
-    def computed(self, hold: HeldBlocks) -> None:
-        """The prompt has been computed: its full blocks may be found from now on."""
-        if hold.age != self._ages.get(hold.model, 0):
-            return  # computed with weights that are no longer in use
-        found = self._found.setdefault(hold.model, {})
-        for number in hold.hashes[len(hold.shared) :]:
-            if number not in found:  # else another job computed the same meanwhile
-                block = found[number] = _Block((hold.model, number), hold.block_bytes)
-                hold.shared.append(block)
-                hold.own -= 1
+    def computed(self, held: HeldBlocks) -> None:
+        """Add the full blocks of a computed prompt to the prefix cache."""
+        if held.generation != self._generations.get(held.model, 0):
+            return  # computed with old weights
+        by_hash = self._by_hash.setdefault(held.model, {})
+        for block_hash in held.hashes[len(held.shared) :]:
+            if block_hash not in by_hash:  # else another job has computed the same block meanwhile
+                block = by_hash[block_hash] = _Block((held.model, block_hash), held.block_bytes)
+                held.shared.append(block)
+                held.own -= 1
 
-    def release(self, hold: HeldBlocks) -> None:
-        """The job lets go of all its blocks; those that can be found stay cached."""
-        own = hold.own + hold.copies
-        self.used_bytes -= own * hold.block_bytes
+    def release(self, held: HeldBlocks) -> None:
+        """Free all blocks of a job; those in the prefix cache stay cached."""
+        own = held.own + held.copies
+        self.used_bytes -= own * held.block_bytes
         self.used_blocks -= own
-        for block in reversed(hold.shared):
+        for block in reversed(held.shared):
             block.users -= 1
             if block.users == 0:
                 self.used_bytes -= block.size_bytes
@@ -170,13 +171,13 @@ class KvCache:
                 if block.key is not None:
                     self._cached[block.key] = block
                     self.cached_bytes += block.size_bytes
-        hold.own = hold.copies = 0
-        hold.shared = []
+        held.own = held.copies = 0
+        held.shared = []
 
     def invalidate(self, model: str) -> None:
-        """No block of the model computed so far is to be found any more."""
-        self._ages[model] = self._ages.get(model, 0) + 1
-        for block in self._found.pop(model, {}).values():
+        """Remove all blocks of the model computed so far from the prefix cache."""
+        self._generations[model] = self._generations.get(model, 0) + 1
+        for block in self._by_hash.pop(model, {}).values():
             key, block.key = block.key, None
             if key is not None and self._cached.pop(key, None) is not None:
                 self.cached_bytes -= block.size_bytes
@@ -186,7 +187,7 @@ class KvCache:
         while self._cached:
             self._drop_oldest()
 
-    def _share(self, block: _Block) -> None:
+    def _add_user(self, block: _Block) -> None:
         if block.users == 0 and block.key is not None:
             del self._cached[block.key]
             self.cached_bytes -= block.size_bytes
@@ -194,18 +195,18 @@ class KvCache:
             self.used_blocks += 1
         block.users += 1
 
-    def _claim(self, size_bytes: int, blocks: int) -> None:
-        """Take room that is there once enough cached blocks have gone."""
+    def _allocate(self, size_bytes: int, blocks: int) -> None:
+        """Count blocks as used, evicting cached blocks to make room."""
         self.used_bytes += size_bytes
         self.used_blocks += blocks
         while self.used_bytes + self.cached_bytes > self.capacity_bytes:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        (name, number), block = self._cached.popitem(last=False)
+        (name, block_hash), block = self._cached.popitem(last=False)
         self.cached_bytes -= block.size_bytes
         block.key = None
-        found = self._found[name]
-        del found[number]
-        if not found:
-            del self._found[name]
+        by_hash = self._by_hash[name]
+        del by_hash[block_hash]
+        if not by_hash:
+            del self._by_hash[name]

@@ -1,7 +1,7 @@
-"""The blocks of a prompt that a prefix cache goes by: hashes of 16 words each, chained.
+"""Block hashes of a prompt for the prefix cache: chained hashes of 16 words each.
 
-A block's hash depends on all words before it too. So two prompts have as many leading hashes in common as they have
-full blocks in common from their beginning on, as with the block hashes of vLLM.
+A block's hash also depends on all words before it. So two prompts share one leading hash per full block of their
+common prefix, as with the block hashes of vLLM.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ BLOCK_WORDS = 16
 
 
 def blocks_of(prompt: str, tokens: int, block_tokens: int = BLOCK_WORDS, adapter: str = "") -> tuple[int, ...]:
-    """Hashes of the full blocks of ``prompt``, a word being a token; at most as many as ``tokens`` fill.
+    """Hashes of the full blocks of ``prompt`` within its first ``tokens``; a word is a token.
 
-    A request may say that its prompt is longer than its text: what is not there can't be found again. Computed with an
-    ``adapter`` the same words make other blocks than with its base model, as in vLLM.
+    A request may declare more prompt tokens than its text has; the missing ones can't be cached. Hashes differ by
+    ``adapter``: the same words with an adapter don't share blocks with the base model, as in vLLM.
     """
     words = prompt.split()
     hashes: list[int] = []
-    before = xxh3_64_intdigest(adapter.encode(errors="replace")) if adapter else 0
+    previous = xxh3_64_intdigest(adapter.encode(errors="replace")) if adapter else 0
     for end in range(block_tokens, min(len(words), tokens) + 1, block_tokens):
         text = " ".join(words[end - block_tokens : end])
-        before = xxh3_64_intdigest(text.encode(errors="replace"), before)
-        hashes.append(before)
+        previous = xxh3_64_intdigest(text.encode(errors="replace"), previous)
+        hashes.append(previous)
     return tuple(hashes)

@@ -1,4 +1,4 @@
-"""Jobs and time in a GPU server: admission, execution, event order. The rules are in ``mockgpu.gpu.model``."""
+"""Scheduler of a GPU server: admission, execution and event order. The rules are in ``mockgpu.gpu.model``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
 from typing import Any
 
-from mockgpu.gpu import continuous_batching as stepping
-from mockgpu.gpu import residency
 from mockgpu.gpu.adapters import Adapters
+from mockgpu.gpu.continuous_batching import BatchingHooks, ContinuousBatching
 from mockgpu.gpu.events import (
     Event,
     Evicted,
@@ -24,6 +23,7 @@ from mockgpu.gpu.events import (
     Resumed,
     Started,
 )
+from mockgpu.gpu.residency import ResidencyHooks, ResidentSet
 from mockgpu.gpu.scheduler_task import (
     DECODE,
     GONE,
@@ -39,59 +39,55 @@ from mockgpu.gpu.sleeping import Sleeper
 
 
 class Scheduler:
-    """What ``GpuServer`` does with jobs. Time must not run backwards: that raises ValueError."""
+    """Job handling of ``GpuServer``. ValueError if time runs backwards."""
 
     def __init__(self, setup: Setup) -> None:
         self._gpu = gpu = setup.gpu
         self._default = setup.default_model
         self._specs = {model.name: model for model in setup.models}
-        # Slots in which a job can start. With pools a job leaves its prefill slot behind while it still runs.
+        # Slots in which a job can start. With pools a job frees its prefill slot while it still runs.
         self._limit = gpu.max_running if gpu.pools is None else gpu.pools.prefill_slots
         slots = gpu.max_running if gpu.pools is None else gpu.pools.prefill_slots + gpu.pools.decode_slots
         self._inside_limit = None if gpu.queue_limit is None else slots + gpu.queue_limit
         self._now_s = float("-inf")
         self._events: list[Event] = []
-        self._order = 0  # grows with every heap entry: ties go first come, first served
+        self._order = 0  # grows with every heap entry, so that ties are first come, first served
         self._tasks: dict[int, SchedulerTask] = {}
-        self._ready: list[tuple[int, SchedulerTask]] = []  # heap of tasks that wait for a slot only, or for KV blocks
-        self._timers: list[tuple[float, int, SchedulerTask | ScheduledAction]] = []  # heap of what happens next
+        self._ready: list[tuple[int, SchedulerTask]] = []  # heap of tasks that wait for a slot or KV blocks
+        self._timers: list[tuple[float, int, SchedulerTask | ScheduledAction]] = []  # heap by time
         self._running = 0
         self._batch_sizes: dict[str, int] = {}  # sequences of running inferences by model
         self._pending_tokens = 0
         self._prompt_tokens_done = 0
         self._output_tokens_done = 0
         self._unloaded: set[str] = set()
-        self._stepper = stepping.ContinuousBatching(
-            gpu,
-            stepping.BatchingHooks(
-                self._emit, self._call_at, self._finish, self._requeue, self._widen, self._fill_slots
-            ),
-        )
+        hooks = (self._emit, self._call_at, self._finish, self._requeue, self._add_prefill_slots, self._fill_slots)
+        self._batching = ContinuousBatching(gpu, BatchingHooks(*hooks))
         self._space_mb = gpu.weights_mb
-        self._models = residency.ResidentSet(
+        self._models = ResidentSet(
             self._space_mb,
             gpu.loads_at_once,
             self._measure,
             self._call_at,
-            residency.ResidencyHooks(self._note_loading, self._note_loaded, self._note_evicted, self._give_up),
+            ResidencyHooks(self._on_loading, self._on_loaded, self._on_evicted, self._on_load_failed),
         )
         self._adapters = Adapters(gpu, self._call_at, self._emit, self._has_model, self._make_ready)
-        self._sleeper = Sleeper(gpu, self._call_at, self._emit, self._is_quiet, self._note_slept, self._note_woken)
+        self._sleeper = Sleeper(gpu, self._call_at, self._emit, self._is_quiet, self._on_slept, self._on_woken)
         specs = (self._default, *setup.models)
-        # Plain: a job takes the time that its size says, and nothing but slots and loads keeps it waiting.
-        self._all_plain = not any(self._stepper.takes(spec) or spec.max_model_tokens is not None for spec in specs)
-        self._simple = self._all_plain  # the same, and nothing that was done to the server has changed it
+        # Plain: the size of a job fixes its service time, and it waits for slots and loads only.
+        self._all_plain = not any(self._batching.handles(spec) or spec.max_model_tokens is not None for spec in specs)
+        self._simple = self._all_plain  # plain, and no sleep, unload or pin is in effect
 
-    # -- what a caller does ----------------------------------------------------------------------------------
+    # -- public interface ------------------------------------------------------------------------------------
 
     def submit(self, now_s: float, job: Job) -> None:
-        """Take in a job, or refuse it; either way events tell. A job id that is inside raises ValueError."""
+        """Accept a job or refuse it; events report the outcome. ValueError if its id is in the server already."""
         self._run_to(now_s)
         if job.id in self._tasks:
-            raise ValueError(f"job id {job.id} is inside already, expected a new one")
+            raise ValueError(f"job id {job.id} is in the server already, expected a new one")
         spec = self._specs.get(job.model, self._default) if job.kind == "inference" else None
         if not self._simple or job.adapter or (spec is not None and spec.weights_mb > self._space_mb):
-            reason = self._objection(job, spec)
+            reason = self._refusal_reason(job, spec)
             if reason is not None:
                 self._events.append(Refused(now_s, job.id, reason))
                 return
@@ -99,10 +95,10 @@ class Scheduler:
             self._events.append(Refused(now_s, job.id, "queue_full"))
             return
         self._order = order = self._order + 1
-        if spec is not None and (job.adapter or (not self._all_plain and self._stepper.takes(spec))):
+        if spec is not None and (job.adapter or (not self._all_plain and self._batching.handles(spec))):
             task: SchedulerTask = SteppedTask(job, order, now_s, spec)
             if job.adapter:
-                self._adapters.need(job.adapter)
+                self._adapters.add_job(job.adapter)
         else:
             task = SchedulerTask(job, order, now_s, spec)
         self._tasks[job.id] = task
@@ -113,17 +109,17 @@ class Scheduler:
                 task.cold = True
                 self._models.park(now_s, job.model, task)
                 return
-            self._models.take(resident)
+            self._models.acquire(resident)
             task.resident = resident
-        if type(task) is SteppedTask and job.adapter and not self._adapters.enter(now_s, task):
+        if type(task) is SteppedTask and job.adapter and not self._adapters.acquire(now_s, task):
             return
-        if self._running < self._limit and (self._simple or (not self._ready and self._has_place(task))):
+        if self._running < self._limit and (self._simple or (not self._ready and self._can_start(task))):
             self._start(now_s, task)
         else:
             heappush(self._ready, (order, task))
 
     def cancel(self, now_s: float, job_id: int) -> None:
-        """Let a job go, with no event; its slot, KV blocks, queue place and hold on a model are free at once.
+        """Remove a job without an event; its slot, KV blocks, place in the queue and hold on a model are freed at once.
 
         Does nothing for a job that has ended or was never there.
         """
@@ -134,12 +130,12 @@ class Scheduler:
         was_running = task.stage != WAITING
         self._dismiss(now_s, task, was_running)
         if not was_running:
-            self._fill_slots(now_s)  # it may have been the one that waited for KV blocks, and others behind it
+            self._fill_slots(now_s)  # it may have blocked others while it waited for KV blocks
 
     def next_event_s(self) -> float | None:
-        """When to call ``advance`` next, in seconds; None if nothing is to come.
+        """Time of the next call of ``advance``, in seconds; None if nothing is scheduled.
 
-        Events that wait there already make it the time of the last call, that is: now.
+        If events are ready already, the time of the last call, i.e. now.
         """
         if self._events:
             return self._now_s
@@ -152,19 +148,19 @@ class Scheduler:
         return None
 
     def advance(self, now_s: float) -> list[Event]:
-        """Everything that happened up to ``now_s``, since the last time, each event with its exact time."""
+        """All events since the last call and up to ``now_s``, each with its exact time."""
         self._run_to(now_s)
         events = self._events
         self._events = []
         return events
 
-    # -- the passing of time ---------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------------------
 
     def _call_at(self, at_s: float, action: Callable[[float, Any], None], subject: Any) -> ScheduledAction:
-        alarm = ScheduledAction(at_s, action, subject)
+        timer = ScheduledAction(at_s, action, subject)
         self._order = order = self._order + 1
-        heappush(self._timers, (at_s, order, alarm))
-        return alarm
+        heappush(self._timers, (at_s, order, timer))
+        return timer
 
     def _run_to(self, now_s: float) -> None:
         if now_s < self._now_s:
@@ -189,7 +185,7 @@ class Scheduler:
                     self._finish(at_s, subject)
 
     def _start(self, at_s: float, task: SchedulerTask) -> None:
-        """Give a task a running slot."""
+        """Start a task in a running slot."""
         job, spec = task.job, task.spec
         self._running += 1
         batch = 0
@@ -203,7 +199,7 @@ class Scheduler:
                 task.started = True
                 waited_s = at_s - task.submitted_s
                 self._events.append(Started(at_s, job.id, task.cold, waited_s, batch, task.cached_tokens))
-            self._stepper.start(at_s, task)
+            self._batching.start(at_s, task)
             return
         self._events.append(Started(at_s, job.id, task.cold, at_s - task.submitted_s, batch))
         if spec is None:
@@ -226,7 +222,7 @@ class Scheduler:
         self._events.append(Finished(at_s, job.id))
         if task.spec is None:
             if job.update == "weights":
-                self._stepper.kv.invalidate(job.model)
+                self._batching.kv.invalidate(job.model)
         elif job.output_tokens:
             self._output_tokens_done += job.output_tokens * job.sequences
         else:
@@ -235,49 +231,49 @@ class Scheduler:
         self._settle(at_s, task, True)
 
     def _dismiss(self, at_s: float, task: SchedulerTask, was_running: bool) -> None:
-        """Take out a task that is not done; what it has made counts."""
-        self._output_tokens_done += self._made(at_s, task)
+        """Remove an unfinished task; the tokens it produced are counted."""
+        self._output_tokens_done += self._tokens_produced(at_s, task)
         self._remove(task)
         self._models.unpark(at_s, task.job.model, task)
         self._settle(at_s, task, was_running)
 
-    def _made(self, at_s: float, task: SchedulerTask) -> int:
-        """How many output tokens of all its sequences are out."""
+    def _tokens_produced(self, at_s: float, task: SchedulerTask) -> int:
+        """Number of output tokens produced over all sequences of a task."""
         job, spec = task.job, task.spec
         if spec is None:
             return 0
         if isinstance(task, SteppedTask):
-            return self._stepper.tokens_out(at_s, task) * job.sequences
+            return self._batching.tokens_out(at_s, task) * job.sequences
         step_s = spec.decode_step_s * job.slowness
         if task.stage != DECODE or not job.output_tokens:
             return 0
-        # A billionth of a step, as in ``Batch.tokens_out``. The first one is out, whatever rounding says.
+        # A billionth of a step as in ``Batch.tokens_out``; the first token is produced regardless of rounding.
         left = math.ceil((task.finish_s - at_s) / step_s - 1e-9) if step_s > 0 else 0
         return min(max(job.output_tokens - left, 1), job.output_tokens) * job.sequences
 
     def _remove(self, task: SchedulerTask) -> None:
-        """Forget a task, wherever it stands."""
+        """Forget a task at any stage."""
         job = task.job
         del self._tasks[job.id]
         self._pending_tokens -= job.prompt_tokens + job.output_tokens * job.sequences
         task.stage = GONE
 
     def _settle(self, at_s: float, task: SchedulerTask, was_running: bool) -> None:
-        """Hand on what a removed task held: its slot, what it had there, and its hold on a model and an adapter."""
+        """Release what a removed task held: slot, KV blocks, adapter and model; start the tasks that can start."""
         if was_running:
             self._free_slot(at_s, task)
             self._fill_slots(at_s)
         if type(task) is SteppedTask and task.job.adapter:
-            self._adapters.leave(at_s, task)
+            self._adapters.remove_job(at_s, task)
         resident = task.resident
         if resident is not None:
             self._models.release(at_s, resident)
         if not self._simple:
-            self._sleeper.look(at_s)
+            self._sleeper.proceed(at_s)
 
     def _free_slot(self, at_s: float, task: SchedulerTask) -> None:
         if type(task) is SteppedTask:
-            self._stepper.stop(at_s, task)
+            self._batching.stop(at_s, task)
         self._running -= 1
         if task.spec is not None:
             name = task.job.model
@@ -293,21 +289,21 @@ class Scheduler:
             task = ready[0][1]
             if task.stage == GONE:
                 heappop(ready)
-            elif self._simple or self._has_place(task):
+            elif self._simple or self._can_start(task):
                 heappop(ready)
                 self._start(at_s, task)
             else:
                 return
 
-    def _has_place(self, task: SchedulerTask) -> bool:
-        """Whether the head of the queue may start; if so it has its KV blocks."""
+    def _can_start(self, task: SchedulerTask) -> bool:
+        """Whether the head of the queue may start; if so its KV blocks are allocated."""
         if type(task) is not SteppedTask:
             return self._sleeper.awake
-        # What was preempted ends before the server sleeps.
-        return (self._sleeper.awake or task.started) and self._stepper.make_room(task)
+        # Preempted tasks end before the server sleeps.
+        return (self._sleeper.awake or task.started) and self._batching.allocate(task)
 
-    def _objection(self, job: Job, spec: Model | None) -> Reason | None:
-        """Why a job is not to be served, if so."""
+    def _refusal_reason(self, job: Job, spec: Model | None) -> Reason | None:
+        """Reason to refuse a job at admission; None to admit it."""
         if self._gpu.refuse_asleep and not self._sleeper.awake:
             return "asleep"
         if spec is None:
@@ -316,11 +312,11 @@ class Scheduler:
             return "not_found"
         if not self._models.can_ever_fit(job.model):
             return "out_of_memory"
-        if self._stepper.is_too_long(spec, job):
+        if self._batching.is_too_long(spec, job):
             return "too_long"
         return None
 
-    # -- what the parts of the server tell it ------------------------------------------------------------------
+    # -- callbacks of the parts --------------------------------------------------------------------------------
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)
@@ -328,20 +324,20 @@ class Scheduler:
             self._prompt_tokens_done += self._tasks[event.job_id].job.prompt_tokens
 
     def _requeue(self, at_s: float, task: SteppedTask) -> None:
-        """A task, which its KV blocks were taken from, waits again, before all others."""
+        """Put a preempted task at the head of the queue."""
         self._free_slot(at_s, task)
         task.stage = WAITING
         self._order = order = self._order + 1
         heappush(self._ready, (-order, task))
 
-    def _widen(self, slots: int) -> None:
+    def _add_prefill_slots(self, slots: int) -> None:
         self._limit += slots
 
     def _make_ready(self, at_s: float, tasks: list[SchedulerTask]) -> None:
         for task in tasks:
             heappush(self._ready, (task.order, task))
         self._fill_slots(at_s)
-        self._sleeper.look(at_s)
+        self._sleeper.proceed(at_s)
 
     def _measure(self, name: str) -> tuple[int, float]:
         spec = self._specs.get(name, self._default)
@@ -350,30 +346,30 @@ class Scheduler:
     def _has_model(self, name: str) -> bool:
         return name in self._models.resident or self._specs.get(name, self._default).always_resident
 
-    def _note_loading(self, at_s: float, name: str) -> None:
+    def _on_loading(self, at_s: float, name: str) -> None:
         self._events.append(Loading(at_s, name))
 
-    def _note_loaded(self, at_s: float, resident: Resident, tasks: list[SchedulerTask]) -> None:
+    def _on_loaded(self, at_s: float, resident: Resident, tasks: list[SchedulerTask]) -> None:
         self._events.append(Loaded(at_s, resident.name))
         ready = []
         for task in tasks:
             task.resident = resident
-            if not isinstance(task, SteppedTask) or not task.job.adapter or self._adapters.enter(at_s, task):
+            if not isinstance(task, SteppedTask) or not task.job.adapter or self._adapters.acquire(at_s, task):
                 ready.append(task)
         self._make_ready(at_s, ready)
 
-    def _note_evicted(self, at_s: float, name: str) -> None:
+    def _on_evicted(self, at_s: float, name: str) -> None:
         self._events.append(Evicted(at_s, name))
-        self._stepper.kv.invalidate(name)
-        self._adapters.base_gone(at_s, name)
+        self._batching.kv.invalidate(name)
+        self._adapters.base_evicted(at_s, name)
 
-    def _give_up(self, at_s: float, name: str, tasks: list[SchedulerTask]) -> None:
-        """A model can't be made to fit any more."""
+    def _on_load_failed(self, at_s: float, name: str, tasks: list[SchedulerTask]) -> None:
+        """Refuse the tasks of a model that pinned models leave no room for."""
         self._events.append(LoadFailed(at_s, name))
         self._refuse(at_s, tasks, "out_of_memory")
 
     def _refuse(self, at_s: float, tasks: list[SchedulerTask], reason: Reason) -> None:
-        """Send away tasks that wait."""
+        """Refuse waiting tasks."""
         for task in tasks:
             self._events.append(Refused(at_s, task.job.id, reason))
             self._dismiss(at_s, task, False)
@@ -382,16 +378,16 @@ class Scheduler:
         preempted = bool(self._ready) and self._ready[0][0] < 0
         return not (self._running or preempted or self._models.loading or self._adapters.slots.loading)
 
-    def _note_slept(self, at_s: float) -> None:
-        self._stepper.kv.clear()
+    def _on_slept(self, at_s: float) -> None:
+        self._batching.kv.clear()
 
-    def _note_woken(self, at_s: float) -> None:
+    def _on_woken(self, at_s: float) -> None:
         self._models.paused = self._adapters.slots.paused = False
-        self._judge_simple()
+        self._update_simple()
         self._fill_slots(at_s)
         self._models.start_loads(at_s)
         self._adapters.slots.start_loads(at_s)
 
-    def _judge_simple(self) -> None:
-        """Whether a job that comes or is next needs only a slot and its model."""
+    def _update_simple(self) -> None:
+        """Recompute whether a job needs only a slot and its model."""
         self._simple = self._all_plain and self._sleeper.awake and not self._unloaded and not self._models.pinned

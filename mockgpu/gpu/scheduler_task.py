@@ -1,4 +1,4 @@
-"""Jobs inside a GPU server, and its alarm clock; ``mockgpu.gpu.model`` and its parts share them."""
+"""Tasks (jobs in a GPU server) and timers, shared by ``mockgpu.gpu.model`` and its parts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mockgpu.gpu.kv_cache import HeldBlocks
 from mockgpu.gpu.setup import Model
 
 WAITING, PREFILL, TRANSIT, DECODE, GONE = range(5)
-"""Stages of a task. TRANSIT: between a prefill and a decode slot, waiting or being moved."""
+"""Stages of a task. TRANSIT: between a prefill and a decode slot, waiting or in transfer."""
 
 
 class Resident:
-    """A model in memory or an adapter in a slot, and how many jobs run on it or wait for a slot to do so."""
+    """A model in memory or an adapter in a slot; ``users`` counts the jobs that run on it or wait for a slot."""
 
     __slots__ = ("name", "size", "users")
 
@@ -25,7 +25,7 @@ class Resident:
 
 
 class SchedulerTask:
-    """A job inside a server. ``resident`` is None while it waits for a load, and if it needs no model."""
+    """A job in the server. ``resident`` is None while it waits for a load, and if it needs no model."""
 
     __slots__ = ("cold", "finish_s", "job", "order", "resident", "spec", "stage", "submitted_s")
 
@@ -41,50 +41,50 @@ class SchedulerTask:
 
 
 class SteppedTask(SchedulerTask):
-    """An inference whose end is not known when it starts, for others of its batch or the KV cache delay it.
+    """An inference whose duration depends on other jobs of its batch and on the KV cache.
 
-    Output tokens are counted from 1. ``done`` of them were out when the last milestone was reached;
-    ``milestone`` is the next token at which something is to be done: the first, one that needs another KV
-    block, or the last. ``done_before`` were out when it last started, and came at ``past_s``; token ``n`` comes
-    when the clock of its batch shows ``base_steps`` + slowness * (n - ``done_before``).
+    Output tokens are numbered from 1. ``done`` of them were produced when the last milestone was reached;
+    ``milestone`` is the next token that needs handling: the first, one that needs another KV block, or the last.
+    ``done_before`` were produced before the last start, at ``token_times_s``; token ``n`` is due when the clock of its
+    batch shows ``base_steps`` + slowness * (n - ``done_before``).
     """
 
     __slots__ = (
         "adapter",
-        "alarm",
         "base_steps",
-        "beyond_prefill",
         "cached_tokens",
         "done",
         "done_before",
         "entry",
-        "hold",
+        "held",
         "in_batch",
+        "left_prefill_slot",
         "milestone",
-        "past_s",
         "started",
+        "timer",
+        "token_times_s",
     )
 
     def __init__(self, job: Job, order: int, submitted_s: float, spec: Model) -> None:
         super().__init__(job, order, submitted_s, spec)
         self.adapter: Resident | None = None
-        self.alarm: ScheduledAction | None = None
+        self.timer: ScheduledAction | None = None
         self.base_steps = 0.0
-        self.beyond_prefill = False
+        self.left_prefill_slot = False
         self.cached_tokens = 0
         self.done = 0
         self.done_before = 0
         self.entry = 0
-        self.hold: HeldBlocks | None = None
+        self.held: HeldBlocks | None = None
         self.in_batch = False
         self.milestone = 0
-        self.past_s: list[float] = []
+        self.token_times_s: list[float] = []
         self.started = False
 
 
 @final
 class ScheduledAction:
-    """Something that will be done at a time: ``action(at_s, subject)``, unless ``cancel`` comes first."""
+    """A timer: ``action(at_s, subject)`` is called at ``at_s`` unless it is cancelled before."""
 
     __slots__ = ("action", "at_s", "subject")
 
@@ -94,9 +94,9 @@ class ScheduledAction:
         self.subject = subject
 
     def cancel(self) -> None:
-        """Make sure that it is not done (any more)."""
+        """Cancel the action; does nothing after it has run."""
         self.action = None
 
 
 CallAt = Callable[[float, Callable[[float, Any], None], Any], ScheduledAction]
-"""``call_at(at_s, action, subject)`` sets an alarm; those of one time go off in the order they were set."""
+"""``call_at(at_s, action, subject)`` sets a timer; timers of equal time fire in the order they were set."""

@@ -1,6 +1,6 @@
-"""What a mock backend is made of, as frozen data: a GPU, its models, and how they are read and scaled.
+"""Configuration of a mock backend as frozen data: a GPU and its models, with JSON and time scaling.
 
-``mockgpu.gpu.catalogue`` offers these names too, with real figures. Megabytes are decimal (10^6 bytes).
+``mockgpu.gpu.catalogue`` re-exports these names, with real figures. Megabytes are decimal (10^6 bytes).
 """
 
 from __future__ import annotations
@@ -12,37 +12,39 @@ from typing import Any, ClassVar, Literal
 
 
 class SetupError(ValueError):
-    """A setup, model or GPU that can't be used; the text is one line that says what was seen and expected."""
+    """An invalid setup, model or GPU; the message is one line with the value found and the expected one."""
 
 
-# What no duration, size or number of a setup exceeds; times as long can still be added up and multiplied.
-MOST = 1e12
-_LEAST_RATE, _MOST_RATE = 1e-9, 1e300  # the second one: durations may be scaled down to next to nothing
+# Largest duration, size or count in a setup; sums and products of such values stay finite.
+MAX_VALUE = 1e12
+_MIN_RATE, _MAX_RATE = 1e-9, 1e300  # the maximum lets durations be scaled down to almost zero
 
 
-def _check(owner: str, field: str, value: float, least: float, *, above: bool = False, most: float = MOST) -> None:
-    """Refuse a number below ``least``, or (with ``above``) equal to it, or above ``most``; nan and infinity too."""
-    if (value > least if above else value >= least) and value <= most:
+def _check(
+    owner: str, field: str, value: float, minimum: float, *, exclusive: bool = False, maximum: float = MAX_VALUE
+) -> None:
+    """Raise SetupError for a value below ``minimum`` (``exclusive``: or equal to it), above ``maximum``, or nan."""
+    if (value > minimum if exclusive else value >= minimum) and value <= maximum:
         return
-    expected = f"more than {least}" if above else f"{least} or more"
-    if value > most:
-        expected = f"{most:g} or less"
-    seen = str(value)
-    raise SetupError(f"{owner}: {field} is {seen if len(seen) <= 40 else seen[:37] + '...'}, expected {expected}")
+    expected = f"more than {minimum}" if exclusive else f"{minimum} or more"
+    if value > maximum:
+        expected = f"{maximum:g} or less"
+    text = str(value)
+    raise SetupError(f"{owner}: {field} is {text if len(text) <= 40 else text[:37] + '...'}, expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model: what it weighs and how fast it goes.
+    """Size and speed of one model.
 
-    With ``weights_mb == 0`` and ``load_s == 0`` it counts as always resident and needs no loading, which
-    suits scenarios that use thousands of model names as mere keys.
+    With ``weights_mb == 0`` and ``load_s == 0`` it is always resident and needs no loading, for scenarios that use
+    thousands of model names as keys only.
 
-    ``decode_slope_s`` is added to the decode step for every further job of the model that runs.
-    ``kv_bytes_per_token`` 0: its jobs take no KV cache. ``max_model_tokens`` bounds prompt and output together.
+    ``decode_slope_s`` is added to the decode step for every further running job of the model.
+    ``kv_bytes_per_token`` 0: its jobs use no KV cache. ``max_model_tokens`` bounds prompt plus output.
     """
 
-    # Read by pydantic in ``Setup.from_json``: a misspelt field must not be ignored.
+    # For pydantic in ``Setup.from_json``: refuse unknown fields, e.g. misspelt ones.
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     name: str
@@ -58,7 +60,7 @@ class Model:
         owner = f"model {self.name!r}"
         _check(owner, "weights_mb", self.weights_mb, 0)
         _check(owner, "load_s", self.load_s, 0)
-        _check(owner, "prefill_tokens_per_s", self.prefill_tokens_per_s, _LEAST_RATE, most=_MOST_RATE)
+        _check(owner, "prefill_tokens_per_s", self.prefill_tokens_per_s, _MIN_RATE, maximum=_MAX_RATE)
         _check(owner, "decode_step_s", self.decode_step_s, 0)
         _check(owner, "decode_slope_s", self.decode_slope_s, 0)
         _check(owner, "kv_bytes_per_token", self.kv_bytes_per_token, 0)
@@ -70,16 +72,16 @@ class Model:
         return self.weights_mb == 0 and self.load_s == 0
 
     def service_s(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds a request of this size runs once it has started, alone and with nothing cached."""
+        """Service time in seconds of a request of this size at batch size 1 and with an empty prefix cache."""
         return prompt_tokens / self.prefill_tokens_per_s + output_tokens * self.decode_step_s
 
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Prefill and decode apart, each with slots of its own, which take the place of ``Gpu.max_running``.
+    """Disaggregated prefill and decode, each with its own slots, which replace ``Gpu.max_running``.
 
-    A prompt is computed in a prefill slot; then its KV blocks move to a decode slot, which takes
-    ``transfer_s`` + prompt tokens * ``transfer_s_per_token``.
+    A prompt is computed in a prefill slot; then its KV blocks are transferred to a decode slot, which takes
+    ``transfer_s`` + prompt tokens * ``transfer_s_per_token`` seconds.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -98,19 +100,19 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU server: its memory, how many requests run at once and how many may wait.
+    """One GPU server: memory, concurrency and queue limits.
 
-    ``queue_limit`` is how many more requests than ``max_running`` may be inside (None: no limit);
+    ``queue_limit`` is the number of requests beyond ``max_running`` that may wait (None: no limit);
     ``update_s`` is the service time of an update of an embedding, ``weights_update_s`` of one of weights.
 
-    ``kv_share`` of the memory is set aside for KV cache, in blocks of ``block_tokens``; weights have the rest, but
-    for ``reserved_mb``, which neither can take: activations and the like.
-    With 0 the KV cache is not modelled: there is room for everything, and nothing is cached. With
-    ``prefix_cache`` full blocks of prompts are kept until their room is needed.
+    The fraction ``kv_share`` of the memory is set aside for KV cache, in blocks of ``block_tokens``; weights have the
+    rest except ``reserved_mb`` (activations and the like). With ``kv_share`` 0 the KV cache is not modelled: it is
+    unlimited, and nothing is cached. With ``prefix_cache`` full blocks of prompts stay cached until their space is
+    needed.
 
-    ``max_adapters`` LoRA adapters are on the GPU at once (0: none are served); each takes ``adapter_mb`` from
-    what weights may take, and ``adapter_load_s`` to load. ``sleep_s`` and ``wake_s`` are the durations for
-    sleep levels 1 and 2. ``refuse_asleep``: whoever is waiting then or comes is refused, instead of waiting.
+    At most ``max_adapters`` LoRA adapters are loaded at once (0: none are served); each reduces the memory for weights
+    by ``adapter_mb`` and takes ``adapter_load_s`` to load. ``sleep_s`` and ``wake_s`` are the durations for sleep
+    levels 1 and 2. ``refuse_asleep``: requests that wait or arrive during sleep are refused instead of waiting.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -149,28 +151,28 @@ class Gpu:
         if self.kv_share > 1:
             raise SetupError(f"{owner}: kv_share is {self.kv_share}, expected 1 or less")
         if self.weights_mb < 0:
-            seen = f"kv_share, reserved_mb and adapters take {self.memory_mb - self.weights_mb} MB"
-            raise SetupError(f"{owner}: {seen}, expected at most the {self.memory_mb} MB that there are")
+            taken = f"kv_share, reserved_mb and adapters take {self.memory_mb - self.weights_mb} MB"
+            raise SetupError(f"{owner}: {taken}, expected at most {self.memory_mb} MB (memory_mb)")
 
     def update_service_s(self, update: Literal["embedding", "weights"]) -> float:
-        """Seconds an update runs once it has started."""
+        """Service time of an update, in seconds."""
         return self.weights_update_s if update == "weights" else self.update_s
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes set aside for KV cache."""
+        """Bytes of KV cache."""
         return int(self.memory_mb * 1_000_000 * self.kv_share)
 
     @property
     def weights_mb(self) -> int:
-        """Megabytes that models can take."""
+        """Megabytes available to model weights."""
         kv_mb = math.ceil(self.kv_bytes / 1_000_000)
         return self.memory_mb - self.reserved_mb - kv_mb - self.max_adapters * self.adapter_mb
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What one backend is made of. Any model name is served: unlisted ones behave as ``default_model``."""
+    """Configuration of one backend. Any model name is served: unlisted ones behave as ``default_model``."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -180,15 +182,15 @@ class Setup:
 
     def __post_init__(self) -> None:
         names = [model.name for model in self.models]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise SetupError(f"setup: models named twice: {', '.join(twice)}; expected each name once")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise SetupError(f"setup: duplicate model names: {', '.join(duplicates)}; expected each name once")
 
     def scaled(self, factor: float) -> Setup:
         """The same setup with every duration multiplied by ``factor`` (> 0)."""
-        _check("setup", "time scale", factor, 0, above=True)
+        _check("setup", "time scale", factor, 0, exclusive=True)
 
-        def slowed(model: Model) -> Model:
+        def scaled_model(model: Model) -> Model:
             return replace(
                 model,
                 load_s=model.load_s * factor,
@@ -214,8 +216,8 @@ class Setup:
                 wake_s=(gpu.wake_s[0] * factor, gpu.wake_s[1] * factor),
                 pools=pools,
             ),
-            default_model=slowed(self.default_model),
-            models=tuple(slowed(model) for model in self.models),
+            default_model=scaled_model(self.default_model),
+            models=tuple(scaled_model(model) for model in self.models),
         )
 
     def to_json(self) -> str:
@@ -224,15 +226,15 @@ class Setup:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Setup:
-        """Read a setup from JSON; raises SetupError with one line for anything that does not fit."""
-        # Imported here because pydantic costs more start-up time than all of the rest of a fleet.
+        """Read a setup from JSON; raises SetupError with a one-line message if it is invalid."""
+        # Imported here because pydantic takes longer to import than the rest of a fleet takes to start.
         from pydantic import TypeAdapter, ValidationError
 
         try:
             return TypeAdapter(cls).validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"]) or "the whole text"
+            location = ".".join(str(part) for part in first["loc"]) or "the whole text"
             more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
             message = str(first["msg"]).replace("\n", " ").removeprefix("Value error, ")
-            raise SetupError(f"setup: at {place}: {message}{more}") from None
+            raise SetupError(f"setup: at {location}: {message}{more}") from None

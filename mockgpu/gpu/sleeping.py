@@ -1,8 +1,8 @@
 """Sleep and wake-up of a GPU server, as in vLLM with ``mode=wait``.
 
-Once told to sleep no job starts and no load begins; when those that have started have ended it falls asleep, which
-takes a while, and so does waking up. Jobs that wait or come meanwhile wait until it is awake, which is what vLLM does
-with them (vllm-project/vllm#45326), or are refused, as the setup says.
+After a sleep request no job and no load starts; once those in progress have ended, the server falls asleep. Falling
+asleep and waking up take time (``Gpu.sleep_s``, ``Gpu.wake_s``). Jobs that wait or arrive meanwhile wait until it is
+awake, as in vLLM (vllm-project/vllm#45326), or are refused (``Gpu.refuse_asleep``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Phase(Enum):
 
 
 class Sleeper:
-    """Whether a GPU server sleeps. ``is_quiet``: nothing runs or loads. ``slept``, ``woken``: called when it is so."""
+    """Sleep state of a GPU server. ``is_quiet``: nothing runs or loads. ``slept``, ``woken``: called on the change."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Sleeper:
         slept: Callable[[float], None],
         woken: Callable[[float], None],
     ) -> None:
-        self.level = 0  # from when it sleeps until it is awake again
+        self.level = 0  # level last fallen asleep at, until awake again; 0 else
         self._gpu = gpu
         self._call_at = call_at
         self._emit = emit
@@ -44,7 +44,7 @@ class Sleeper:
         self._slept = slept
         self._woken = woken
         self._phase = _Phase.AWAKE
-        self._wish = 0  # the level it was last told to sleep at; 0: to be awake
+        self._target_level = 0  # last requested level; 0: awake
 
     @property
     def awake(self) -> bool:
@@ -52,53 +52,53 @@ class Sleeper:
         return self._phase is _Phase.AWAKE
 
     def sleep(self, at_s: float, level: Literal[1, 2]) -> None:
-        """Go to sleep; what is under way ends first."""
-        self._wish = level
-        self.look(at_s)
+        """Request sleep; a transition in progress is completed first."""
+        self._target_level = level
+        self.proceed(at_s)
 
     def wake(self, at_s: float) -> None:
-        """Wake up: at once while jobs still run, else what is under way ends first."""
-        self._wish = 0
-        self.look(at_s)
+        """Request wake-up: immediate while jobs still run, else a transition in progress is completed first."""
+        self._target_level = 0
+        self.proceed(at_s)
 
-    def look(self, at_s: float) -> None:
-        """Do what is wished for, if nothing is under way. To be called when something has ended, too."""
-        wish = self._wish
-        if self._phase is _Phase.AWAKE and wish:
+    def proceed(self, at_s: float) -> None:
+        """Move towards the requested level unless a transition is in progress. Also call it when a job or load ends."""
+        target = self._target_level
+        if self._phase is _Phase.AWAKE and target:
             self._phase = _Phase.DRAINING
         if self._phase is _Phase.DRAINING:
-            if not wish:
-                self._come_awake(at_s)
+            if not target:
+                self._finish_waking(at_s)
             elif self._is_quiet():
                 self._fall_asleep(at_s)
         elif self._phase is _Phase.ASLEEP:
-            if not wish:
+            if not target:
                 self._phase = _Phase.WAKING
                 self._call_at(at_s + self._gpu.wake_s[self.level - 1], self._end_waking, None)
-            elif wish != self.level:
+            elif target != self.level:
                 self._fall_asleep(at_s)
 
     def _fall_asleep(self, at_s: float) -> None:
         self._phase = _Phase.FALLING_ASLEEP
-        self._call_at(at_s + self._gpu.sleep_s[self._wish - 1], self._end_falling_asleep, self._wish)
+        self._call_at(at_s + self._gpu.sleep_s[self._target_level - 1], self._end_falling_asleep, self._target_level)
 
     def _end_falling_asleep(self, at_s: float, level: int) -> None:
         self._phase = _Phase.ASLEEP
         self.level = level
         self._emit(Slept(at_s, level))
         self._slept(at_s)
-        self.look(at_s)
+        self.proceed(at_s)
 
     def _end_waking(self, at_s: float, _: None) -> None:
         self.level = 0
-        if self._wish:
+        if self._target_level:
             self._emit(Woken(at_s))
-            self._phase = _Phase.DRAINING  # of nothing
-            self.look(at_s)
+            self._phase = _Phase.DRAINING  # nothing runs
+            self.proceed(at_s)
         else:
-            self._come_awake(at_s)
+            self._finish_waking(at_s)
 
-    def _come_awake(self, at_s: float) -> None:
+    def _finish_waking(self, at_s: float) -> None:
         self._phase = _Phase.AWAKE
         self._emit(Woken(at_s))
         self._woken(at_s)

@@ -248,9 +248,9 @@ class Machine(RuleBasedStateMachine):
                 assert resident.users == users.count(resident)
 
     def blocks_are_conserved(self) -> None:
-        kv = self.server._stepper.kv
+        kv = self.server._batching.kv
         tasks = [task for task in self.server._tasks.values() if isinstance(task, SteppedTask)]
-        holds = [task.hold for task in tasks if task.hold is not None]
+        holds = [task.held for task in tasks if task.held is not None]
         shared = {id(block): block for hold in holds for block in hold.shared}
         assert kv.used_blocks == sum(hold.own + hold.copies for hold in holds) + len(shared)
         assert kv.used_bytes == sum((hold.own + hold.copies) * hold.block_bytes for hold in holds) + sum(
@@ -261,12 +261,12 @@ class Machine(RuleBasedStateMachine):
             assert block.key is None or block.key not in kv._cached
         assert kv.cached_bytes == sum(block.size_bytes for block in kv._cached.values())
         assert kv.used_bytes + kv.cached_bytes <= kv.capacity_bytes
-        assert all(number in self.books.running for number in self.server._stepper._holders)
+        assert all(number in self.books.running for number in self.server._batching._holders)
         for task in tasks:
-            if task.hold is not None:
-                assert task.hold.blocks * 4 >= task.job.prompt_tokens + task.done
-                others = task.hold.blocks - task.job.prompt_tokens // 4
-                assert task.hold.copies == (task.job.sequences - 1) * others
+            if task.held is not None:
+                assert task.held.blocks * 4 >= task.job.prompt_tokens + task.done
+                others = task.held.blocks - task.job.prompt_tokens // 4
+                assert task.held.copies == (task.job.sequences - 1) * others
 
     def tokens_keep_the_times_at_which_they_came(self) -> None:
         for number, job in self.books.jobs.items():
@@ -293,7 +293,7 @@ class Machine(RuleBasedStateMachine):
         self.all_is_in_order()
         assert self.books.jobs == {}, "these never ended"
         assert self.server._limit == GpuServer(self.setup)._limit
-        assert self.server._stepper._batches == {}
+        assert self.server._batching._batches == {}
         assert self.replayed(cut=True) == self.replayed(cut=False) == self.events
 
     def replayed(self, cut: bool) -> list[Event]:

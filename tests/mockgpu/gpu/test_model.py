@@ -200,7 +200,7 @@ def test_always_resident_models_never_show() -> None:
 def test_misuse_is_refused() -> None:
     server = GpuServer(setup())
     server.submit(1.0, inference(1))
-    with pytest.raises(ValueError, match="inside already"):
+    with pytest.raises(ValueError, match="in the server already"):
         server.submit(1.0, inference(1))
     with pytest.raises(ValueError, match="backwards"):
         server.advance(0.5)

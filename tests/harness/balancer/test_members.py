@@ -21,6 +21,7 @@ from harness.balancer.settings import CheckSettings, EjectionSettings, Settings,
 from harness.gateway.expected_answer import ExpectedAnswer
 from harness.gateway.protocol import Action, Backend, Request, SendHealthCheck, SetTimer
 from harness.scenario.model import Kind
+from tests.harness.balancer.driver import of_type
 
 NOTHING = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None, sessions=None)
 """The ring, and two choices by load."""
@@ -47,8 +48,9 @@ class Fleet:
         self.note(self.members.set_backends(backends, self.now_s)[0])
 
     def note(self, actions: list[Action]) -> list[SendHealthCheck]:
-        self.timers.update({action.timer_id: action.at_s for action in actions if isinstance(action, SetTimer)})
-        return [action for action in actions if isinstance(action, SendHealthCheck)]
+        """Keep the timers of `actions`; returns their health checks."""
+        self.timers.update({timer.timer_id: timer.at_s for timer in of_type(SetTimer, actions)})
+        return of_type(SendHealthCheck, actions)
 
     def pick(self, model: str = "", session: str = "") -> str:
         """An update's backend, or an inference's."""

@@ -12,75 +12,47 @@ from harness.balancer.core.gateway import ReferenceGateway
 from harness.balancer.picking.ring import HashRing
 from harness.balancer.settings import CheckSettings, EjectionSettings, Settings
 from harness.gateway.protocol import (
-    Action,
     AttemptEnded,
-    Backend,
     Cancel,
     ClientGone,
     Commit,
     Exit,
     HealthCheckResult,
-    MembershipChanged,
     Reply,
-    Request,
-    RequestArrived,
     ResponseHead,
-    Send,
     SendHealthCheck,
     SetTimer,
-    ShutdownAsked,
     TimerFired,
 )
 from harness.scenario.model import Kind
+from tests.harness.balancer.driver import GatewayDriver, only
 
 CALM = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None)
 WATCHFUL = replace(CALM, checks=CheckSettings(unhealthy=1))
 STRICT = replace(CALM, ejection=EjectionSettings(failures=2, open_s=1.0))
 
 
-class Bench:
-    """A gateway with members, and short words for what happens to it. Requests are for model "m" unless told."""
+class Bench(GatewayDriver):
+    """The reference gateway with members."""
 
     def __init__(self, settings: Settings, *members: str) -> None:
-        self.gateway = ReferenceGateway(settings, Random(3))
-        self.now_s = 0.0
-        self.requests = 0
-        self.started = self.members(*members)
-
-    def members(self, *names: str) -> list[Action]:
-        return self.gateway.handle(MembershipChanged(tuple(Backend(name, name) for name in names)), self.now_s)
-
-    def ask(self, model: str = "m", kind: Kind = Kind.INFERENCE) -> Action:
-        self.requests += 1
-        request = Request(self.requests, 1, kind, "POST", model)
-        (action,) = self.gateway.handle(RequestArrived(request), self.now_s)
-        return action
-
-    def send(self, model: str = "m", kind: Kind = Kind.INFERENCE) -> Send:
-        action = self.ask(model, kind)
-        assert isinstance(action, Send)
-        return action
-
-    def head(self, send: Send, status: int = 200) -> list[Action]:
-        return self.gateway.handle(ResponseHead(send.attempt_id, status), self.now_s)
-
-    def end(self, send: Send, error: str | None = None) -> list[Action]:
-        return self.gateway.handle(AttemptEnded(send.attempt_id, error), self.now_s)
+        super().__init__(ReferenceGateway(settings, Random(3)), *members)
 
     def fail(self, backend: str, times: int) -> None:
+        """Let requests fail in a row; each must be sent to `backend`."""
         for _ in range(times):
             send = self.send()
             assert send.backend_id == backend
             self.end(send, "reset")
 
     def check(self, backend: str, ok: bool) -> None:
-        """Let a health check of `backend` start and bring its result."""
+        """Start all health checks and deliver the result of `backend`'s."""
         for timer in self.started:
             assert isinstance(timer, SetTimer)
-            check, _ = self.gateway.handle(TimerFired(timer.timer_id), self.now_s)
+            check, _ = self.handle(TimerFired(timer.timer_id))
             assert isinstance(check, SendHealthCheck)
             if check.backend_id == backend:
-                self.gateway.handle(HealthCheckResult(check.check_id, backend, ok), self.now_s)
+                self.health_result(backend, ok, check_id=check.check_id)
 
 
 def ring_order(*members: str) -> list[str]:
@@ -121,8 +93,7 @@ def test_an_answer_that_breaks_off_gets_no_second_one(error: str) -> None:
 
 @pytest.mark.parametrize("settings", [CALM, Settings()])
 def test_without_backends_the_answer_is_503(settings: Settings) -> None:
-    reply = Bench(settings).ask()
-    assert reply == Reply(1, 503, "no backend is ready", retry_after_s=1.0)
+    assert Bench(settings).arrive() == [Reply(1, 503, "no backend is ready", retry_after_s=1.0)]
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -131,11 +102,11 @@ def test_a_client_that_leaves_cancels_its_attempt(committed: bool) -> None:
     send = bench.send()
     if committed:
         bench.head(send)
-    assert bench.gateway.handle(ClientGone(1), 0.0) == [Cancel(send.attempt_id)]
+    assert bench.client_gone(1) == [Cancel(send.attempt_id)]
     assert bench.head(send) == []
     assert bench.end(send, "aborted") == []
     assert bench.gateway.idle
-    assert bench.gateway.handle(ClientGone(1), 0.0) == []
+    assert bench.client_gone(1) == []
 
 
 def test_stale_ids_are_ignored() -> None:
@@ -144,7 +115,7 @@ def test_stale_ids_are_ignored() -> None:
     bench.end(send, "reset")
     stale = (ResponseHead(send.attempt_id, 200), AttemptEnded(send.attempt_id, "reset"), ClientGone(1))
     for event in (*stale, TimerFired(99), HealthCheckResult(99, "a", False)):
-        assert bench.gateway.handle(event, 0.0) == []
+        assert bench.handle(event) == []
     assert bench.gateway.idle
 
 
@@ -226,14 +197,15 @@ def test_what_counts_as_a_failure(status: int | None, error: str | None, counts:
         if status is not None:
             bench.head(send, status)
         bench.end(send, error)
-    assert isinstance(bench.ask(), Reply) == counts
+    (action,) = bench.arrive()
+    assert isinstance(action, Reply) == counts
 
 
 def test_an_aborted_attempt_does_not_clear_the_run() -> None:
     bench = Bench(STRICT, "a")
     for error in ("reset", "aborted", "reset"):
         bench.end(bench.send(), error)
-    assert isinstance(bench.ask(), Reply)
+    only(Reply, bench.arrive())
 
 
 def test_results_from_before_a_return_count_for_nobody() -> None:
@@ -243,7 +215,7 @@ def test_results_from_before_a_return_count_for_nobody() -> None:
     bench.members("a")
     for send in old:
         bench.end(send, "reset")
-    assert isinstance(bench.ask(), Send)
+    bench.send()
 
 
 def test_an_ejected_backend_that_returns_starts_clean() -> None:
@@ -252,7 +224,7 @@ def test_an_ejected_backend_that_returns_starts_clean() -> None:
     bench.members()
     bench.members("a")
     bench.fail("a", 1)
-    assert isinstance(bench.ask(), Send)
+    bench.send()
 
 
 def test_ejection_can_be_switched_off() -> None:
@@ -275,9 +247,9 @@ def test_who_is_not_ready_is_passed_over_for_the_next() -> None:
 
 def test_checks_have_the_settings_numbers() -> None:
     bench = Bench(replace(CALM, checks=CheckSettings(interval_s=0.25, timeout_s=0.75)), "a")
-    (timer,) = bench.started
-    assert isinstance(timer, SetTimer)
-    check, again = bench.gateway.handle(TimerFired(timer.timer_id), 2.0)
+    timer = only(SetTimer, bench.started)
+    bench.now_s = 2.0
+    check, again = bench.handle(TimerFired(timer.timer_id))
     assert isinstance(check, SendHealthCheck)
     assert (check.backend_id, check.timeout_s) == ("a", 0.75)
     assert again == SetTimer(timer.timer_id, 2.25)
@@ -291,21 +263,21 @@ def test_health_checks_can_be_switched_off() -> None:
 
 
 def test_an_idle_balancer_exits_at_once() -> None:
-    assert Bench(CALM, "a").gateway.handle(ShutdownAsked(), 0.0) == [Exit()]
+    assert Bench(CALM, "a").shut_down() == [Exit()]
 
 
 def test_a_busy_one_exits_with_its_last_request() -> None:
     bench = Bench(CALM, "a")
     first, second, third = (bench.send() for _ in range(3))
     bench.head(second)
-    assert bench.gateway.handle(ShutdownAsked(), 0.0) == []
+    assert bench.shut_down() == []
     assert bench.end(second) == []
-    assert bench.gateway.handle(ClientGone(third.request_id), 0.0) == [Cancel(third.attempt_id)]
+    assert bench.client_gone(third.request_id) == [Cancel(third.attempt_id)]
     assert bench.end(third, "aborted") == []
     assert bench.end(first, "reset") == [Reply(1, 502, "attempt at a: reset"), Exit()]
 
 
 def test_exit_is_said_once() -> None:
     bench = Bench(CALM, "a")
-    bench.gateway.handle(ShutdownAsked(), 0.0)
-    assert bench.gateway.handle(HealthCheckResult(99, "a", True), 0.0) == []
+    bench.shut_down()
+    assert bench.health_result("a", True) == []

@@ -25,6 +25,7 @@ from harness.gateway.protocol import (
     Send,
 )
 from harness.scenario.model import ClaimsError, Kind
+from tests.harness.balancer.driver import only
 
 ARRIVAL = RequestArrived(Request(1, 1, Kind.INFERENCE, "POST", "m"))
 GIVEN: list[dict[str, object]] = []
@@ -114,9 +115,7 @@ def test_a_policy_is_put_into_a_bare_gateway() -> None:
     made = gateway_from(spec_of("FirstPolicy"), NowFunction(), Random(1))
     assert isinstance(made, BareGateway)
     made.handle(MembershipChanged((Backend("b", ""), Backend("a", ""))), 0.0)
-    (send,) = made.handle(ARRIVAL, 0.0)
-    assert isinstance(send, Send)
-    assert send.backend_id == "b"
+    assert only(Send, made.handle(ARRIVAL, 0.0)).backend_id == "b"
 
 
 def test_a_gateway_is_run_as_it_is() -> None:

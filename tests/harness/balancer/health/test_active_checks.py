@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from harness.balancer.health.readiness import Readiness, RotationSettings
-from harness.gateway.protocol import Backend, SendHealthCheck, SetTimer
+from harness.gateway.protocol import Backend, SetTimer
+from tests.harness.balancer.driver import ReadinessDriver, of_type
 
 UNGUARDED = RotationSettings(minimum_ready_share=0.0)
 HALF = RotationSettings(minimum_ready_share=0.5)
@@ -20,41 +21,17 @@ FULL = replace(IDLE, memory_used_mb=96.0)
 WARM = replace(IDLE, memory_used_mb=99.0, memory_evictable_mb=80.0)
 
 
-class Watch:
-    """Readiness with the timers that it asked for, by backend; health checks start at time 0 unless told otherwise."""
+class Watch(ReadinessDriver):
+    """Readiness without a guard by default."""
 
     def __init__(
         self, *backends: str, rotation: RotationSettings = UNGUARDED, unhealthy: int = 2, healthy: int = 1
     ) -> None:
-        self.readiness = Readiness(0.5, 1.0, unhealthy, healthy, rotation, Random(7))
-        self.timers: dict[str, int] = {}
-        self.set_backends(*backends)
+        super().__init__(*backends, unhealthy=unhealthy, healthy=healthy, rotation=rotation)
 
-    def set_backends(self, *backends: str) -> None:
-        started = [name for name in backends if name not in self.timers]
-        actions = self.readiness.set_backends(backends, 0.0)
-        for name, action in zip(started, actions, strict=True):
-            assert isinstance(action, SetTimer)
-            self.timers[name] = action.timer_id
-        self.timers = {name: timer for name, timer in self.timers.items() if name in backends}
-
-    def check(self, name: str, now_s: float = 0.0) -> int:
-        check = self.readiness.timer_fired(self.timers[name], now_s)[0]
-        assert isinstance(check, SendHealthCheck)
-        return check.check_id
-
-    def tell(self, names: str, ok: bool, report: Backend | None = None, times: int = 1) -> list[bool]:
-        """The same result for each of these backends, `times` over; what `result` said at the last."""
-        told = []
-        for name in names:
-            for _ in range(times):
-                last = self.readiness.result(self.check(name), ok, report)
-            told.append(last)
-        return told
-
-    @property
-    def rotation(self) -> str:
-        return "".join(name for name in sorted(self.timers) if self.readiness.ready(name))
+    def results(self, names: str, ok: bool, report: Backend | None = None, times: int = 1) -> list[bool]:
+        """Deliver the same result `times` times for each backend. Whether the last one brought it into rotation."""
+        return [[self.result(name, ok, report) for _ in range(times)][-1] for name in names]
 
 
 # --- limits ------------------------------------------------------------------------------------------------
@@ -63,34 +40,30 @@ class Watch:
 @pytest.mark.parametrize("report", [BUSY, FULL])
 def test_overload_takes_out_of_rotation_by_the_thresholds_and_its_end_brings_back(report: Backend) -> None:
     watch = Watch("a", healthy=2)
-    seen = []
-    for told in (report, IDLE, report, report, IDLE, IDLE):
-        watch.tell("a", True, told)
-        seen.append(watch.rotation)
-    assert seen == ["a", "a", "a", "", "", "a"]
+    observed = []
+    for reported in (report, IDLE, report, report, IDLE, IDLE):
+        watch.results("a", True, reported)
+        observed.append(watch.rotation)
+    assert observed == ["a", "a", "a", "", "", "a"]
 
 
 def test_a_warm_backend_stays() -> None:
     """S12: memory full of weights that would give way."""
     watch = Watch("a")
-    watch.tell("a", True, WARM, times=5)
+    watch.results("a", True, WARM, times=5)
     assert watch.rotation == "a"
 
 
 def test_no_report_is_no_overload() -> None:
     watch = Watch("a")
-    watch.tell("a", True, None, times=5)
+    watch.results("a", True, None, times=5)
     assert watch.rotation == "a"
 
 
 def test_without_settings_reports_change_nothing() -> None:
-    readiness = Readiness(0.5, 1.0, 1, 1)
-    timer = readiness.set_backends(("a",), 0.0)[0]
-    assert isinstance(timer, SetTimer)
-    check = readiness.timer_fired(timer.timer_id, 0.0)[0]
-    assert isinstance(check, SendHealthCheck)
-    readiness.result(check.check_id, True, BUSY)
-    assert readiness.ready("a")
+    watch = ReadinessDriver("a", unhealthy=1)
+    watch.result("a", True, BUSY)
+    assert watch.readiness.ready("a")
 
 
 # --- liveness ----------------------------------------------------------------------------------------------
@@ -98,9 +71,9 @@ def test_without_settings_reports_change_nothing() -> None:
 
 def test_alive_is_who_answers_even_if_only_to_say_no() -> None:
     watch = Watch("a", "b", "c")
-    watch.tell("a", False, IDLE, times=3)  # 503 with a body
-    watch.tell("b", True, BUSY, times=3)
-    watch.tell("c", False, None, times=3)  # nothing in time
+    watch.results("a", False, IDLE, times=3)  # 503 with a body
+    watch.results("b", True, BUSY, times=3)
+    watch.results("c", False, None, times=3)  # nothing in time
     assert watch.rotation == ""
     assert [watch.readiness.alive(name) for name in "abc?"] == [True, True, False, False]
 
@@ -108,17 +81,17 @@ def test_alive_is_who_answers_even_if_only_to_say_no() -> None:
 def test_an_answer_without_a_report_can_be_told_apart_from_silence() -> None:
     watch = Watch("a")
     for _ in range(3):
-        watch.readiness.result(watch.check("a"), False, answered=True)
+        watch.result("a", False, answered=True)
     assert (watch.readiness.alive("a"), watch.readiness.ready("a")) == (True, False)
 
 
 def test_dead_after_silence_in_a_row_and_alive_again_at_the_first_answer() -> None:
     watch = Watch("a", unhealthy=2)
-    seen = []
+    observed = []
     for report in (None, IDLE, None, None, None, IDLE, None):
-        watch.tell("a", False, report)
-        seen.append(watch.readiness.alive("a"))
-    assert seen == [True, True, True, False, False, True, True]
+        watch.results("a", False, report)
+        observed.append(watch.readiness.alive("a"))
+    assert observed == [True, True, True, False, False, True, True]
 
 
 # --- the guard ---------------------------------------------------------------------------------------------
@@ -127,69 +100,69 @@ def test_dead_after_silence_in_a_row_and_alive_again_at_the_first_answer() -> No
 def test_the_fleet_does_not_take_turns_at_being_away() -> None:
     """All are overloaded one after the other: once less than half would be ready, all share the load."""
     watch = Watch(*"abcd", rotation=HALF)
-    watch.tell("abcd", True, IDLE)
-    seen = []
+    watch.results("abcd", True, IDLE)
+    observed = []
     for name in "abcd":
-        watch.tell(name, True, BUSY, times=2)
-        seen.append(watch.rotation)
-    assert seen == ["bcd", "cd", "abcd", "abcd"]
+        watch.results(name, True, BUSY, times=2)
+        observed.append(watch.rotation)
+    assert observed == ["bcd", "cd", "abcd", "abcd"]
     assert watch.readiness.guarded
     assert not any(watch.readiness.passing(name) for name in "abcd")
 
 
 def test_without_the_guard_all_are_away() -> None:
     watch = Watch(*"abcd", rotation=UNGUARDED)
-    watch.tell("abcd", True, IDLE)
-    watch.tell("abcd", True, BUSY, times=2)
+    watch.results("abcd", True, IDLE)
+    watch.results("abcd", True, BUSY, times=2)
     assert watch.rotation == ""
     assert not watch.readiness.guarded
 
 
 def test_the_guard_ends_when_enough_are_ready_again() -> None:
     watch = Watch(*"abcd", rotation=HALF)
-    watch.tell("abcd", True, IDLE)
-    watch.tell("abcd", True, BUSY, times=2)
-    watch.tell("a", True, IDLE)
+    watch.results("abcd", True, IDLE)
+    watch.results("abcd", True, BUSY, times=2)
+    watch.results("a", True, IDLE)
     assert watch.rotation == "abcd"
-    watch.tell("b", True, IDLE)
+    watch.results("b", True, IDLE)
     assert watch.rotation == "ab"
 
 
 def test_the_guard_leaves_the_dead_out() -> None:
     watch = Watch(*"abcd", rotation=HALF)
-    watch.tell("abcd", True, IDLE)
-    watch.tell("ab", False, None, times=2)
-    watch.tell("c", True, BUSY, times=2)
+    watch.results("abcd", True, IDLE)
+    watch.results("ab", False, None, times=2)
+    watch.results("c", True, BUSY, times=2)
     assert watch.rotation == "cd"
 
 
 def test_if_nobody_answers_health_checks_all_are_tried() -> None:
     """Rather all than nobody: overload can drown health checks as well, and their route may be what is broken."""
     watch = Watch(*"abcd", rotation=HALF)
-    watch.tell("abcd", True, IDLE)
-    watch.tell("abcd", False, None, times=2)
+    watch.results("abcd", True, IDLE)
+    watch.results("abcd", False, None, times=2)
     assert watch.rotation == "abcd"
-    watch.tell("d", False, IDLE)  # one answers again, if only 503
+    watch.results("d", False, IDLE)  # one answers again, if only 503
     assert watch.rotation == "d"
 
 
 def test_the_guard_lets_no_newcomer_in_that_never_passed() -> None:
     """E12: those that still load are not part of the fleet yet, neither to be let in nor to be counted."""
     watch = Watch("a", "b", rotation=HALF)
-    watch.tell("ab", True, IDLE)
+    watch.results("ab", True, IDLE)
     watch.set_backends(*"abwxyz")
-    watch.tell("wxyz", False, IDLE, times=2)
+    watch.results("wxyz", False, IDLE, times=2)
     assert watch.rotation == "ab"
-    watch.tell("a", True, BUSY, times=2)
+    watch.results("a", True, BUSY, times=2)
     assert watch.rotation == "b"
-    watch.tell("b", True, BUSY, times=2)
+    watch.results("b", True, BUSY, times=2)
     assert watch.rotation == "ab"
 
 
 def test_the_guard_lets_in_who_only_ever_was_overloaded() -> None:
     """It says itself that it is ready; what keeps it out is our limit, and that is what the guard is about."""
     watch = Watch("a", "b", rotation=HALF)
-    watch.tell("ab", True, BUSY, times=2)
+    watch.results("ab", True, BUSY, times=2)
     assert watch.rotation == "ab"
 
 
@@ -200,16 +173,16 @@ def test_the_guard_lets_in_who_only_ever_was_overloaded() -> None:
 def test_the_guard_acts_below_exactly_its_share(count: int, share: float, sick: int, guarded: bool) -> None:
     names = "abcdefghij"[:count]
     watch = Watch(*names, rotation=RotationSettings(minimum_ready_share=share))
-    watch.tell(names, True, IDLE)
-    watch.tell(names[:sick], False, IDLE, times=2)
+    watch.results(names, True, IDLE)
+    watch.results(names[:sick], False, IDLE, times=2)
     assert watch.readiness.guarded is guarded
     assert watch.rotation == (names if guarded else names[sick:])
 
 
 def test_a_leave_can_start_and_a_join_end_the_guard() -> None:
     watch = Watch(*"abc", rotation=HALF)
-    watch.tell("abc", True, IDLE)
-    watch.tell("a", True, BUSY, times=2)
+    watch.results("abc", True, IDLE)
+    watch.results("a", True, BUSY, times=2)
     assert watch.rotation == "bc"
     watch.set_backends("a")
     assert watch.rotation == "a"
@@ -217,16 +190,16 @@ def test_a_leave_can_start_and_a_join_end_the_guard() -> None:
     assert watch.rotation == "d"
 
 
-# --- the way in --------------------------------------------------------------------------------------------
+# --- newcomers -----------------------------------------------------------------------------------------------
 
 
 def test_gated_newcomers_get_nothing_before_they_passed() -> None:
     """E7: with gating, none before the first good health check. The guard is no way round it."""
     watch = Watch("a", "b", rotation=RotationSettings(gated=True))
     assert watch.rotation == ""
-    watch.tell("a", False, IDLE, times=4)
+    watch.results("a", False, IDLE, times=4)
     assert watch.rotation == ""
-    assert watch.tell("a", True, IDLE) == [True]
+    assert watch.results("a", True, IDLE) == [True]
     assert watch.rotation == "a"
 
 
@@ -239,28 +212,26 @@ def test_ungated_newcomers_serve_at_once_and_are_checked_at_once() -> None:
 
 def test_coming_back_is_told_once() -> None:
     watch = Watch("a", healthy=2)
-    assert watch.tell("a", True) == [False]
-    assert watch.tell("a", False, times=2) == [False]
-    assert watch.tell("a", True) == [False]
-    assert watch.tell("a", True) == [True]
-    assert watch.tell("a", True) == [False]
+    assert watch.results("a", True) == [False]
+    assert watch.results("a", False, times=2) == [False]
+    assert watch.results("a", True) == [False]
+    assert watch.results("a", True) == [True]
+    assert watch.results("a", True) == [False]
 
 
 def test_who_was_let_in_by_the_guard_has_not_been_away() -> None:
     watch = Watch(*"ab", rotation=RotationSettings(minimum_ready_share=1.0))
-    watch.tell("ab", True, IDLE)
-    watch.tell("a", True, BUSY, times=2)
+    watch.results("ab", True, IDLE)
+    watch.results("a", True, BUSY, times=2)
     assert watch.rotation == "ab"
-    assert watch.tell("a", True, IDLE) == [False]
+    assert watch.results("a", True, IDLE) == [False]
 
 
 def test_the_unready_are_checked_on_at_the_same_interval() -> None:
     """E3, E11: a sick one is found well again, and a well one sick, within threshold times interval."""
     watch = Watch("a")
     for step in range(20):
-        check, timer = watch.readiness.timer_fired(watch.timers["a"], step / 2)
-        assert isinstance(check, SendHealthCheck)
-        assert timer == SetTimer(watch.timers["a"], step / 2 + 0.5)
+        check = watch.check("a", step / 2)
         watch.readiness.result(check.check_id, ok=step >= 10)
         assert watch.readiness.ready("a") == (step < 1 or step >= 10)
 
@@ -268,11 +239,11 @@ def test_the_unready_are_checked_on_at_the_same_interval() -> None:
 def test_edits_of_the_list_change_nobody_elses_mark() -> None:
     """E4, E15."""
     watch = Watch("a", "b", "c")
-    watch.tell("a", False, times=2)
-    watch.tell("b", False)
+    watch.results("a", False, times=2)
+    watch.results("b", False)
     watch.set_backends("c", "d", "b", "a")
     assert watch.rotation == "bcd"
-    watch.tell("b", False)
+    watch.results("b", False)
     assert watch.rotation == "cd"
 
 
@@ -285,9 +256,7 @@ def test_a_hung_check_holds_up_no_other() -> None:
     started = []
     for step in range(4):
         for name in "abcd":
-            check, timer = watch.readiness.timer_fired(watch.timers[name], step / 2)
-            assert isinstance(check, SendHealthCheck)
-            assert timer == SetTimer(watch.timers[name], step / 2 + 0.5)
+            check = watch.check(name, step / 2)
             started.append((check.backend_id, check.timeout_s))
             if name != "a":  # a's are never answered
                 watch.readiness.result(check.check_id, ok=name != "b")
@@ -298,15 +267,15 @@ def test_a_hung_check_holds_up_no_other() -> None:
 def test_the_timeout_of_a_hang_that_is_over_says_nothing() -> None:
     watch = Watch("a", unhealthy=1)
     hung, good = watch.check("a", 0.0), watch.check("a", 0.5)
-    watch.readiness.result(good, ok=True)
-    watch.readiness.result(hung, ok=False)
+    watch.readiness.result(good.check_id, ok=True)
+    watch.readiness.result(hung.check_id, ok=False)
     assert watch.rotation == "a"
 
 
 def test_hangs_in_a_row_still_count() -> None:
     watch = Watch("a", unhealthy=2)
     for check in [watch.check("a", step / 2) for step in range(3)]:
-        watch.readiness.result(check, ok=False)
+        watch.readiness.result(check.check_id, ok=False)
     assert watch.rotation == ""
 
 
@@ -314,12 +283,12 @@ def test_nothing_is_left_of_who_left() -> None:
     """S8, E5: no health check after the removal, and neither verdict, liveness nor late results on the return."""
     watch = Watch("a", unhealthy=1)
     timer, late = watch.timers["a"], watch.check("a")
-    watch.tell("a", False)
+    watch.results("a", False)
     assert not watch.readiness.alive("a")
     watch.set_backends()
     assert watch.readiness.timer_fired(timer, 1.0) == []
     watch.set_backends("a")
-    assert watch.readiness.result(late, ok=False) is False
+    assert watch.readiness.result(late.check_id, ok=False) is False
     assert (watch.readiness.ready("a"), watch.readiness.alive("a")) == (True, True)
 
 
@@ -329,8 +298,7 @@ def test_jitter_spreads_the_intervals_within_its_share_and_keeps_their_mean() ->
     waits = []
     for action in readiness.set_backends(tuple(f"gpu-{number}" for number in range(400)), 0.0):
         assert isinstance(action, SetTimer)
-        timer = readiness.timer_fired(action.timer_id, 0.0)[1]
-        assert isinstance(timer, SetTimer)
+        (timer,) = of_type(SetTimer, readiness.timer_fired(action.timer_id, 0.0))
         waits.append(timer.at_s)
     assert 0.4 <= min(waits) < 0.41
     assert 0.59 < max(waits) <= 0.6

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.balancer.health.ejection import PassiveEjection
-from harness.balancer.health.readiness import Readiness
-from harness.gateway.protocol import SendHealthCheck, SetTimer
+from tests.harness.balancer.driver import ReadinessDriver
 
 DETERMINISTIC = settings(derandomize=True, deadline=None, database=None, max_examples=150)
 
@@ -137,14 +136,11 @@ def test_the_cap_keeps_nobody_in_who_fails_health_checks() -> None:
     """E10: three of ten fail their health checks under a cap of 10 %: all three are out."""
     members = names(10)
     ejection = capped(members, 0.1)
-    readiness = Readiness(interval_s=1.0, timeout_s=1.0, unhealthy=1, healthy=1)
-    for name, timer in zip(members, readiness.set_backends(tuple(members), 0.0), strict=True):
-        assert isinstance(timer, SetTimer)
-        check = readiness.timer_fired(timer.timer_id, 0.0)[0]
-        assert isinstance(check, SendHealthCheck)
-        readiness.result(check.check_id, ok=name not in members[:3])
+    checks = ReadinessDriver(*members, unhealthy=1)
+    for name in members:
+        checks.result(name, ok=name not in members[:3])
     fail(ejection, members[9], 3, 0.0)
-    kept = [name for name in members if readiness.ready(name) and not ejection.ejected(name, 0.0)]
+    kept = [name for name in members if checks.readiness.ready(name) and not ejection.ejected(name, 0.0)]
     assert kept == members[3:9]
 
 

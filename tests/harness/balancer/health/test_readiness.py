@@ -1,47 +1,22 @@
-"""Active readiness: thresholds, one schedule for each backend, nothing heard from those that left."""
+"""Active readiness: thresholds, one schedule per backend, departed backends are ignored."""
 
 from __future__ import annotations
 
 import pytest
 
-from harness.balancer.health.readiness import Readiness
-from harness.gateway.protocol import SendHealthCheck, SetTimer
+from tests.harness.balancer.driver import ReadinessDriver
 
 
-class Watch:
-    """Readiness with the timers and health checks that it asked for, by backend."""
-
-    def __init__(self, *backends: str, unhealthy: int = 2, healthy: int = 1) -> None:
-        self.readiness = Readiness(interval_s=0.5, timeout_s=1.0, unhealthy=unhealthy, healthy=healthy)
-        self.timers: dict[str, int] = {}
-        self.set_backends(*backends)
-
-    def set_backends(self, *backends: str, now_s: float = 0.0) -> list[str]:
-        """Names of the backends that got a timer."""
-        started = []
-        for action in self.readiness.set_backends(backends, now_s):
-            assert isinstance(action, SetTimer)
-            assert action.at_s == now_s
-            started.append(next(name for name in backends if name not in self.timers and name not in started))
-            self.timers[started[-1]] = action.timer_id
-        self.timers = {name: timer for name, timer in self.timers.items() if name in backends}
-        return started
-
-    def check(self, name: str, now_s: float = 0.0) -> int:
-        """Let the timer of `name` fire; the id of the health check that starts."""
-        check, timer = self.readiness.timer_fired(self.timers[name], now_s)
-        assert isinstance(check, SendHealthCheck)
-        assert (check.backend_id, check.timeout_s) == (name, 1.0)
-        assert timer == SetTimer(self.timers[name], now_s + 0.5)
-        return check.check_id
+class Watch(ReadinessDriver):
+    """Readiness with the timers of its backends."""
 
     def answer(self, name: str, *oks: bool) -> list[bool]:
         """Whether `name` is ready after each of these results."""
-        seen = []
+        observed = []
         for ok in oks:
-            self.readiness.result(self.check(name), ok)
-            seen.append(self.readiness.ready(name))
-        return seen
+            self.result(name, ok)
+            observed.append(self.readiness.ready(name))
+        return observed
 
 
 def test_newcomers_are_ready_and_strangers_are_not() -> None:
@@ -113,7 +88,7 @@ def test_results_of_those_who_left_are_ignored() -> None:
     watch = Watch("a", unhealthy=1)
     check = watch.check("a")
     watch.set_backends()
-    watch.readiness.result(check, ok=False)
+    watch.readiness.result(check.check_id, ok=False)
     assert not watch.readiness.ready("a")
 
 
@@ -122,7 +97,7 @@ def test_results_from_before_a_return_are_ignored() -> None:
     check = watch.check("a")
     watch.set_backends()
     watch.set_backends("a")
-    watch.readiness.result(check, ok=False)
+    watch.readiness.result(check.check_id, ok=False)
     assert watch.readiness.ready("a")
 
 
@@ -140,6 +115,6 @@ def test_a_result_counts_once_and_unknown_ones_never(again: int) -> None:
     watch = Watch("a", unhealthy=2)
     check = watch.check("a")
     for _ in range(again):
-        watch.readiness.result(check, ok=False)
+        watch.readiness.result(check.check_id, ok=False)
         watch.readiness.result(999, ok=False)
     assert watch.readiness.ready("a")

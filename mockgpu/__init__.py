@@ -1,6 +1,6 @@
-"""Mock GPU model servers: HTTP servers that behave like inference servers, without any GPU.
+"""Mock GPU model servers: HTTP servers that behave like inference servers, without a GPU.
 
-``mockgpu.gpu.model`` is one GPU server without I/O, ``mockgpu.gpu.catalogue`` the sizes and speeds of real GPUs
-and models, ``mockgpu.server.server`` the HTTP around one model, ``mockgpu.fleet.fleet`` many of them, and
-``mockgpu.cli`` the command. The package needs nothing else of this repository.
+``mockgpu.gpu.model`` is the model of one GPU server without I/O, ``mockgpu.gpu.catalogue`` has sizes and speeds of
+real GPUs and models, ``mockgpu.server.server`` is the HTTP server around one model, ``mockgpu.fleet.fleet`` runs a
+fleet of them, and ``mockgpu.cli`` is the command. The package imports nothing else of this repository.
 """

@@ -1,6 +1,6 @@
-"""A picture of small fleets at work: what is in the memory of each GPU, what is loading, who is evicted, who waits.
+"""SVG picture of small simulated fleets: resident models, loads, evictions and queue lengths of each GPU.
 
-SVG text, the same bytes for the same arguments. It follows its reader's light or dark scheme and needs no script.
+The text is the same for the same arguments. It follows the viewer's light or dark scheme and needs no script.
 All lengths are in pixels of a picture 900 wide.
 """
 
@@ -14,7 +14,16 @@ from html import escape
 from statistics import fmean
 
 from mockgpu.gpu.setup import Setup
-from mockgpu.picture.fleets import ResidencySpan, Track, arrivals, by_model, fleet_setup, in_turn, lane_size_mb, play
+from mockgpu.picture.fleets import (
+    ResidencySpan,
+    Track,
+    affinity,
+    arrivals,
+    fleet_setup,
+    lane_size_mb,
+    round_robin,
+    simulate,
+)
 
 WIDTH = 900
 LEFT, RIGHT = 62, 18
@@ -25,9 +34,9 @@ GAP = 13
 BETWEEN = 14
 PANEL_HEAD = 46
 PANEL_FOOT = 34
-NARROWEST_LABEL = 13
+MIN_LABEL_WIDTH = 13
 GOLDEN_ANGLE = 0.381966
-"""Share of the colour circle between a model and the next: neighbours in rank never look alike."""
+"""Fraction of the colour circle between models of consecutive rank, so that they differ clearly."""
 
 STYLE = """
 text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;font-size:12px}
@@ -53,7 +62,7 @@ MARKS = (
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One fleet: how its requests are sent, and what happened at each backend."""
+    """One fleet: its routing policy as title, and a track per backend."""
 
     title: str
     tracks: Sequence[Track]
@@ -61,11 +70,11 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From seconds, lanes and waiting requests to pixels. ``most``: the longest queue of the whole picture."""
+    """Conversion of seconds, lanes and queue lengths to pixels. ``max_queue``: longest queue of the whole picture."""
 
     seconds: float
     lanes: int
-    most: int
+    max_queue: int
 
     def x(self, at_s: float) -> float:
         """Pixels from the left."""
@@ -73,24 +82,24 @@ class Scale:
 
     @property
     def track_height(self) -> int:
-        """Pixels that a backend takes: its memory and, below it, its queue."""
+        """Height of a backend: its memory and, below it, its queue."""
         return self.lanes * LANE + GAP + QUEUE
 
     def panel_height(self, backends: int) -> int:
-        """Pixels that a fleet takes, with its title and the time below it."""
+        """Height of a fleet, with its title and time axis."""
         return PANEL_HEAD + backends * self.track_height + (backends - 1) * BETWEEN + PANEL_FOOT
 
 
 def picture(backends: int = 3, seconds: float = 60.0, seed: int = 1) -> str:
-    """The SVG text: two fleets of so many backends (from 1) under the same load, for so many seconds (above 0)."""
+    """SVG of two fleets of ``backends`` (at least 1) under the same load for ``seconds`` (above 0)."""
     setup = fleet_setup(backends)
     jobs = arrivals(setup, backends, seconds, seed)
     panels = [
-        Panel(title, play(setup, jobs, backends, route(backends), seconds))
-        for title, route in (("Round robin", in_turn), ("Affinity", by_model))
+        Panel(title, simulate(setup, jobs, backends, route(backends), seconds))
+        for title, route in (("Round robin", round_robin), ("Affinity", affinity))
     ]
-    most = max(depth for panel in panels for track in panel.tracks for _, depth in track.waiting)
-    scale = Scale(seconds, setup.gpu.memory_mb // lane_size_mb(setup), max(most, 1))
+    max_queue = max(depth for panel in panels for track in panel.tracks for _, depth in track.waiting)
+    scale = Scale(seconds, setup.gpu.memory_mb // lane_size_mb(setup), max(max_queue, 1))
     height = HEAD + sum(scale.panel_height(backends) for _ in panels)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
@@ -113,40 +122,40 @@ def _headline(setup: Setup, backends: int, seconds: float) -> str:
 
 
 def _colours(setup: Setup) -> Iterator[str]:
-    """A class for each model."""
+    """A CSS class for each model."""
     for number, model in enumerate(setup.models):
         red, green, blue = colorsys.hls_to_rgb(number * GOLDEN_ANGLE % 1, 0.43 + 0.06 * (number % 2), 0.52)
         yield f".m{model.name}{{fill:#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}}}"
 
 
 def _legend(setup: Setup, backends: int, seconds: float, requests: int) -> Iterator[str]:
-    """Title, what the load was, and what the signs mean, with the load times."""
+    """Title, description of the load, and legend."""
     yield _text(LEFT - 46, 30, escape(_headline(setup, backends, seconds)), "title ink")
     large, small = setup.models[0], setup.models[1]
-    said = (
-        f"The same {requests} requests through both fleets; model 1 is wanted most (Zipf). "
+    load = (
+        f"The same {requests} requests through both fleets; model 1 is requested most (Zipf). "
         f"{large.weights_mb / 1000:g} GB load in {large.load_s:.1f} s, "
         f"{small.weights_mb / 1000:g} GB in {small.load_s:.1f} s, one at a time."
     )
-    yield _text(LEFT - 46, 52, said, "soft")
+    yield _text(LEFT - 46, 52, load, "soft")
     x = LEFT - 46
-    for sign, word, width in (
+    for symbol, label, width in (
         (f'<rect class="m{large.name}" x="{x}" y="64" width="26" height="14" rx="2"/>', "in memory, by rank", 190),
         ('<rect class="m1" x="{x}" y="64" width="26" height="14" rx="2"/>{stripes}', "loading", 112),
         ('<use href="#evicted" x="{cross}" y="71"/>', "evicted", 112),
-        ('<path class="queue" d="M{x} 78v-5h9v-6h9v3h8v8z"/>', "requests that wait", 0),
+        ('<path class="queue" d="M{x} 78v-5h9v-6h9v3h8v8z"/>', "waiting requests", 0),
     ):
         stripes = f'<rect fill="url(#loading)" x="{x}" y="64" width="26" height="14" rx="2"/>'
-        yield sign.format(x=x, stripes=stripes, cross=x + 18)
-        yield _text(x + 33, 75, word, "ink")
+        yield symbol.format(x=x, stripes=stripes, cross=x + 18)
+        yield _text(x + 33, 75, label, "ink")
         x += width
 
 
 def _panel(panel: Panel, scale: Scale, top: int, setup: Setup) -> Iterator[str]:
-    """One fleet: title with figures, a track for each backend, and the time."""
+    """One fleet: title with figures, a track for each backend, and the time axis."""
     waits_s = [wait_s for track in panel.tracks for wait_s in track.waits_s]
-    loads = sum(len(track.stays) for track in panel.tracks)
-    evictions = sum(stay.evicted_s is not None for track in panel.tracks for stay in track.stays)
+    loads = sum(len(track.spans) for track in panel.tracks)
+    evictions = sum(span.evicted_s is not None for track in panel.tracks for span in track.spans)
     warm = sum(track.warm for track in panel.tracks) / max(len(waits_s), 1)
     figures = (
         f"{loads} loads, {evictions} evictions, {warm:.0%} of requests found their model in memory, "
@@ -158,52 +167,52 @@ def _panel(panel: Panel, scale: Scale, top: int, setup: Setup) -> Iterator[str]:
     for number, track in enumerate(panel.tracks):
         yield from _track(track, f"gpu-{number}", scale, y, setup)
         y += scale.track_height + BETWEEN
-    yield from _time(scale, y - BETWEEN + 14)
+    yield from _time_axis(scale, y - BETWEEN + 14)
 
 
 def _track(track: Track, name: str, scale: Scale, top: int, setup: Setup) -> Iterator[str]:
-    """One backend: its memory over time, and below it its queue."""
+    """One backend: its memory over time and, below it, its queue length."""
     width, memory = WIDTH - LEFT - RIGHT, scale.lanes * LANE
     yield _text(LEFT - 8, top + memory / 2, name, "ink end")
     yield _text(LEFT - 8, top + memory / 2 + 14, f"{setup.gpu.memory_mb / 1000:g} GB", "small soft end")
     yield f'<rect class="bed" x="{LEFT}" y="{top}" width="{width}" height="{memory}"/>'
-    for stay in track.stays:
-        yield _stay(stay, scale, top, setup)
+    for span in track.spans:
+        yield _span(span, scale, top, setup)
     floor = top + scale.track_height
     yield _text(LEFT - 8, floor - 2, "queue", "small soft end")
     yield _queue(track.waiting, scale, floor)
     yield f'<path class="grid" d="M{LEFT} {floor}h{width}"/>'
     longest_s, longest = max(track.waiting, key=lambda item: item[1])
     x = min(max(scale.x(longest_s), LEFT + 8), WIDTH - RIGHT - 8)
-    yield _text(x, floor - longest / scale.most * QUEUE - 3, str(longest), "small soft middle")
+    yield _text(x, floor - longest / scale.max_queue * QUEUE - 3, str(longest), "small soft middle")
 
 
-def _stay(stay: ResidencySpan, scale: Scale, top: int, setup: Setup) -> str:
-    """One model's time in memory: a box for each run of lanes, striped while it loads, a cross where it is evicted."""
-    end_s = scale.seconds if stay.evicted_s is None else stay.evicted_s
-    ready_s = end_s if stay.ready_s is None else stay.ready_s
-    from_x, ready_x, to_x = scale.x(stay.loading_s), scale.x(ready_s), scale.x(end_s)
+def _span(span: ResidencySpan, scale: Scale, top: int, setup: Setup) -> str:
+    """One residency span: a box for each run of lanes, striped while loading, with a cross at the eviction."""
+    end_s = scale.seconds if span.evicted_s is None else span.evicted_s
+    ready_s = end_s if span.ready_s is None else span.ready_s
+    from_x, ready_x, to_x = scale.x(span.loading_s), scale.x(ready_s), scale.x(end_s)
     boxes = []
-    for lowest, count in _runs(stay.lanes):
+    for lowest, count in _runs(span.lanes):
         y, height = top + (scale.lanes - lowest - count) * LANE, count * LANE - 1
-        boxes.append(_box(f'class="m{stay.model}"', from_x, to_x, y, height))
+        boxes.append(_box(f'class="m{span.model}"', from_x, to_x, y, height))
         boxes.append(_box('fill="url(#loading)"', from_x, ready_x, y, height))
-        if to_x - ready_x >= NARROWEST_LABEL:
-            boxes.append(_text((ready_x + to_x) / 2, y + height / 2 + 3.3, stay.model, "label"))
-        if stay.evicted_s is not None:
+        if to_x - ready_x >= MIN_LABEL_WIDTH:
+            boxes.append(_text((ready_x + to_x) / 2, y + height / 2 + 3.3, span.model, "label"))
+        if span.evicted_s is not None:
             boxes.append(f'<use href="#evicted" x="{to_x - 1:.1f}" y="{y + height / 2:.1f}"/>')
-    return f"<g><title>{escape(_history(stay, setup))}</title>{''.join(boxes)}</g>"
+    return f"<g><title>{escape(_history(span, setup))}</title>{''.join(boxes)}</g>"
 
 
-def _history(stay: ResidencySpan, setup: Setup) -> str:
-    (weights_mb,) = (model.weights_mb for model in setup.models if model.name == stay.model)
-    said = f"model {stay.model}, {weights_mb / 1000:g} GB: loading from {stay.loading_s:.1f} s"
-    said += "" if stay.ready_s is None else f", ready at {stay.ready_s:.1f} s"
-    return said + ("" if stay.evicted_s is None else f", evicted at {stay.evicted_s:.1f} s")
+def _history(span: ResidencySpan, setup: Setup) -> str:
+    (weights_mb,) = (model.weights_mb for model in setup.models if model.name == span.model)
+    text = f"model {span.model}, {weights_mb / 1000:g} GB: loading from {span.loading_s:.1f} s"
+    text += "" if span.ready_s is None else f", ready at {span.ready_s:.1f} s"
+    return text + ("" if span.evicted_s is None else f", evicted at {span.evicted_s:.1f} s")
 
 
 def _runs(lanes: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending lanes as runs of neighbours: the lowest of each, and how many."""
+    """Runs of consecutive lanes in an ascending sequence, as (first lane, length)."""
     runs: list[tuple[int, int]] = []
     for lane in lanes:
         if runs and lane == sum(runs[-1]):
@@ -214,26 +223,26 @@ def _runs(lanes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _queue(waiting: Sequence[tuple[float, int]], scale: Scale, floor: int) -> str:
-    """How many wait, as steps over time; at most one step per pixel, the highest."""
+    """Queue length over time as a step curve; the maximum per pixel column."""
     columns: dict[int, int] = {}
-    held = 0
+    previous = 0
     changes = [*waiting, (scale.seconds, 0)]
     for (at_s, depth), (until_s, _) in itertools.pairwise(changes):
         first, last = int(scale.x(at_s)), int(scale.x(until_s))
-        columns[first] = max(columns.get(first, held), depth)
+        columns[first] = max(columns.get(first, previous), depth)
         if last > first:
             columns[last] = depth
-        held = depth
+        previous = depth
     path, before = f"M{LEFT} {floor}", 0
     for x, depth in sorted(columns.items()):
         if depth != before:
-            path += f"H{x}V{floor - depth / scale.most * QUEUE:.1f}"
+            path += f"H{x}V{floor - depth / scale.max_queue * QUEUE:.1f}"
             before = depth
     return f'<path class="queue" d="{path}H{WIDTH - RIGHT}V{floor}z"/>'
 
 
-def _time(scale: Scale, y: int) -> Iterator[str]:
-    """Seconds below a panel, at most about ten of them."""
+def _time_axis(scale: Scale, y: int) -> Iterator[str]:
+    """Time axis of a panel, with about ten labels."""
     step = next(
         step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if scale.seconds / step <= 12 or step == 1000
     )

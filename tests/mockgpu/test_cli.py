@@ -11,27 +11,27 @@ from mockgpu.gpu.catalogue import GPUS, MODELS, Model, Setup, setup_of
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["mockgpu", *arguments])
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    assert isinstance(left.value.code, int)
-    return left.value.code
+    assert isinstance(exit_info.value.code, int)
+    return exit_info.value.code
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[FleetSettings]:
     """The fleets that would have been served."""
-    asked: list[FleetSettings] = []
+    requested: list[FleetSettings] = []
 
-    def note(settings: FleetSettings, hint: str) -> None:
-        asked.append(settings)
+    def record(settings: FleetSettings, hint: str) -> None:
+        requested.append(settings)
         print(hint, end="", file=sys.stderr)
 
-    monkeypatch.setattr("mockgpu.fleet.fleet.serve_until_signal", note)
-    return asked
+    monkeypatch.setattr("mockgpu.fleet.fleet.serve_until_signal", record)
+    return requested
 
 
 @pytest.mark.parametrize(
-    ("arguments", "seen"),
+    ("arguments", "expected"),
     [
         (["serve", "--gpu", "h100"], "h100-80gb"),
         (["serve", "--gpu", "l4-24gb"], "did you mean a100-40gb or h200-141gb? `mockgpu models` lists all"),
@@ -44,7 +44,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[FleetSettings]:
         (["serve", "--port", "many"], "--port"),
         (
             ["serve", "--backends", "70000"],
-            "ports 9001 to 79000: expected different ones from 1 to 65535; check --port",
+            "ports 9001 to 79000: expected distinct ports from 1 to 65535; check --port",
         ),
         (["serve", "--time-scale", "0"], "more than 0"),
         (["serve", "--time-scale", "1e300"], "or less"),
@@ -58,13 +58,13 @@ def test_what_the_user_got_wrong_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
     served: list[FleetSettings],
     arguments: list[str],
-    seen: str,
+    expected: str,
 ) -> None:
     assert run(monkeypatch, *arguments) == 2
     out, error = capsys.readouterr()
     assert out == ""
     (line,) = error.splitlines()
-    assert line.startswith("mockgpu: ") and seen in line
+    assert line.startswith("mockgpu: error: ") and expected in line
     assert served == []
 
 

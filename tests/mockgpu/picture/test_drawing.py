@@ -1,4 +1,4 @@
-"""The picture: an honest drawing of what the model did, the same bytes each time, and the one in docs is of today."""
+"""The picture shows the events of the model, is deterministic, and the copy in docs is current."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import pytest
 
 from mockgpu.cli import main
 from mockgpu.picture.drawing import picture
-from mockgpu.picture.fleets import Track, arrivals, by_model, fleet_setup, in_turn, lane_size_mb, play, take
+from mockgpu.picture.fleets import (
+    Track,
+    affinity,
+    arrivals,
+    fleet_setup,
+    lane_size_mb,
+    round_robin,
+    simulate,
+    take_lanes,
+)
 
 DOCS = Path(__file__).parents[3] / "docs" / "fleet.svg"
 BACKENDS, SECONDS = 3, 60.0
@@ -22,15 +31,15 @@ SVG = "{http://www.w3.org/2000/svg}"
 def fleets() -> dict[str, list[Track]]:
     setup = fleet_setup(BACKENDS)
     jobs = arrivals(setup, BACKENDS, SECONDS, seed=1)
-    routes = {"round robin": in_turn(BACKENDS), "affinity": by_model(BACKENDS)}
-    return {name: play(setup, jobs, BACKENDS, route, SECONDS) for name, route in routes.items()}
+    routes = {"round robin": round_robin(BACKENDS), "affinity": affinity(BACKENDS)}
+    return {name: simulate(setup, jobs, BACKENDS, route, SECONDS) for name, route in routes.items()}
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
     monkeypatch.setattr(sys, "argv", ["mockgpu", "picture", *arguments])
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    return left.value.code
+    return exit_info.value.code
 
 
 def test_the_picture_in_docs_is_the_one_that_the_command_draws_today(
@@ -54,7 +63,7 @@ def test_what_cannot_be_written_is_one_line_and_exit_code_2(
 ) -> None:
     assert run(monkeypatch, "--out", str(tmp_path)) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"mockgpu: --out {tmp_path}: ")
+    assert line.startswith(f"mockgpu: error: --out {tmp_path}: ")
 
 
 def test_the_seed_decides() -> None:
@@ -64,24 +73,24 @@ def test_the_seed_decides() -> None:
 @pytest.mark.parametrize(("backends", "seconds", "seed"), [(1, 1, 3), (1, 60, 1), (3, 60, 1), (5, 300, 2)])
 def test_every_stay_is_drawn_where_and_when_it_was(backends: int, seconds: int, seed: int) -> None:
     root = ElementTree.fromstring(picture(backends, seconds, seed))
-    stays = root.findall(f"{SVG}g")
+    spans = root.findall(f"{SVG}g")
     setup = fleet_setup(backends)
     jobs = arrivals(setup, backends, seconds, seed)
-    drawn = iter(stays)
-    for route in (in_turn(backends), by_model(backends)):
-        for track in play(setup, jobs, backends, route, seconds):
-            for stay in track.stays:
+    drawn = iter(spans)
+    for route in (round_robin(backends), affinity(backends)):
+        for track in simulate(setup, jobs, backends, route, seconds):
+            for span in track.spans:
                 group = next(drawn)
                 title = group.findtext(f"{SVG}title") or ""
-                assert title.startswith(f"model {stay.model}, ")
-                assert f"loading from {stay.loading_s:.1f} s" in title
-                assert ("evicted" in title) == (stay.evicted_s is not None)
+                assert title.startswith(f"model {span.model}, ")
+                assert f"loading from {span.loading_s:.1f} s" in title
+                assert ("evicted" in title) == (span.evicted_s is not None)
                 box = group.find(f"{SVG}rect")
                 assert box is not None
                 assert (float(box.get("x", "")) - 62) / 820 * seconds == pytest.approx(
-                    stay.loading_s, abs=seconds / 820
+                    span.loading_s, abs=seconds / 820
                 )
-                assert bool(group.findall(f"{SVG}use")) == (stay.evicted_s is not None)
+                assert bool(group.findall(f"{SVG}use")) == (span.evicted_s is not None)
     assert list(drawn) == []
 
 
@@ -101,19 +110,19 @@ def test_a_lane_has_one_model_at_a_time_and_loads_take_their_time(name: str, fle
     models = {model.name: model for model in setup.models}
     for track in fleets[name]:
         for lane in range(setup.gpu.memory_mb // lane_size_mb(setup)):
-            held = [stay for stay in track.stays if lane in stay.lanes]
+            held = [span for span in track.spans if lane in span.lanes]
             for before, after in pairwise(held):
                 assert before.evicted_s is not None and before.evicted_s <= after.loading_s
-        for stay in track.stays:
-            assert len(stay.lanes) * lane_size_mb(setup) == models[stay.model].weights_mb
-            if stay.ready_s is not None:
-                assert stay.ready_s - stay.loading_s == pytest.approx(models[stay.model].load_s)
+        for span in track.spans:
+            assert len(span.lanes) * lane_size_mb(setup) == models[span.model].weights_mb
+            if span.ready_s is not None:
+                assert span.ready_s - span.loading_s == pytest.approx(models[span.model].load_s)
 
 
 def test_more_models_than_fit_and_affinity_spares_loads(fleets: dict[str, list[Track]]) -> None:
     setup = fleet_setup(BACKENDS)
     assert sum(model.weights_mb for model in setup.models) > BACKENDS * setup.gpu.memory_mb
-    loads = {name: sum(len(track.stays) for track in tracks) for name, tracks in fleets.items()}
+    loads = {name: sum(len(track.spans) for track in tracks) for name, tracks in fleets.items()}
     warm = {name: sum(track.warm for track in tracks) for name, tracks in fleets.items()}
     assert loads["affinity"] < loads["round robin"] and warm["affinity"] > 1.5 * warm["round robin"]
     requests = [sum(len(track.waits_s) for track in tracks) for tracks in fleets.values()]
@@ -134,16 +143,16 @@ def test_queues_are_noted_in_order_of_time_and_their_peaks_are_written(fleets: d
 
 def test_lanes_side_by_side_if_there_are_any() -> None:
     free = [7, 0, 3, 2, 5]
-    assert take(free, 2) == (2, 3)
-    assert take(free, 2) == (0, 5)
+    assert take_lanes(free, 2) == (2, 3)
+    assert take_lanes(free, 2) == (0, 5)
     assert free == [7]
 
 
 def test_affinity_keeps_a_model_on_one_backend_and_uses_all() -> None:
-    route = by_model(BACKENDS)
+    route = affinity(BACKENDS)
     names = [model.name for model in fleet_setup(BACKENDS).models]
     assert {route(number, name) for number, name in enumerate(names)} == set(range(BACKENDS))
     assert all(route(0, name) == route(99, name) for name in names)
     # Rendezvous hashing: with a backend more, models move to that one alone.
-    moved = {by_model(BACKENDS + 1)(0, name) for name in names if by_model(BACKENDS + 1)(0, name) != route(0, name)}
+    moved = {affinity(BACKENDS + 1)(0, name) for name in names if affinity(BACKENDS + 1)(0, name) != route(0, name)}
     assert moved <= {BACKENDS}

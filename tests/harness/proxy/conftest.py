@@ -1,4 +1,4 @@
-"""A shell process and raw backends, for several files of tests."""
+"""A driver process and raw backends, shared by several test files."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.harness.live.helpers import Behave, RawBackend, ShellProcess
+from tests.harness.live.helpers import Behave, DriverProcess, RawBackend
 
 Serve = Callable[[Behave], RawBackend]
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShellProcess]:
-    shell = ShellProcess(tmp_path_factory.mktemp("shell"))
-    shell.await_listening()
-    yield shell
-    assert shell.child.status is None, shell.child.ending()
-    shell.child.stop()
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DriverProcess]:
+    driver = DriverProcess(tmp_path_factory.mktemp("driver"))
+    driver.await_listening()
+    yield driver
+    assert driver.child.status is None, driver.child.ending()
+    driver.child.stop()
 
 
 @pytest.fixture
-def shell(process: ShellProcess) -> ShellProcess:
-    """The shell of all tests, without backends."""
+def driver(process: DriverProcess) -> DriverProcess:
+    """The shared driver process, without backends."""
     process.use()
     return process
 
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Starts raw backends; all are closed in the end."""
+    """Starts raw backends and closes all at the end."""
     started: list[RawBackend] = []
 
     def start(behave: Behave) -> RawBackend:

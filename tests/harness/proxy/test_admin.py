@@ -1,4 +1,4 @@
-"""The admin interface of a running balancer: what it tells and what each edit does."""
+"""The admin interface of a running balancer: its answers and the effect of each edit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, backends: list[PlainBacken
 
 @pytest.fixture
 def balancer(running: BalancerProcess, backends: list[PlainBackend]) -> BalancerProcess:
-    """The balancer of all tests here, with the backends a and b."""
+    """The shared balancer, with the backends a and b."""
     items = [{"id": name, "url": item.url} for name, item in zip("ab", backends, strict=True)]
     assert running.ask("PUT", "/backends", []) == (200, {})
     assert running.ask("PUT", "/backends", items) == (200, {})
@@ -58,8 +58,8 @@ def test_join_and_leave(balancer: BalancerProcess, backends: list[PlainBackend])
     )
     assert joined == (201, row("c", url, weight=2))
     assert len(ids(balancer)) == 4
-    status, told = balancer.ask("POST", "/backends", {"id": "c", "url": url})
-    assert status == 409 and told == {"error": "backend 'c' is already listed; remove it first or use another id"}
+    status, answer = balancer.ask("POST", "/backends", {"id": "c", "url": url})
+    assert status == 409 and answer == {"error": "backend 'c' is already listed; remove it first or use another id"}
     assert balancer.ask("DELETE", "/backends/c") == (200, {"id": "c", "in_flight": 0})
     assert balancer.ask("DELETE", f"/backends/{url.removeprefix('http://')}")[0] == 200
     assert ids(balancer) == ["a", "b"]
@@ -86,8 +86,8 @@ def test_an_edit_keeps_what_is_known_of_the_others(balancer: BalancerProcess, ba
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
 def test_weigh(balancer: BalancerProcess, method: str) -> None:
-    status, told = balancer.ask(method, "/backends/a", {"weight": 0})
-    assert (status, told["weight"]) == (200, 0)
+    status, answer = balancer.ask(method, "/backends/a", {"weight": 0})
+    assert (status, answer["weight"]) == (200, 0)
     for number in range(20):
         balancer.call(x_model_id=f"m-{number}")
     metrics = balancer.metrics()
@@ -105,12 +105,12 @@ def test_drain(balancer: BalancerProcess, backends: list[PlainBackend]) -> None:
     )
     client.start()
     backends[0].when("drained", "asked")
-    status, told = balancer.ask("POST", "/backends/a/drain")
-    assert (status, told["state"], told["in_flight"]) == (200, "draining", 1)
-    assert balancer.call().status == 503, "nothing new"
+    status, answer = balancer.ask("POST", "/backends/a/drain")
+    assert (status, answer["state"], answer["in_flight"]) == (200, "draining", 1)
+    assert balancer.call().status == 503, "new request accepted"
     assert balancer.ask("POST", "/backends/a/drain?wait_s=0.05")[1]["state"] == "draining"
-    told = balancer.ask("POST", "/backends/a/drain?wait_s=20")[1]
-    assert (told["state"], told["ready"], told["in_flight"]) == ("drained", False, 0)
+    answer = balancer.ask("POST", "/backends/a/drain?wait_s=20")[1]
+    assert (answer["state"], answer["ready"], answer["in_flight"]) == ("drained", False, 0)
     client.join(PATIENCE_S)
     assert answers[0].status == 200 and answers[0].body.count(b"data:") == 50
     assert balancer.ask("GET", "/backends/a")[1]["state"] == "drained"
@@ -159,7 +159,7 @@ def test_an_id_at_another_address_starts_anew(balancer: BalancerProcess, backend
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "told"),
+    ("method", "path", "body", "status", "message"),
     [
         ("GET", "/backends/nobody", b"", 404, "no backend 'nobody'; GET /backends lists them"),
         ("DELETE", "/backends/nobody", b"", 404, "no backend 'nobody'"),
@@ -185,13 +185,13 @@ def test_an_id_at_another_address_starts_anew(balancer: BalancerProcess, backend
     ],
 )
 def test_mistakes_are_one_line_and_change_nothing(
-    balancer: BalancerProcess, method: str, path: str, body: bytes, status: int, told: str
+    balancer: BalancerProcess, method: str, path: str, body: bytes, status: int, message: str
 ) -> None:
     before = balancer.ask("GET", "/backends")
     answer = balancer.ask_raw(method, path, body)
     assert answer.status == status
     document = json.loads(answer.body)
-    assert set(document) == {"error"} and told in document["error"] and "\n" not in document["error"]
+    assert set(document) == {"error"} and message in document["error"] and "\n" not in document["error"]
     assert balancer.ask("GET", "/backends") == before
 
 

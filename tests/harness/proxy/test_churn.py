@@ -1,4 +1,4 @@
-"""10,000 joins and leaves, one by one, under constant traffic: nothing is lost, and nothing stays behind."""
+"""10,000 joins and leaves, one by one, under constant traffic: no request is lost and no resource leaks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.harness.live.helpers import HOST, PATIENCE_S, until
 
 JOINS = 5_000
 LEVEL_AFTER = 500
-"""Joins, each with its leave, after which the level is taken that must not rise."""
+"""Joins, each with its leave, before the reference level of resources is taken."""
 
 STAY = 5
-"""So many of those that joined are members at a time."""
+"""Maximum number of joined backends that are members at a time."""
 
 PORTS = 12
 BATCH = 16
@@ -28,13 +28,13 @@ CLIENTS = 4
 PAUSE_S = 0.01
 MODELS = 2
 WARM_REQUESTS = 5_000
-"""Until every window of latencies is as full as it gets, which takes memory: so many for each model and backend."""
+"""Requests per model and backend that fill all latency windows, whose memory is then constant."""
 
 LIMIT_S = 120.0
 
 
 class Traffic:
-    """Clients in threads, each with one connection, one request after the other; can be held."""
+    """Clients in threads, each with one connection and one request at a time; can be paused."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -57,15 +57,15 @@ class Traffic:
                 self._go.wait()
                 continue
             turn += 1
-            # Every other one is an update: those go to newcomers at once, whoever owns the model.
+            # Every second request is an update: updates reach new backends at once, without a model.
             path = "/v1/updates" if turn % 2 else "/short"
             try:
                 connection.request(
                     "POST", path, b"{}", {"x-model-id": f"m-{turn // 2 % MODELS}", "x-request-id": f"{number}-{turn}"}
                 )
                 response = connection.getresponse()
-                told = json.loads(response.read())
-                self.statuses[f"{response.status}" if told == {"id": f"{number}-{turn}"} else "garbled"] += 1
+                answer = json.loads(response.read())
+                self.statuses[f"{response.status}" if answer == {"id": f"{number}-{turn}"} else "garbled"] += 1
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.statuses[type(error).__name__] += 1
                 connection.close()
@@ -74,7 +74,7 @@ class Traffic:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Without any request under way."""
+        """Hold all clients, with no request in flight."""
         self._go.clear()
         for _ in self._threads:
             assert self._resting.acquire(timeout=PATIENCE_S)
@@ -90,7 +90,7 @@ class Traffic:
 
 
 class Edits:
-    """Edits on one kept connection to the admin interface, each a request of its own, `BATCH` of them on their way."""
+    """Edits on one kept connection to the admin interface, each a separate request, with up to `BATCH` in flight."""
 
     def __init__(self, port: int) -> None:
         self._connection = socket.create_connection((HOST, port), timeout=PATIENCE_S)
@@ -100,12 +100,12 @@ class Edits:
         self.made = 0
 
     def join(self, name: str, url: str) -> None:
-        """One backend joins."""
+        """Send a join."""
         body = json.dumps({"id": name, "url": url}).encode()
         self._add(b"POST /backends HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body), 201)
 
     def leave(self, name: str) -> None:
-        """One backend leaves."""
+        """Send a leave."""
         self._add(b"DELETE /backends/%s HTTP/1.1\r\nHost: x\r\n\r\n" % name.encode(), 200)
 
     def _add(self, request: bytes, expected: int) -> None:
@@ -115,7 +115,7 @@ class Edits:
             self.finish()
 
     def finish(self) -> None:
-        """Return when all of them are answered, and well."""
+        """Return when all are answered with success."""
         self._connection.sendall(self._pending)
         for expected in self._expected:
             assert int(self._answers.readline().split()[1]) == expected
@@ -132,7 +132,7 @@ class Edits:
 
 
 def level(balancer: BalancerProcess) -> dict[str, float]:
-    """Memory, descriptors and tasks once it is quiet: the least of some looks, as health checks come and go."""
+    """Idle memory, descriptors and tasks: the minimum of several samples, as health checks come and go."""
     until(lambda: balancer.metrics()[("steelyard_requests_in_flight",)] == 0)
     looks = []
     for _ in range(5):
@@ -144,7 +144,7 @@ def level(balancer: BalancerProcess) -> dict[str, float]:
             "steelyard_backends_remembered",
         )
         looks.append([metrics[(name,)] for name in names])
-        time.sleep(0.02)  # apart, so that not all meet the same health check
+        time.sleep(0.02)  # spaced, so that not all coincide with one health check
     return dict(zip(("rss", "descriptors", "tasks", "remembered"), map(min, zip(*looks, strict=True)), strict=True))
 
 
@@ -185,7 +185,7 @@ def test_ten_thousand_joins_and_leaves(tmp_path: Path) -> None:
     assert "guest" not in text
     assert [row["id"] for row in rows] == ["base-0", "base-1"]
     first, last = levels
-    # Of descriptors and tasks there are so few that 5 % would be one; a connection more or less is chance.
+    # 5 % of the descriptors and tasks would be about one; one connection more or less is chance.
     few = {"rss": 0, "descriptors": 2, "tasks": 2}
     for name, spare in few.items():
         assert last[name] <= max(1.05 * first[name], first[name] + spare), (name, levels)

@@ -1,4 +1,4 @@
-"""Client connections of a running balancer: how long they last, and how they end on a shutdown."""
+"""Client connections of a running balancer: their limits, and their end at a shutdown."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def connect(balancer: BalancerProcess) -> socket.socket:
     return socket.create_connection((HOST, balancer.port), timeout=PATIENCE_S)
 
 
-def asking(path: str, asked: str = "") -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: x\r\nx-request-id: {asked}\r\n\r\n".encode()
+def asking(path: str, request_id: str = "") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\nx-request-id: {request_id}\r\n\r\n".encode()
 
 
 def to_the_end(client: socket.socket) -> bytes:
-    """Everything up to the end of the connection, which is to be a clean one."""
+    """All bytes up to the end of the connection, which must be a clean close."""
     got = b""
     while block := client.recv(65_536):
         got += block
@@ -42,7 +42,7 @@ def to_the_end(client: socket.socket) -> bytes:
 
 
 def answers(client: http.client.HTTPConnection, path: str = "/short") -> str | None:
-    """Ask, read the answer whole, and return what it says of the connection."""
+    """Send a request, read the complete answer, and return its Connection header."""
     client.request("GET", path)
     response = client.getresponse()
     body = response.read()
@@ -57,7 +57,7 @@ def test_a_connection_ends_with_its_last_request(tmp_path: Path, backend: PlainB
     with balancing(tmp_path, [backend.url], "--max-connection-requests", "3") as balancer:
         client = http.client.HTTPConnection(HOST, balancer.port, timeout=PATIENCE_S)
         client.auto_open = 0
-        for path in ("/short", "/stream?chunks=3&gap_s=0.01"):  # the last answer is whole, whatever its form
+        for path in ("/short", "/stream?chunks=3&gap_s=0.01"):  # the last answer is complete in every form
             client.connect()
             assert [answers(client), answers(client), answers(client, path)] == [None, None, "close"]
             client.close()
@@ -110,7 +110,7 @@ def test_pipelined_requests_are_answered_before_the_end(tmp_path: Path, backend:
 
 
 def test_what_has_arrived_by_then_is_answered(tmp_path: Path, backend: PlainBackend) -> None:
-    """Requests on idle connections and on new ones that came in the instant before the signal."""
+    """Requests on idle and on new connections that arrive just before the signal."""
     with balancing(tmp_path, [backend.url]) as balancer:
         clients = [connect(balancer) for _ in range(5)]
         for client in clients:
@@ -130,7 +130,7 @@ def test_what_has_arrived_by_then_is_answered(tmp_path: Path, backend: PlainBack
 
 @pytest.mark.parametrize("turns", range(12))
 def test_a_request_that_was_read_is_answered_at_whatever_moment_the_end_comes(turns: int) -> None:
-    """So many turns of the loop after a request was sent: before it is read, within that, or when it is under way."""
+    """Shutdown a number of loop iterations after a request: before, while or after it is read."""
     begun = []
 
     async def answer(request: web.BaseRequest, data: bytes, connection: ClientConnection) -> web.StreamResponse:
@@ -146,19 +146,19 @@ def test_a_request_that_was_read_is_answered_at_whatever_moment_the_end_comes(tu
         site = web.TCPSite(runner, HOST, 0)
         await site.start()
         reader, writer = await asyncio.open_connection(HOST, site.port)
-        while not client_connections.open_connections:  # noqa: ASYNC110  turns of the loop are what this test counts
+        while not client_connections.open_connections:  # noqa: ASYNC110  loop iterations are counted
             await asyncio.sleep(0)
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody")
         for _ in range(turns):
             await asyncio.sleep(0)
         await client_connections.close_idle()
         await client_connections.all_requests_read()
-        told = len(begun)
+        count = len(begun)
         await client_connections.all_closed()
         got = await reader.read()
         writer.close()
         await runner.cleanup()
-        assert len(begun) == told, "a request came after all were heard"
+        assert len(begun) == count, "a request arrived after all_requests_read"
         return got
 
     got = asyncio.run(case())
@@ -167,7 +167,7 @@ def test_a_request_that_was_read_is_answered_at_whatever_moment_the_end_comes(tu
 
 
 def test_the_end_waits_for_what_was_written_to_be_out() -> None:
-    """An answer is over for its handler when the loop has it; then the process must not end yet."""
+    """The handler ends when the loop has buffered the answer; the process must not end before it is sent."""
     body = b"x" * 60_000
 
     async def answer(request: web.BaseRequest, data: bytes, connection: ClientConnection) -> web.StreamResponse:
@@ -178,7 +178,7 @@ def test_the_end_waits_for_what_was_written_to_be_out() -> None:
         runner = web.ServerRunner(client_connections)
         await runner.setup()
         listener, client = socket.socket(), socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # handed on to what is accepted
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # inherited by accepted sockets
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         listener.bind((HOST, 0))
         await web.SockSite(runner, listener).start()
@@ -190,7 +190,7 @@ def test_the_end_waits_for_what_was_written_to_be_out() -> None:
         await client_connections.close_idle()
         await client_connections.all_requests_read()
         gone = asyncio.create_task(client_connections.all_closed())
-        await asyncio.sleep(0.05)  # long enough to be wrong in
+        await asyncio.sleep(0.05)  # time for an early end to show
         assert not gone.done() and client_connections.open_connections == 1
         while block := await loop.sock_recv(client, 65_536):
             got += block
@@ -203,7 +203,7 @@ def test_the_end_waits_for_what_was_written_to_be_out() -> None:
 
 
 def test_a_slow_reader_gets_the_rest(tmp_path: Path, backend: PlainBackend) -> None:
-    chunks, times = 100, 5_000  # more than the kernel takes in
+    chunks, times = 100, 5_000  # more than the kernel's buffers hold
     with balancing(tmp_path, [backend.url]) as balancer:
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
@@ -216,22 +216,24 @@ def test_a_slow_reader_gets_the_rest(tmp_path: Path, backend: PlainBackend) -> N
         got = bytearray()
         while block := client.recv(32_768):
             got += block
-            time.sleep(0.003)  # a reader as slow as that
+            time.sleep(0.003)  # the reader's pace
         assert got.partition(b"\r\n\r\n")[2] == b"data: word\n\n" * (chunks * times)
         client.close()
         assert balancer.child.wait(PATIENCE_S) and balancer.child.status == 0
 
 
-@pytest.mark.parametrize(("words", "again", "told"), [
+@pytest.mark.parametrize(("words", "again", "message"), [
     (["--drain-deadline-s", "0.5"], False, "stopped after 0.5 s with 1 requests unanswered"),
     ([], True, "stopped by a second signal with 1 requests unanswered"),
 ])  # fmt: skip
-def test_a_shutdown_has_an_end(tmp_path: Path, backend: PlainBackend, words: list[str], again: bool, told: str) -> None:
-    asked = f"endless-{again}"
+def test_a_shutdown_has_an_end(
+    tmp_path: Path, backend: PlainBackend, words: list[str], again: bool, message: str
+) -> None:
+    request_id = f"endless-{again}"
     balancer = BalancerProcess(tmp_path, [backend.url], *words)
     try:
         with connect(balancer) as client:
-            client.sendall(asking("/stream?chunks=100000&gap_s=0.01", asked))
+            client.sendall(asking("/stream?chunks=100000&gap_s=0.01", request_id))
             assert b"200 OK" in client.recv(65_536)
             began_s = time.monotonic()
             balancer.child.signal(SIGTERM)
@@ -242,7 +244,7 @@ def test_a_shutdown_has_an_end(tmp_path: Path, backend: PlainBackend, words: lis
             assert balancer.child.status == 0
             assert time.monotonic() - began_s >= (0 if again else 0.5)
             assert not to_the_end(client).endswith(b"\r\n0\r\n\r\n"), "looks whole"
-            backend.when(asked, "gone")
-        assert balancer.said == [told]
+            backend.when(request_id, "gone")
+        assert balancer.said == [message]
     finally:
         balancer.child.stop()

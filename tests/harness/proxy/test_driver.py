@@ -1,4 +1,4 @@
-"""The shell as a process, in front of raw backends: what it passes on, how often it sends, and how transfers end."""
+"""The driver process in front of raw backends: attempts, passed-on answers, and broken transfers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.harness.live.helpers import HOST, PATIENCE_S, Behave, Call, ShellProcess, fine, free_ports, hang
+from tests.harness.live.helpers import HOST, PATIENCE_S, Behave, Call, DriverProcess, fine, free_ports, hang
 from tests.harness.proxy.conftest import Serve
 
 BROKEN = (http.client.HTTPException, OSError)
@@ -23,7 +23,7 @@ BROKEN = (http.client.HTTPException, OSError)
 
 
 def dropping(dropped: Callable[[Call], bool]) -> Behave:
-    """Answers, but closes without a word where `dropped` says so: after the request was read."""
+    """Answers, or closes without an answer after reading the request, as `dropped` says."""
 
     async def behave(call: Call) -> None:
         if dropped(call):
@@ -36,12 +36,12 @@ def dropping(dropped: Callable[[Call], bool]) -> Behave:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("warm", [False, True])
-def test_one_attempt_for_each_request(shell: ShellProcess, serve: Serve, method: str, warm: bool) -> None:
+def test_one_attempt_for_each_request(driver: DriverProcess, serve: Serve, method: str, warm: bool) -> None:
     backend = serve(dropping(lambda call: not warm or call.nth > 0))
-    shell.use(a=backend.port)
+    driver.use(a=backend.port)
     body = b"{}" if method == "POST" else b""
     expected = [200, 502, 200, 502] if warm else [502, 502, 502, 502]
-    assert [shell.call(method, f"/{number}", body).status for number in range(4)] == expected
+    assert [driver.call(method, f"/{number}", body).status for number in range(4)] == expected
     paths = [call.head.split()[1] for call in backend.calls]
     assert paths == ["/0", "/1", "/2", "/3"]
     assert [call.nth for call in backend.calls] == ([0, 1, 0, 1] if warm else [0, 0, 0, 0])
@@ -63,36 +63,36 @@ def test_the_client_library_alone_would_send_again(serve: Serve) -> None:
     assert [call.head.split()[1] for call in backend.calls] == ["/0", "/1", "/1"]
 
 
-def test_refused(shell: ShellProcess) -> None:
-    shell.use(a=free_ports(1)[0])
-    answer = shell.call()
+def test_refused(driver: DriverProcess) -> None:
+    driver.use(a=free_ports(1)[0])
+    answer = driver.call()
     assert (answer.status, json.loads(answer.body)) == (502, {"error": {"message": "attempt at a: refused"}})
 
 
-def test_reset_before_the_answer(shell: ShellProcess, serve: Serve) -> None:
+def test_reset_before_the_answer(driver: DriverProcess, serve: Serve) -> None:
     async def reset(call: Call) -> None:
         call.writer.transport.abort()
 
-    shell.use(a=serve(reset).port)
-    assert shell.call("POST", body=b"{}").status == 502
+    driver.use(a=serve(reset).port)
+    assert driver.call("POST", body=b"{}").status == 502
 
 
-def test_no_http(shell: ShellProcess, serve: Serve) -> None:
+def test_no_http(driver: DriverProcess, serve: Serve) -> None:
     async def babble(call: Call) -> None:
         await call.write(b"what is HTTP?\r\n\r\n")
 
-    shell.use(a=serve(babble).port)
-    assert shell.call().status == 502
+    driver.use(a=serve(babble).port)
+    assert driver.call().status == 502
 
 
 def test_a_hanging_backend_is_given_up_after_the_timeout(tmp_path: Path, serve: Serve) -> None:
-    shell = ShellProcess(tmp_path, "Impatient")
+    driver = DriverProcess(tmp_path, "Impatient")
     try:
-        shell.await_listening()
+        driver.await_listening()
         backend = serve(hang)
-        shell.use(a=backend.port)
+        driver.use(a=backend.port)
         began_s = time.monotonic()
-        assert shell.call().status == 504
+        assert driver.call().status == 504
         assert time.monotonic() - began_s >= 0.3
         assert backend.closed.wait(PATIENCE_S)
 
@@ -100,15 +100,15 @@ def test_a_hanging_backend_is_given_up_after_the_timeout(tmp_path: Path, serve: 
             await call.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 1000)
             await call.until_closed()
 
-        shell.use(b=serve(stall).port)
+        driver.use(b=serve(stall).port)
         with pytest.raises(BROKEN):
-            shell.call()
+            driver.call()
     finally:
-        shell.child.stop()
+        driver.child.stop()
 
 
-def test_own_answers_say_when_to_come_again(shell: ShellProcess) -> None:
-    answer = shell.call()
+def test_own_answers_say_when_to_come_again(driver: DriverProcess) -> None:
+    answer = driver.call()
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")
     assert json.loads(answer.body) == {"error": {"message": "no backend is ready"}}
 
@@ -122,7 +122,7 @@ def chunk(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("size", [10, 65_536])
 @pytest.mark.parametrize("chunked", [True, False])
-def test_chunks_pass_one_by_one(shell: ShellProcess, serve: Serve, chunked: bool, size: int) -> None:
+def test_chunks_pass_one_by_one(driver: DriverProcess, serve: Serve, chunked: bool, size: int) -> None:
     step = threading.Semaphore(0)
 
     async def behave(call: Call) -> None:
@@ -134,11 +134,11 @@ def test_chunks_pass_one_by_one(shell: ShellProcess, serve: Serve, chunked: bool
         if chunked:
             await call.write(b"0\r\n\r\n")
 
-    shell.use(a=serve(behave).port)
-    connection = shell.connect()
+    driver.use(a=serve(behave).port)
+    connection = driver.connect()
     connection.request("GET", "/")
     response = connection.getresponse()
-    assert response.status == 200  # the head passes before there is any body
+    assert response.status == 200  # the head is passed on before any body
     for letter in (b"a", b"b", b"c"):
         step.release()
         assert response.read(size) == letter * size
@@ -160,7 +160,7 @@ def test_chunks_pass_one_by_one(shell: ShellProcess, serve: Serve, chunked: bool
     ],
 )  # fmt: skip
 def test_a_backend_that_dies_in_its_answer_breaks_the_transfer(
-    shell: ShellProcess, serve: Serve, part: bytes, reset: bool
+    driver: DriverProcess, serve: Serve, part: bytes, reset: bool
 ) -> None:
     async def behave(call: Call) -> None:
         await call.write(b"HTTP/1.1 200 OK\r\n" + part)
@@ -170,24 +170,24 @@ def test_a_backend_that_dies_in_its_answer_breaks_the_transfer(
             call.writer.close()
 
     backend = serve(behave)
-    shell.use(a=backend.port)
+    driver.use(a=backend.port)
     with pytest.raises(BROKEN):
-        shell.call()
+        driver.call()
     assert len(backend.calls) == 1
     backend.behave = fine
-    assert shell.call().body == b"fine"
+    assert driver.call().body == b"fine"
 
 
 @pytest.mark.parametrize("rest", [b"Content-Length: 1000\r\n\r\nhalf", b"Content-Length: 1000000\r\n\r\nhalf"])
-def test_the_client_of_a_cut_answer_sees_that_it_had_begun(shell: ShellProcess, serve: Serve, rest: bytes) -> None:
-    """A bare close would look like a balancer that closes idle connections, and as if no attempt had been made."""
+def test_the_client_of_a_cut_answer_sees_that_it_had_begun(driver: DriverProcess, serve: Serve, rest: bytes) -> None:
+    """A plain close would look like an idle connection's close, and as if no attempt had been made."""
 
     async def behave(call: Call) -> None:
         await call.write(b"HTTP/1.1 200 OK\r\nX-Mine: yes\r\n" + rest)
         call.writer.close()
 
-    shell.use(a=serve(behave).port)
-    with socket.create_connection((HOST, shell.port), timeout=PATIENCE_S) as client:
+    driver.use(a=serve(behave).port)
+    with socket.create_connection((HOST, driver.port), timeout=PATIENCE_S) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         got = b""
         while block := client.recv(65_536):
@@ -197,7 +197,7 @@ def test_the_client_of_a_cut_answer_sees_that_it_had_begun(shell: ShellProcess, 
     assert b"half".startswith(body)
 
 
-def test_a_client_of_old_is_reset_when_its_answer_breaks_off(shell: ShellProcess, serve: Serve) -> None:
+def test_a_client_of_old_is_reset_when_its_answer_breaks_off(driver: DriverProcess, serve: Serve) -> None:
     """HTTP/1.0 has no chunks, so an answer of unknown length ends with its connection."""
     died = threading.Event()
 
@@ -206,8 +206,8 @@ def test_a_client_of_old_is_reset_when_its_answer_breaks_off(shell: ShellProcess
         assert await asyncio.to_thread(died.wait, PATIENCE_S)
         call.writer.close()
 
-    shell.use(a=serve(behave).port)
-    with socket.create_connection((HOST, shell.port), timeout=PATIENCE_S) as client:
+    driver.use(a=serve(behave).port)
+    with socket.create_connection((HOST, driver.port), timeout=PATIENCE_S) as client:
         client.sendall(b"GET / HTTP/1.0\r\n\r\n")
         got = b""
         while not got.endswith(b"x" * 100):
@@ -221,14 +221,14 @@ def test_a_client_of_old_is_reset_when_its_answer_breaks_off(shell: ShellProcess
 
 
 async def flood(call: Call) -> None:
-    """An answer without an end."""
+    """An endless answer."""
     await call.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     while True:
         await call.write(chunk(b"x" * 100_000))
 
 
 async def trickle(call: Call) -> None:
-    """The first chunk of an answer, and no more."""
+    """Only the first chunk of an answer."""
     await call.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"x"))
     await call.until_closed()
 
@@ -241,10 +241,12 @@ def leave(client: socket.socket, reset: bool) -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("behave", [hang, trickle, flood])
-def test_a_client_that_leaves_frees_the_backend(shell: ShellProcess, serve: Serve, behave: Behave, reset: bool) -> None:
+def test_a_client_that_leaves_frees_the_backend(
+    driver: DriverProcess, serve: Serve, behave: Behave, reset: bool
+) -> None:
     backend = serve(behave)
-    shell.use(a=backend.port)
-    client = socket.create_connection((HOST, shell.port), timeout=PATIENCE_S)
+    driver.use(a=backend.port)
+    client = socket.create_connection((HOST, driver.port), timeout=PATIENCE_S)
     client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     backend.await_call()
     if behave is not hang:
@@ -257,13 +259,13 @@ def test_a_client_that_leaves_frees_the_backend(shell: ShellProcess, serve: Serv
 
 @pytest.mark.parametrize("behave", [hang, trickle, flood])
 def test_a_client_that_leaves_is_not_the_backends_fault(tmp_path: Path, serve: Serve, behave: Behave) -> None:
-    shell = ShellProcess(tmp_path, "Strict")
+    driver = DriverProcess(tmp_path, "Strict")
     try:
-        shell.await_listening()
+        driver.await_listening()
         for reset in (True, False, True, False):
             backend = serve(behave)
-            shell.use(a=backend.port)
-            client = socket.create_connection((HOST, shell.port), timeout=PATIENCE_S)
+            driver.use(a=backend.port)
+            client = socket.create_connection((HOST, driver.port), timeout=PATIENCE_S)
             client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             backend.await_call()
             if behave is not hang:
@@ -271,25 +273,25 @@ def test_a_client_that_leaves_is_not_the_backends_fault(tmp_path: Path, serve: S
             leave(client, reset)
             assert backend.closed.wait(PATIENCE_S)
             backend.behave = fine
-            assert shell.call().status == 200, "ejected"
+            assert driver.call().status == 200, "ejected"
     finally:
-        shell.child.stop()
+        driver.child.stop()
 
 
 # --- the admin interface ----------------------------------------------------------------------------------
 
 
-def test_put_backends_changes_who_is_asked(shell: ShellProcess, serve: Serve) -> None:
+def test_put_backends_changes_who_is_asked(driver: DriverProcess, serve: Serve) -> None:
     one, other = serve(fine), serve(fine)
-    shell.use(a=one.port)
-    assert shell.call().status == 200
-    shell.use(b=other.port)
-    assert shell.call().status == 200
-    shell.use(a=other.port)
-    assert shell.call().status == 200
+    driver.use(a=one.port)
+    assert driver.call().status == 200
+    driver.use(b=other.port)
+    assert driver.call().status == 200
+    driver.use(a=other.port)
+    assert driver.call().status == 200
     assert (len(one.calls), len(other.calls)) == (1, 2)
-    shell.use()
-    assert shell.call().status == 503
+    driver.use()
+    assert driver.call().status == 503
 
 
 @pytest.mark.parametrize(
@@ -299,10 +301,10 @@ def test_put_backends_changes_who_is_asked(shell: ShellProcess, serve: Serve) ->
         b'[{"id": "a", "host": "127.0.0.1", "port": 1}]',
     ],
 )  # fmt: skip
-def test_nonsense_is_refused_and_changes_nothing(shell: ShellProcess, serve: Serve, body: bytes) -> None:
+def test_nonsense_is_refused_and_changes_nothing(driver: DriverProcess, serve: Serve, body: bytes) -> None:
     backend = serve(fine)
-    shell.use(a=backend.port)
-    answer = shell.put(body)
+    driver.use(a=backend.port)
+    answer = driver.put(body)
     assert answer.status == 400
     assert json.loads(answer.body)["error"].startswith("expected a list of id, host, port, weight: ")
-    assert shell.call().status == 200
+    assert driver.call().status == 200

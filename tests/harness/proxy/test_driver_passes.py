@@ -1,4 +1,4 @@
-"""What the shell passes on, both ways: as it was sent, with nothing of its own and nothing of another client's."""
+"""Headers and bodies pass the driver unchanged in both directions, without additions or other clients' data."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import socket
 
 import pytest
 
-from tests.harness.live.helpers import HOST, PATIENCE_S, Call, ShellProcess, fine
+from tests.harness.live.helpers import HOST, PATIENCE_S, Call, DriverProcess, fine
 from tests.harness.proxy.conftest import Serve
 
 
-def test_requests_arrive_as_they_were_sent(shell: ShellProcess, serve: Serve) -> None:
+def test_requests_arrive_as_they_were_sent(driver: DriverProcess, serve: Serve) -> None:
     backend = serve(fine)
-    shell.use(a=backend.port)
+    driver.use(a=backend.port)
     body = bytes(range(256)) * 5000
-    connection = shell.connect()
+    connection = driver.connect()
     connection.request(
         "POST",
         "/a%20b/c?d=%2F&e",
@@ -39,7 +39,7 @@ def test_requests_arrive_as_they_were_sent(shell: ShellProcess, serve: Serve) ->
 
 
 @pytest.mark.parametrize("status", ["200 OK", "204 No Content", "301 Moved", "404 Not Found", "503 Busy"])
-def test_answers_come_back_as_they_were(shell: ShellProcess, serve: Serve, status: str) -> None:
+def test_answers_come_back_as_they_were(driver: DriverProcess, serve: Serve, status: str) -> None:
     body = b"" if status.startswith("204") else b"said"
 
     async def behave(call: Call) -> None:
@@ -48,19 +48,19 @@ def test_answers_come_back_as_they_were(shell: ShellProcess, serve: Serve, statu
         )
 
     backend = serve(behave)
-    shell.use(a=backend.port)
-    answer = shell.call()
+    driver.use(a=backend.port)
+    answer = driver.call()
     assert (answer.status, answer.body) == (int(status[:3]), body)
     assert (answer.headers["x-one"], answer.headers["content-encoding"]) == ("1", "gzip")
     assert not {"keep-alive", "x-hop"} & answer.headers.keys()
     assert len(backend.calls) == 1
 
 
-def test_compressed_bodies_pass_as_they_are(shell: ShellProcess, serve: Serve) -> None:
+def test_compressed_bodies_pass_as_they_are(driver: DriverProcess, serve: Serve) -> None:
     backend = serve(fine)
-    shell.use(a=backend.port)
+    driver.use(a=backend.port)
     body = gzip.compress(b"asked" * 100)
-    connection = shell.connect()
+    connection = driver.connect()
     connection.request("POST", "/", body, {"content-encoding": "gzip"})
     assert connection.getresponse().read() == b"fine"
     connection.close()
@@ -68,24 +68,24 @@ def test_compressed_bodies_pass_as_they_are(shell: ShellProcess, serve: Serve) -
     assert f"content-length: {len(body)}" in backend.calls[0].head.lower()
 
 
-def test_one_clients_cookies_do_not_reach_the_backend_with_another(shell: ShellProcess, serve: Serve) -> None:
+def test_one_clients_cookies_do_not_reach_the_backend_with_another(driver: DriverProcess, serve: Serve) -> None:
     async def behave(call: Call) -> None:
         await call.answer(headers="Set-Cookie: session=secret; Path=/\r\n")
 
     backend = serve(behave)
-    # The library's own cookie jar ignores addresses, but not names.
-    assert shell.put(json.dumps([{"id": "a", "url": f"http://localhost:{backend.port}"}]).encode()).status == 200
-    assert shell.call().headers["set-cookie"] == "session=secret; Path=/"
-    assert shell.call().status == 200
+    # The library's default cookie jar ignores IP addresses, but not host names.
+    assert driver.put(json.dumps([{"id": "a", "url": f"http://localhost:{backend.port}"}]).encode()).status == 200
+    assert driver.call().headers["set-cookie"] == "session=secret; Path=/"
+    assert driver.call().status == 200
     assert [call for call in backend.calls if "cookie" in call.head.lower()] == []
 
 
-def test_head_tells_the_length_of_what_get_would_bring(shell: ShellProcess, serve: Serve) -> None:
+def test_head_tells_the_length_of_what_get_would_bring(driver: DriverProcess, serve: Serve) -> None:
     async def behave(call: Call) -> None:
         await call.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n")
 
-    shell.use(a=serve(behave).port)
-    connection = shell.connect()
+    driver.use(a=serve(behave).port)
+    connection = driver.connect()
     for _ in range(2):
         connection.request("HEAD", "/")
         response = connection.getresponse()
@@ -93,9 +93,9 @@ def test_head_tells_the_length_of_what_get_would_bring(shell: ShellProcess, serv
     connection.close()
 
 
-def raw(shell: ShellProcess, data: bytes, until_text: bytes) -> bytes:
-    """What comes back for these bytes, up to a text or the end."""
-    with socket.create_connection((HOST, shell.port), timeout=PATIENCE_S) as client:
+def raw(driver: DriverProcess, data: bytes, until_text: bytes) -> bytes:
+    """The reply to these bytes, up to a text or the end."""
+    with socket.create_connection((HOST, driver.port), timeout=PATIENCE_S) as client:
         client.sendall(data)
         got = b""
         while until_text not in got and (block := client.recv(65_536)):
@@ -103,10 +103,10 @@ def raw(shell: ShellProcess, data: bytes, until_text: bytes) -> bytes:
     return got
 
 
-def test_who_waits_for_leave_to_send_a_body_gets_it(shell: ShellProcess, serve: Serve) -> None:
+def test_who_waits_for_leave_to_send_a_body_gets_it(driver: DriverProcess, serve: Serve) -> None:
     backend = serve(fine)
-    shell.use(a=backend.port)
-    with socket.create_connection((HOST, shell.port), timeout=PATIENCE_S) as client:
+    driver.use(a=backend.port)
+    with socket.create_connection((HOST, driver.port), timeout=PATIENCE_S) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
         assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.sendall(b"body")
@@ -116,15 +116,15 @@ def test_who_waits_for_leave_to_send_a_body_gets_it(shell: ShellProcess, serve: 
 
 
 @pytest.mark.parametrize("line", [b"OPTIONS * HTTP/1.1", b"CONNECT elsewhere:80 HTTP/1.1"])
-def test_a_target_that_is_no_path_goes_nowhere(shell: ShellProcess, serve: Serve, line: bytes) -> None:
+def test_a_target_that_is_no_path_goes_nowhere(driver: DriverProcess, serve: Serve, line: bytes) -> None:
     backend = serve(fine)
-    shell.use(a=backend.port)
-    assert raw(shell, line + b"\r\nHost: x\r\n\r\n", b"}").startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    driver.use(a=backend.port)
+    assert raw(driver, line + b"\r\nHost: x\r\n\r\n", b"}").startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert backend.calls == []
 
 
-def test_an_absolute_target_is_asked_for_by_its_path(shell: ShellProcess, serve: Serve) -> None:
+def test_an_absolute_target_is_asked_for_by_its_path(driver: DriverProcess, serve: Serve) -> None:
     backend = serve(fine)
-    shell.use(a=backend.port)
-    assert b"fine" in raw(shell, b"GET http://elsewhere:80/a?b=c HTTP/1.1\r\nHost: elsewhere\r\n\r\n", b"fine")
+    driver.use(a=backend.port)
+    assert b"fine" in raw(driver, b"GET http://elsewhere:80/a?b=c HTTP/1.1\r\nHost: elsewhere\r\n\r\n", b"fine")
     assert backend.calls[0].head.startswith("GET /a?b=c HTTP/1.1\r\n")

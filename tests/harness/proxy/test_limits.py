@@ -1,4 +1,4 @@
-"""What only a settings file switches on, in a running balancer: limits, and what a health check's answer must be."""
+"""Features of a running balancer that need a settings file: limits, and expected health check answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DELAY_S = 2.0
 
 
 def settings_file(folder: Path, text: str) -> tuple[str, str]:
-    """The options that hand `text` to a balancer."""
+    """Options that pass `text` to a balancer as its settings file."""
     path = folder / "settings.toml"
     path.write_text(text)
     return "--settings", str(path)
@@ -36,12 +36,12 @@ def test_a_burst_over_the_rate_is_refused_with_429_and_a_time(tmp_path: Path) ->
         waits_s = [retry_after_s(answer) for answer in answers[BURST:]]
         assert waits_s == sorted(waits_s, reverse=True) and 0 < waits_s[-1] <= waits_s[0] <= 100
         assert json.loads(answers[-1].body) == {"error": {"message": "over the limit"}}
-        reached = {asked for asked, what, _ in backend.events() if what == "asked"}
+        reached = {request_id for request_id, what, _ in backend.events() if what == "asked"}
         assert reached == {f"r{number}" for number in range(BURST)}
 
 
 def test_what_finds_no_place_is_refused_with_503_while_the_others_are_at_work(tmp_path: Path) -> None:
-    """All refusals are there before the one that was admitted is answered: nobody waits to be told no."""
+    """All rejections arrive before the admitted request's answer: no rejection waits."""
     limits = settings_file(tmp_path, "[limits]\nconcurrency = 1\nqueue = 0\nretry_after_s = 3.0\n")
     admitted: list[HttpResponse] = []
     with (
@@ -56,11 +56,11 @@ def test_what_finds_no_place_is_refused_with_503_while_the_others_are_at_work(tm
         first.join()
         assert [(answer.status, retry_after_s(answer)) for answer in refused] == [(503, 3)] * OVER
         assert at_work and admitted[0].status == 200
-        assert balancer.call().status == 200, "the place is free again"
+        assert balancer.call().status == 200, "the slot is free again"
 
 
 def test_who_waits_in_the_queue_is_answered_at_its_deadline(tmp_path: Path) -> None:
-    """At this rate its turn would come after 100 s."""
+    """At this rate it would be admitted after 100 s."""
     text = '[limits]\nqueue = 5\n[limits.requests]\nkind = "leaky"\nrate_per_s = 0.01\n[retry]\ndeadline_s = 0.3\n'
     with (
         plain_backends(tmp_path, 1) as (backend,),
@@ -69,7 +69,7 @@ def test_who_waits_in_the_queue_is_answered_at_its_deadline(tmp_path: Path) -> N
         first, second = balancer.call(x_request_id="first"), balancer.call(x_request_id="second")
         assert (first.status, second.status) == (200, 504)
         assert json.loads(second.body) == {"error": {"message": "no time left in the queue"}}
-        assert {asked for asked, _, _ in backend.events()} == {"first"}
+        assert {request_id for request_id, _, _ in backend.events()} == {"first"}
 
 
 # --- health checks --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a balancer counts: by kind of end, by backend, and in a form that Prometheus reads."""
+"""Metrics of a balancer: by outcome, by backend, and in the Prometheus format."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_openmetrics_for_who_asks_for_it() -> None:
 
 @pytest.fixture
 def dead_port() -> Iterator[int]:
-    """A port that refuses: bound, and nobody listens."""
+    """A port that refuses connections: bound, but not listening."""
     with socket.socket() as holder:
         holder.bind((HOST, 0))
         yield holder.getsockname()[1]
@@ -171,13 +171,13 @@ def test_retries_and_an_open_breaker_show(tmp_path: Path, dead_port: int) -> Non
         assert found["steelyard_tasks",] >= 2
         answered = found["steelyard_requests_total", "answered", "2xx"]
         assert found["steelyard_time_to_first_byte_seconds_count",] == answered
-        # Another address under the same name is another server, of which nothing is known.
+        # Another address under the same name is a new server without history.
         balancer.ask("PUT", "/backends", [{"id": "dead", "url": backends[0].url}])
         assert balancer.ask("GET", "/backends/dead")[1]["breaker"] == "closed"
 
 
 def test_a_hedge_shows(tmp_path: Path) -> None:
-    """Its delay is a quantile of what the model's requests took, which is next to nothing for the short ones."""
+    """The hedge delay is a quantile of the model's latencies, which are close to 0 for short requests."""
     (tmp_path / "eager.toml").write_text("[hedge]\nwindow = 20\nminimum = 20\nshare = 1.0\n")
     with (
         plain_backends(tmp_path, 2) as backends,

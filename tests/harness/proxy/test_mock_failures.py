@@ -1,4 +1,4 @@
-"""A mock with a bug of its own is our error, whatever a property looks at; never a verdict on the balancer."""
+"""A bug of a mock server yields a harness error for every property, never a verdict on the balancer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUGGY = """
 import mockgpu.api.completions
 def broken(*words):
     raise RuntimeError("planted")
-mockgpu.api.completions.{place} = broken
+mockgpu.api.completions.{function} = broken
 from mockgpu.cli import main
 main()
 """
@@ -39,11 +39,11 @@ def session() -> Iterator[LiveSession]:
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes a method in `mockgpu.api.completions` raise in every fleet of this test."""
 
-    def break_function(place: str) -> None:
+    def break_function(function: str) -> None:
         def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Child:
             python, dash_m, name, *rest = words
             assert (dash_m, name) == ("-m", "mockgpu")
-            return Child([python, "-c", BUGGY.format(place=place), *rest], log, environment)
+            return Child([python, "-c", BUGGY.format(function=function), *rest], log, environment)
 
         monkeypatch.setattr(module, "Child", start)
 
@@ -53,7 +53,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def judged(session: LiveSession) -> Record:
     @declare("live.short.attempted", scenario=lambda claims: traffic(0.4))
     def attempted(history: History, claims: object) -> Findings:
-        """Attempts are seen; what they are answered does not matter here."""
+        """A check that ignores the answers of attempts."""
         yield held(len(history.attempts) > 0, at_s=0.0, observed=len(history.attempts), bound=1)
 
     return Judge(ReferenceTarget(), 11, {World.LIVE: session.play}).judge(attempted, World.LIVE)

@@ -1,4 +1,4 @@
-"""Both shells describe the same arrival alike: the simulator's, and the live one behind a socket."""
+"""The simulator and the live driver parse the same arrival to the same request."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ LOAD = Load(
 
 
 class Mirror:
-    """Answers everything itself, and keeps what it was told of each request."""
+    """Answers all requests itself and records them."""
 
     def __init__(self) -> None:
-        self.seen: list[Request] = []
+        self.requests: list[Request] = []
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         if not isinstance(event, RequestArrived):
             return []
-        self.seen.append(event.request)
+        self.requests.append(event.request)
         return [Reply(event.request.id, 200, "seen")]
 
 
 async def told_live(requests: list[bytes], carrier: str) -> list[Request]:
-    """What a gateway is told of these bytes, each on a connection of its own."""
+    """The requests that a gateway gets for these bytes, each on a separate connection."""
     mirror = Mirror()
-    shell = Driver(mirror, NowFunction(), "/health", carrier)
-    runner = web.ServerRunner(ClientConnections(shell.answer))
+    driver = Driver(mirror, NowFunction(), "/health", carrier)
+    runner = web.ServerRunner(ClientConnections(driver.answer))
     await runner.setup()
     site = web.TCPSite(runner, HOST, 0)
     await site.start()
@@ -57,9 +57,9 @@ async def told_live(requests: list[bytes], carrier: str) -> list[Request]:
             writer.close()
             await writer.wait_closed()
     finally:
-        await shell.close()
+        await driver.close()
         await runner.cleanup()
-    return mirror.seen
+    return mirror.requests
 
 
 WITHOUT_BODY = ("header:x-model-id", "json:model", "session", "header:X-Tenant", "cookie:sid")

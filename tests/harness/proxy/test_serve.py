@@ -1,11 +1,10 @@
-"""The life of the shell's process: how it starts, stops, and breaks down."""
+"""The driver's process: start, stop, and failures."""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
 import json
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -17,7 +16,8 @@ import pytest
 
 from harness.live.process.http import accepts
 from harness.proxy import serve
-from tests.harness.live.helpers import HOST, PATIENCE_S, Call, RawBackend, ShellProcess, fine, free_ports, until
+from tests.harness.live.helpers import HOST, PATIENCE_S, Call, DriverProcess, RawBackend, fine, free_ports, until
+from tests.processes import listening
 
 GATEWAYS = """
 from harness.gateway.protocol import RequestArrived
@@ -57,13 +57,13 @@ def backend() -> Iterator[RawBackend]:
 
 @pytest.fixture
 def gateways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the module `broken_gateways` importable for the processes that a test starts."""
+    """Makes the module `broken_gateways` importable in a test's child processes."""
     (tmp_path / "broken_gateways.py").write_text(GATEWAYS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
-def lines(shell: ShellProcess) -> list[str]:
-    return shell.child.log.read_text().splitlines()
+def lines(driver: DriverProcess) -> list[str]:
+    return driver.child.log.read_text().splitlines()
 
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGINT])
@@ -78,45 +78,45 @@ def test_what_is_in_flight_is_answered_before_the_end(
         await call.answer(b"x" * size)
 
     backend.behave = behave
-    shell = ShellProcess(tmp_path)
+    driver = DriverProcess(tmp_path)
     try:
-        shell.await_listening()
-        shell.use(a=backend.port)
-        connection = shell.connect()
+        driver.await_listening()
+        driver.use(a=backend.port)
+        connection = driver.connect()
         connection.request("GET", "/")
         until(lambda: backend.calls)
-        shell.child.signal(number)
-        assert not shell.child.wait(0.1)
+        driver.child.signal(number)
+        assert not driver.child.wait(0.1)
         go_on.set()
         response = connection.getresponse()
         assert (response.status, len(response.read())) == (200, size)
-        assert shell.child.wait(PATIENCE_S)
-        assert (shell.child.status, lines(shell)) == (0, [])
+        assert driver.child.wait(PATIENCE_S)
+        assert (driver.child.status, lines(driver)) == (0, [])
         connection.close()
     finally:
-        shell.child.stop()
+        driver.child.stop()
 
 
 def test_idle_it_ends_at_once_with_clients_connected(tmp_path: Path, backend: RawBackend) -> None:
-    shell = ShellProcess(tmp_path)
+    driver = DriverProcess(tmp_path)
     try:
-        shell.await_listening()
-        shell.use(a=backend.port)
-        connection = shell.connect()
+        driver.await_listening()
+        driver.use(a=backend.port)
+        connection = driver.connect()
         connection.request("GET", "/")
         connection.getresponse().read()
-        shell.child.signal(SIGTERM)
-        assert shell.child.wait(PATIENCE_S)
-        assert (shell.child.status, lines(shell)) == (0, [])
+        driver.child.signal(SIGTERM)
+        assert driver.child.wait(PATIENCE_S)
+        assert (driver.child.status, lines(driver)) == (0, [])
         connection.close()
-        assert not accepts(HOST, shell.port) and not accepts(HOST, shell.admin_port)
+        assert not accepts(HOST, driver.port) and not accepts(HOST, driver.admin_port)
     finally:
-        shell.child.stop()
+        driver.child.stop()
 
 
 @pytest.mark.usefixtures("gateways")
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("Raises", "KeyError: 'no such thing' (broken_gateways.py:7, on RequestArrived)"),
         ("Exits", "SystemExit: enough (broken_gateways.py:12, on RequestArrived)"),
@@ -126,44 +126,44 @@ def test_idle_it_ends_at_once_with_clients_connected(tmp_path: Path, backend: Ra
         ),
     ],
 )
-def test_a_gateway_that_raises_ends_the_process(tmp_path: Path, name: str, told: str) -> None:
-    shell = ShellProcess(tmp_path, f"python:broken_gateways:{name}")
+def test_a_gateway_that_raises_ends_the_process(tmp_path: Path, name: str, message: str) -> None:
+    driver = DriverProcess(tmp_path, f"python:broken_gateways:{name}")
     try:
-        shell.await_listening()
-        shell.use()
+        driver.await_listening()
+        driver.use()
         with pytest.raises((http.client.HTTPException, OSError)):
-            shell.call()
-        assert shell.child.wait(PATIENCE_S)
-        assert shell.child.ending() == f"exit status 3; last line: the gateway raised {told}"
+            driver.call()
+        assert driver.child.wait(PATIENCE_S)
+        assert driver.child.ending() == f"exit status 3; last line: the gateway raised {message}"
     finally:
-        shell.child.stop()
+        driver.child.stop()
 
 
 @pytest.mark.usefixtures("gateways")
 @pytest.mark.parametrize(
-    ("name", "told"), [("NeverMade", "ValueError: cannot be made"), ("Unknown", "has no class Unknown")]
+    ("name", "message"), [("NeverMade", "ValueError: cannot be made"), ("Unknown", "has no class Unknown")]
 )
-def test_a_gateway_that_cannot_be_made(tmp_path: Path, name: str, told: str) -> None:
-    shell = ShellProcess(tmp_path, f"python:broken_gateways:{name}")
-    assert shell.child.wait(PATIENCE_S)
-    assert shell.child.status == 2
-    assert len(lines(shell)) == 1 and told in shell.child.last_line()
-    shell.child.stop()
+def test_a_gateway_that_cannot_be_made(tmp_path: Path, name: str, message: str) -> None:
+    driver = DriverProcess(tmp_path, f"python:broken_gateways:{name}")
+    assert driver.child.wait(PATIENCE_S)
+    assert driver.child.status == 2
+    assert len(lines(driver)) == 1 and message in driver.child.last_line()
+    driver.child.stop()
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_taken_port_is_one_line(tmp_path: Path, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_taken_port_is_one_line(tmp_path: Path, index: int) -> None:
     with socket.create_server((HOST, 0)) as holder:
         ports = free_ports(2)
-        ports[place] = holder.getsockname()[1]
-        shell = ShellProcess(tmp_path, ports=(ports[0], ports[1]))
-        assert shell.child.wait(PATIENCE_S)
-        assert shell.child.status == 2
-        (line,) = lines(shell)
+        ports[index] = holder.getsockname()[1]
+        driver = DriverProcess(tmp_path, ports=(ports[0], ports[1]))
+        assert driver.child.wait(PATIENCE_S)
+        assert driver.child.status == 2
+        (line,) = lines(driver)
         assert line.startswith(f"cannot listen on {HOST}: ")
         assert "in use" in line
-        assert [str(port) in line for port in ports] == [place == 0, place == 1]
-        shell.child.stop()
+        assert [str(port) in line for port in ports] == [index == 0, index == 1]
+        driver.child.stop()
 
 
 def test_its_file_may_come_later(tmp_path: Path) -> None:
@@ -186,19 +186,9 @@ def test_its_file_may_come_later(tmp_path: Path) -> None:
 
 
 def test_it_listens_on_loopback_only(tmp_path: Path) -> None:
-    shell = ShellProcess(tmp_path)
+    driver = DriverProcess(tmp_path)
     try:
-        shell.await_listening()
-        inodes = set()
-        for link in Path(f"/proc/{shell.child.pid}/fd").iterdir():
-            try:
-                name = os.readlink(link)  # noqa: PTH115  the target is no path
-            except FileNotFoundError:  # closed meanwhile
-                continue
-            inodes |= {name[8:-1]} if name.startswith("socket:[") else set()
-        table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        table += [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
-        listening = {fields[1] for fields in table if fields[3] == "0A" and fields[9] in inodes}
-        assert listening == {f"0100007F:{port:04X}" for port in (shell.port, shell.admin_port)}
+        driver.await_listening()
+        assert listening(driver.child.pid) == {(HOST, driver.port), (HOST, driver.admin_port)}
     finally:
-        shell.child.stop()
+        driver.child.stop()

@@ -1,4 +1,4 @@
-"""Numbers for real use."""
+"""The production settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of backends: how they are named, and what each edit keeps and lets go of."""
+"""The list of backends: parsing of addresses, and the state that each edit keeps or drops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.proxy.upstreams import BackendAddress, Upstreams, address_from_json
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "backend"),
     [
         ("http://127.0.0.1:9001", BackendAddress("127.0.0.1:9001", "127.0.0.1", 9001)),
         ("http://localhost:9001/", BackendAddress("localhost:9001", "localhost", 9001)),
@@ -23,12 +23,12 @@ from harness.proxy.upstreams import BackendAddress, Upstreams, address_from_json
         ("http://[::1]:9001", BackendAddress("[::1]:9001", "::1", 9001)),
     ],
 )
-def test_a_backend_in_one_word(text: str, place: BackendAddress) -> None:
-    assert address_from_text(text) == place
+def test_a_backend_in_one_word(text: str, backend: BackendAddress) -> None:
+    assert address_from_text(text) == backend
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "begin with http://"),
         ("127.0.0.1:9001", "begin with http://"),
@@ -48,10 +48,10 @@ def test_a_backend_in_one_word(text: str, place: BackendAddress) -> None:
         ("=http://h:1", "id ''"),
     ],
 )
-def test_nonsense_is_told_in_one_line(text: str, told: str) -> None:
+def test_nonsense_is_told_in_one_line(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         address_from_text(text)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -94,7 +94,7 @@ Case = Callable[[Upstreams], Awaitable[None]]
 
 
 def in_a_loop(case: Case) -> None:
-    """Run a case on a list of its own."""
+    """Run a case on a new list."""
 
     async def run() -> None:
         upstreams = Upstreams()

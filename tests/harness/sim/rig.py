@@ -1,4 +1,4 @@
-"""Small scenarios and gateways for tests of the simulator: everything goes to gpu-0 unless a test says otherwise."""
+"""Small scenarios and gateways for tests of the simulator: all requests go to gpu-0 by default."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from harness.sim.world import play
 from harness.targets.base import ChangeStep, Deployment, Launch, Target
 
 SERVICE_S = 8 / 16_000 + 4 * 0.0005
-"""Time that a request of the default size takes at a backend that has nothing else to do."""
+"""Service time of a request of the default size at an idle backend."""
 
 
 class OneBackend:
-    """A policy that takes the first backend of the list, whatever comes of it."""
+    """A policy that always picks the first backend of the list and records errors."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
         self.errors: list[str | None] = []
 
     def pick(self, request: Request) -> str | None:
-        """The first of the list."""
+        """The first backend of the list, if any."""
         return self.names[0] if self.names else None
 
     def update_backends(self, backends: Sequence[Backend]) -> None:
-        """Only the names count."""
+        """Store the backends' names."""
         self.names = tuple(backend.id for backend in backends)
 
     def report_result(self, backend_id: str, latency_s: float, error: str | None) -> None:
-        """Remember how it went."""
+        """Record the error of an attempt."""
         self.errors.append(error)
 
 
 class Listening:
-    """A gateway that answers each event by a function and remembers all events with their times."""
+    """A gateway whose actions come from a function; records all events with their times."""
 
     def __init__(self, react: Callable[[Event, float], list[Action]]) -> None:
         self.react = react
         self.heard: list[tuple[float, Event]] = []
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """Remember, then react."""
+        """Record the event, then return the function's actions."""
         self.heard.append((now_s, event))
         return self.react(event, now_s)
 
     def times_of(self, kind: type[Event]) -> list[float]:
-        """When events of this kind were heard."""
+        """Times of the recorded events of this kind."""
         return [at_s for at_s, event in self.heard if isinstance(event, kind)]
 
 
 class GatewayOf(Target):
-    """A target that is one given gateway, for a single run."""
+    """A target around a given gateway, for a single run."""
 
     name = "given"
     version = "1"
@@ -70,24 +70,24 @@ class GatewayOf(Target):
         self._gateway = gateway
 
     def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
-        """The given one."""
+        """The given gateway."""
         return self._gateway
 
-    def launch(self, place: Deployment) -> Launch:
-        """It runs in the simulator only."""
+    def launch(self, deployment: Deployment) -> Launch:
+        """Simulator only."""
         raise NotImplementedError
 
-    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
-        """It runs in the simulator only."""
+    def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
+        """Simulator only."""
         raise NotImplementedError
 
     def scaled(self, factor: float) -> Target | None:
-        """It has no settings."""
+        """None: it has no settings."""
         return None
 
 
 def bare(policy: OneBackend | None = None, timeout_s: float = 10.0) -> Listening:
-    """The bare gateway around a policy, overheard."""
+    """The bare gateway around a policy, with its events recorded."""
     return Listening(BareGateway(policy or OneBackend(), attempt_timeout_s=timeout_s).handle)
 
 
@@ -104,7 +104,7 @@ def scenario(
     carrier: str = "header:x-model-id",
     **rest: object,
 ) -> Scenario:
-    """Some steps under the load of one stream."""
+    """A scenario with these steps under the load of one stream."""
     streams = (load or stream(keys=Keys(1)),)
     load_of_all = Load(streams, carrier)
     return Scenario("small", backends=backends, load=load_of_all, timeline=timeline, **rest)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def run(gateway: Gateway, what: Scenario, seed: int = 1) -> History:
 
 
 def sent_between(history: History, start_s: float, end_s: float) -> npt.NDArray[np.bool_]:
-    """Which requests were due in [start_s, end_s)."""
+    """Mask of the requests due in [start_s, end_s)."""
     due_s = history.requests["intended_s"]
     mask: npt.NDArray[np.bool_] = (due_s >= start_s) & (due_s < end_s)
     return mask

@@ -1,4 +1,4 @@
-"""One simulated backend alone: what it logs, and what a death leaves behind."""
+"""One simulated backend alone: its attempt log, and the state after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of fault of the mock servers shows in a simulated history, or there is a reason why it can't."""
+"""Every kind of request fault is visible in a simulated history, or listed with the reason why it is not."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ FAULTS: dict[str, Fault] = {
     )
 }
 IMPOSSIBLE = {
-    "not-alive": "only health checks that ask for liveness are told, and the balancer here asks for its health",
+    "not-alive": "affects only health checks of liveness, and the balancer here checks /health",
 }
 ONLY_HEARD = ("metrics",)
-"""Kinds that a history does not hold; the gateway hears of them."""
+"""Kinds that only the gateway's events show, not a history."""
 TIMER = 1_000_000
 
 
 class Checked:
-    """The bare gateway, which also checks its backend every 50 ms; remembers what it heard."""
+    """The bare gateway, which also checks its backend every 50 ms; records the results."""
 
     def __init__(self) -> None:
         self.bare = BareGateway(OneBackend(), attempt_timeout_s=0.5)
@@ -99,19 +99,19 @@ class Checked:
 
 
 def played(fault: Fault | None, *later: Change) -> tuple[History, Checked]:
-    """A run in which the fault is set at AT_S, and other changes follow, half a second after one another."""
+    """A run with the first change at AT_S and the others at intervals of half a second."""
     checked = Checked()
     load = stream(timeout_s=1.0, keys=Keys(3))
     what = scenario(load=load, server=COLD_SERVER)
     simulation = Simulation(GatewayOf(Listening(checked.react)), what, 1)
     changes = [*([] if fault is None else [Change((fault,))]), *later]
-    for place, change in enumerate(changes):
-        simulation._event_queue.at(AT_S + place / 2, lambda each: apply(simulation, each), change)
+    for index, change in enumerate(changes):
+        simulation._event_queue.at(AT_S + index / 2, lambda each: apply(simulation, each), change)
     return simulation.run(), checked
 
 
 def apply(simulation: Simulation, change: Change) -> None:
-    """As a fault of the timeline is set."""
+    """Apply a change as the timeline runner does."""
     backend = simulation._backends["gpu-0"]
     simulation._timeline.reset_connections(backend.change_faults(simulation._now.now_s, change))
     simulation._advance(backend)
@@ -188,10 +188,10 @@ def test_a_drip_comes_later_by_its_gaps() -> None:
 def test_a_spoiled_body_repeats_nothing(fault: Fault, ending: Ending, failure: Failure) -> None:
     history, _ = played(fault)
     assert set(after(history)["ending"]) == {ending}
-    asked = history.requests[history.requests["sent_s"] > AT_S]
-    assert set(asked["echo"]) == {Echo.NONE}
-    assert set(asked["failure"]) == {failure}
-    assert set(asked["status"]) == {200}
+    requested = history.requests[history.requests["sent_s"] > AT_S]
+    assert set(requested["echo"]) == {Echo.NONE}
+    assert set(requested["failure"]) == {failure}
+    assert set(requested["status"]) == {200}
 
 
 def test_an_error_within_a_stream_is_a_status_where_nothing_is_streamed() -> None:
@@ -201,7 +201,7 @@ def test_an_error_within_a_stream_is_a_status_where_nothing_is_streamed() -> Non
 
 
 def test_an_engine_that_dies_fails_all_inside() -> None:
-    """And forgets what it had in memory; those that stall hang on."""
+    """Its memory is lost, too; stalled requests stay open."""
     history, checked = played(SlowFault(1000.0), Change((OutOfMemoryFault(dead=True),)), Change(clear=frozenset(KINDS)))
     rows = after(history)
     inside = rows["start_s"] < AT_S + 0.5

@@ -1,4 +1,4 @@
-"""The plain policies that properties compare a balancer with."""
+"""The baseline policies that properties compare a balancer with."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_a_baseline_lives_in_the_simulator_only() -> None:
     target = baseline_target("round_robin", Claims())
     assert target.worlds == {World.SIM}
     assert target.scaled(2.0) is target
-    place = Deployment(Path(), "127.0.0.1", 1, 2, ())
+    deployment = Deployment(Path(), "127.0.0.1", 1, 2, ())
     with pytest.raises(NotImplementedError, match="simulator only"):
-        target.launch(place)
+        target.launch(deployment)
     with pytest.raises(NotImplementedError, match="simulator only"):
-        target.change(place)
+        target.change(deployment)
     assert hasattr(target.gateway(frozenset(), NowFunction(), Random(1)), "handle")
 
 

@@ -1,4 +1,4 @@
-"""The simulator puts the affinity key where the load says, as the live world does."""
+"""The simulator puts the affinity key at the load's key carrier, as the live world does."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class ByModel:
         self._ring.set_members([backend.id for backend in backends])
 
     def report_result(self, backend_id: str, latency_s: float, error: str | None) -> None:
-        """Nothing is learnt."""
+        """Results are ignored."""
 
     def pick(self, request: Request) -> str | None:
         return self._ring.owner(self.key(request))
 
     def key(self, request: Request) -> str:
-        """What is hashed."""
+        """The hashed attribute of a request."""
         return request.model
 
 
@@ -51,14 +51,14 @@ class BySession(ByModel):
 
 
 class ByKey(ByModel):
-    """Hashes what travels where affinity is claimed."""
+    """Hashes the key at the claimed carrier."""
 
     def key(self, request: Request) -> str:
         return request.key
 
 
 def outcomes(policy: type[ByModel], carrier: str) -> set[Outcome]:
-    """Of some properties of affinity, for a policy that claims this carrier."""
+    """Outcomes of some affinity properties, for a policy that claims this carrier."""
     target = PythonTarget(f"python:{__name__}:{policy.__name__}")
     target.claims = Claims((Affinity(key=carrier),))
     judge = Judge(target, 1, {World.SIM: play})

@@ -1,4 +1,4 @@
-"""The closed loop in virtual time: it keeps the law of all closed loops, waits for answers, and backs off."""
+"""The closed loop in virtual time: the response time law, waiting for answers, and backing off."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chats(count: int, think_s: float, duration_s: float, **changes: object) -> S
 
 
 def at_once(history: History) -> int:
-    """How many requests were open at the same time, at most."""
+    """Maximum number of requests open at the same time."""
     rows = history.requests
     changes = np.concatenate([np.ones(len(rows)), -np.ones(len(rows))])
     order = np.lexsort((changes, np.concatenate([rows["sent_s"], rows["end_s"]])))
@@ -31,7 +31,7 @@ def at_once(history: History) -> int:
 
 @pytest.mark.parametrize(("count", "running"), [(3, 64), (40, 4)])
 def test_the_response_time_law(count: int, running: int) -> None:
-    """X = N / (R + Z) for any closed loop (Little's law over thinking and waiting together), queue or no queue."""
+    """X = N / (R + Z) for any closed loop (Little's law over thinking and waiting), with or without a queue."""
     what = scenario(load=chats(count, 0.02, 40.0), server=ModelServer(max_running=running))
     history = run(bare(), what)
     assert history.answered().all()
@@ -40,7 +40,7 @@ def test_the_response_time_law(count: int, running: int) -> None:
     assert throughput_per_s == pytest.approx(count / (response_s + 0.02), rel=0.05)
     if running == 64:
         assert history.latencies_s() == pytest.approx([SERVICE_S + WAY_S] * len(history.requests))
-    else:  # all four places are taken, whoever thinks
+    else:  # all four slots are always taken
         assert throughput_per_s == pytest.approx(4 / SERVICE_S, rel=0.05)
 
 

@@ -1,4 +1,4 @@
-"""Loads whose requests differ among each other: the simulator's balancer is told of each what its bytes say."""
+"""Mixed loads: the simulator's balancer gets each request as parsed from its bytes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ STREAM = Stream("talk", 0.0, 1.0, 1, keys=Keys(3), shape=OnOff(80.0, 1.0, 1.0, 4
 
 def test_a_gateway_is_told_what_each_request_says() -> None:
     load = Load((STREAM,))
-    see = Reader(load.key_carrier, Claims(), 1)
+    read = Reader(load.key_carrier, Claims(), 1)
     arrivals = draw(load, 1)
-    told: list[Request] = [see(arrival, 0) for arrival in arrivals]
-    assert {request.urgency for request in told} == {"normal", "high", "critical"}
-    for arrival, request in zip(arrivals, told, strict=True):
+    parsed: list[Request] = [read(arrival, 0) for arrival in arrivals]
+    assert {request.urgency for request in parsed} == {"normal", "high", "critical"}
+    for arrival, request in zip(arrivals, parsed, strict=True):
         assert (request.kind, request.urgency) == (arrival.kind, arrival.urgency)
         assert bool(request.session) == (arrival.session >= 0)
         assert request.payload_bytes >= arrival.payload_bytes
-    sessions = {arrival.session: request.session for arrival, request in zip(arrivals, told, strict=True)}
+    sessions = {arrival.session: request.session for arrival, request in zip(arrivals, parsed, strict=True)}
     assert len(set(sessions.values())) == len(sessions)
 
 
@@ -49,10 +49,10 @@ def test_requests_that_differ_in_one_thing_alone_are_told_apart() -> None:
         Content(sessions=Sessions(9, 1)),
     ):
         load = Load((Stream("one", 0.0, 50.0, 50, content=content),))
-        see = Reader(load.key_carrier, Claims(), 1)
+        read = Reader(load.key_carrier, Claims(), 1)
         for arrival in draw(load, 1):
             alone = Reader(load.key_carrier, Claims(), 1)(arrival, 0)
-            assert see(arrival, 0) == alone
+            assert read(arrival, 0) == alone
 
 
 def test_shapes_and_content_are_played() -> None:

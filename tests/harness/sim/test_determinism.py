@@ -1,4 +1,4 @@
-"""Same scenario and seed, same history, in every process; and a digest that no change of a record escapes."""
+"""Same scenario and seed, same history, in every process; and a digest that changes with any record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ for target in (ReferenceTarget(), PythonTarget("python:tests.mutants.policies:Pi
 
 
 def digests(seed: int, hash_seed: int) -> list[str]:
-    """Digests of six runs in a process of their own."""
+    """Digests of six runs in a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", DIGESTS, str(seed)],
         cwd=ROOT,
@@ -69,7 +69,7 @@ def eventful() -> History:
 
 
 def changed(history: History) -> Iterator[tuple[str, History]]:
-    """`history` with one value of one column of one record changed, for every column; and with a record less."""
+    """`history` with one value of one column of one record changed, for every column, and with one record removed."""
     for table in ("requests", "attempts", "health_checks", "residency", "connections"):
         rows = getattr(history, table)
         yield f"{table} but the last", replace(history, **{table: rows[:-1]})

@@ -1,4 +1,4 @@
-"""Every kind of step shows in a simulated history as the table says, which the live world is judged by too."""
+"""Every kind of step has its effect of the table in a simulated history; the live world uses the same table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def played(trial: Trial) -> History:
 
 @cache
 def still(trial: Trial) -> History:
-    """The same run without its steps."""
+    """The trial's run without its steps."""
     return play(trial.target, replace(trial.scenario(), timeline=()), 1)
 
 
@@ -38,7 +38,7 @@ def test_it_shows_and_heals(trial: Trial, effect: Effect) -> None:
 
 @pytest.mark.parametrize(("trial", "effect"), CASES, ids=IDS)
 def test_it_does_not_show_without_it(trial: Trial, effect: Effect) -> None:
-    """The table must look: in a run in which only the log of steps tells of the fault, it is found lacking."""
+    """The table examines evidence: it fails for a run in which only the log of steps contains the fault."""
     assert bool(trial.lacking(replace(still(trial), steps=played(trial).steps), effect)) == effect.visible
 
 

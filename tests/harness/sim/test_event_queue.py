@@ -1,4 +1,4 @@
-"""The event_queue: times in order, ties in the order of putting in, and limits that mean nothing for what is done."""
+"""The event queue: order of times, insertion order at equal times, and void limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAYS = st.sampled_from(["at", "later", "hop", "limit", "limit"])
 
 @dataclass
 class Job:
-    """Something with a time limit, by number."""
+    """A numbered subject of a time limit."""
 
     number: int
     done: bool = False
@@ -24,26 +24,26 @@ class Job:
 
 @dataclass
 class Diary:
-    """Notes what happened when."""
+    """Records callbacks with their times."""
 
     event_queue: EventQueue = field(default_factory=EventQueue)
-    seen: list[tuple[float, int]] = field(default_factory=list)
+    records: list[tuple[float, int]] = field(default_factory=list)
 
     def note(self, job: Job) -> None:
-        """It happened now."""
-        self.seen.append((self.event_queue.now.now_s, job.number))
+        """Record a callback now."""
+        self.records.append((self.event_queue.now.now_s, job.number))
 
     def run(self) -> list[tuple[float, int]]:
-        """All of it."""
+        """Run all entries; the records."""
         while self.event_queue.advance():
-            assert len(self.seen) < 1000
-        return self.seen
+            assert len(self.records) < 1000
+        return self.records
 
 
-def put(diary: Diary, way: str, delay_s: float, job: Job) -> float:
-    """Put a job in one way or another; when it is due."""
+def put(diary: Diary, method: str, delay_s: float, job: Job) -> float:
+    """Schedule a job by the given method; returns its due time."""
     event_queue = diary.event_queue
-    match way:
+    match method:
         case "at":
             event_queue.at(event_queue.now.now_s + delay_s, diary.note, job)
         case "later":
@@ -59,21 +59,21 @@ def put(diary: Diary, way: str, delay_s: float, job: Job) -> float:
 @PINNED
 @given(st.lists(st.tuples(WAYS, DELAYS_S, st.integers(0, 3), st.booleans()), max_size=40))
 def test_everything_happens_in_its_turn(steps: list[tuple[str, float, int, bool]]) -> None:
-    """As in a list sorted by time and number, whatever the way in and however much was done by then."""
+    """The order is by time and number, whatever the method and the number of finished jobs."""
     diary = Diary()
     due: dict[int, float] = {}
     jobs: dict[int, Job] = {}
-    for number, (way, delay_s, advances, meets) in enumerate(steps):
+    for number, (method, delay_s, advances, meets) in enumerate(steps):
         jobs[number] = Job(number)
-        due[number] = put(diary, way, delay_s, jobs[number])
+        due[number] = put(diary, method, delay_s, jobs[number])
         for _ in range(advances):
             diary.event_queue.advance()
-        if way == "limit" and meets and number not in {seen for _, seen in diary.seen}:
+        if method == "limit" and meets and number not in {done for _, done in diary.records}:
             jobs[number].done = True
             del due[number]
-    seen = diary.run()
-    assert seen == sorted(seen)
-    assert sorted(seen, key=lambda item: item[1]) == [(at_s, number) for number, at_s in sorted(due.items())]
+    records = diary.run()
+    assert records == sorted(records)
+    assert sorted(records, key=lambda item: item[1]) == [(at_s, number) for number, at_s in sorted(due.items())]
     assert diary.event_queue.empty
 
 
@@ -81,8 +81,8 @@ def test_what_is_past_happens_now() -> None:
     diary = Diary()
     diary.event_queue.later(5.0, diary.note, Job(0))
     diary.run()
-    for way in ("at", "limit"):
-        put(diary, way, -3.0, Job(1))
+    for method in ("at", "limit"):
+        put(diary, method, -3.0, Job(1))
     assert diary.run() == [(5.0, 0), (5.0, 1), (5.0, 1)]
 
 
@@ -105,7 +105,7 @@ def test_nothing_happens_after_the_last_time() -> None:
 
 
 def test_limits_that_come_to_nothing_are_forgotten() -> None:
-    """However many there were: the heap holds one, and so does the lane once another begins."""
+    """However many limits were set: one entry on the heap, and one in the lane after the next limit."""
     diary = Diary()
     for number in range(100):
         job = Job(number)

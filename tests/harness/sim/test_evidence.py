@@ -1,4 +1,4 @@
-"""A simulated run as columns: complete, in order, with nothing that could not be seen from outside."""
+"""The columns of a simulated run: complete, ordered, and limited to facts observable from outside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHAT = scenario(Kill("gpu-1", 0.2, 0.3), Leave("gpu-0", 0.4), load=stream(reques
 
 
 def evidence() -> Evidence:
-    """Of a run in which nothing happened yet."""
+    """Evidence of a run without events."""
     return Evidence(WHAT, 7, draw(WHAT.load, 7))
 
 
@@ -38,11 +38,11 @@ def test_nothing_happened() -> None:
 
 
 def test_what_clients_saw() -> None:
-    seen = evidence()
-    client = seen.requests[1]
+    collected = evidence()
+    client = collected.requests[1]
     client.sent_s, client.first_byte_s, client.end_s, client.status = 0.1, 0.2, 0.3, 200
     client.failure, client.echo, client.answered_by = Failure.NONE, Echo.OWN, 1
-    history = seen.history([])
+    history = collected.history([])
     names = ["sent_s", "first_byte_s", "end_s", "status", "failure", "echo", "answered_by"]
     assert history.requests[names][1].tolist() == (0.1, 0.2, 0.3, 200, Failure.NONE, Echo.OWN, 1)
     assert history.requests["failure"].tolist() == [Failure.NOT_SENT, Failure.NONE, Failure.NOT_SENT]
@@ -70,14 +70,14 @@ def test_residency_of_all_backends_is_ordered_by_time() -> None:
 
 
 def test_steps_and_an_end_of_the_balancer() -> None:
-    seen = evidence()
-    seen.step(0, WHAT.timeline[0], 1, 0.2, 0.5)
-    seen.step(1, WHAT.timeline[1], 0, 0.4, float("nan"))
-    seen.ended(0, 0.45)
-    seen.counted(0, 3)
-    seen.health_checks.append((1, 503, 0.3))
-    seen.died = "no more"
-    history = seen.history([])
+    collected = evidence()
+    collected.step(0, WHAT.timeline[0], 1, 0.2, 0.5)
+    collected.step(1, WHAT.timeline[1], 0, 0.4, float("nan"))
+    collected.ended(0, 0.45)
+    collected.counted(0, 3)
+    collected.health_checks.append((1, 503, 0.3))
+    collected.died = "no more"
+    history = collected.history([])
     assert [(step.kind, step.backend, step.asked_s, step.effective_s) for step in history.steps] == [
         ("Kill", 1, 0.2, 0.2),
         ("Leave", 0, 0.4, 0.4),

@@ -1,4 +1,4 @@
-"""Overlapping faults show in a simulated history as the table says, which the live world is judged by too."""
+"""Overlapping faults have their effects of the table in a simulated history; the live world uses the same table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.harness.sim.rig import scenario as small
 
 @cache
 def played(run: int, still: bool = False) -> History:
-    """The run of some of them, or the same without its steps."""
+    """The run of a mix, or the same run without its steps."""
     what = scenario(run)
     return play(ReferenceTarget(), replace(what, timeline=()) if still else what, 1)
 
@@ -36,21 +36,21 @@ def test_it_shows(run: int, name: str) -> None:
 
 @pytest.mark.parametrize(("run", "name"), [case for case in CASES if case[1] != "pause-kill"])
 def test_it_does_not_show_without_it(run: int, name: str) -> None:
-    """The table must look: a history in which only the log of steps tells of it is found lacking."""
+    """The table examines evidence: it fails for a history in which only the log of steps contains the faults."""
     assert lacking(replace(played(run, still=True), steps=played(run).steps), run, name) != []
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "message"),
     [
         ((Kill("gpu-0", 0.1, 0.5), Hang("gpu-0", 0.3)), "Hang of gpu-0 at 0.3 s cannot begin during Kill of gpu-0"),
         ((Pause("gpu-0", 0.1, 0.5), Hang("gpu-0", 0.3)), "Hang of gpu-0 at 0.3 s cannot begin during Pause of gpu-0"),
         ((Down("gpu-0", 0.1, 0.5), Latency("gpu-0", 0.3, 0.1)), "Latency of gpu-0 at 0.3 s cannot begin during Down"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_anything_runs(steps: tuple[Kill, Hang], told: str) -> None:
+def test_what_does_not_go_together_is_refused_before_anything_runs(steps: tuple[Kill, Hang], message: str) -> None:
     gateway = bare()
-    with pytest.raises(ClaimsError, match=f"^scenario small: {told}"):
+    with pytest.raises(ClaimsError, match=f"^scenario small: {message}"):
         run_of(gateway, small(*steps))
     assert gateway.heard == []
 

@@ -1,4 +1,4 @@
-"""What the mock servers would refuse is one line that says where; what they take is fine."""
+"""Scenarios that the mock servers would refuse raise one line with a position; others pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_all_that_is_played_here_is_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         (FailingStatus("gpu-0", 1.0, 999), "FailingStatus: "),
         (FailingStatus("gpu-0", 1.0, 503, share=1.5), "share"),
@@ -39,10 +39,10 @@ def test_all_that_is_played_here_is_fine() -> None:
         (BadMetrics("gpu-0", 1.0, "odd"), "BadMetrics: "),
     ],
 )
-def test_a_fault_that_they_refuse_is_told_with_its_place(fault: Step, told: str) -> None:
+def test_a_fault_that_they_refuse_is_told_with_its_place(fault: Step, message: str) -> None:
     with pytest.raises(ValueError, match=r"^scenario\.timeline\[1\]: ") as caught:
         check(replace(PLAIN, timeline=(Kill("gpu-1", 0.5), fault)))
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_figures_of_the_servers_that_they_refuse() -> None:

@@ -1,4 +1,4 @@
-"""What each fault of single requests does in the simulator: to attempts, to clients, and to what the gateway hears."""
+"""Effects of each request fault in the simulator: on attempts, on clients, and on the gateway's events."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ WAY_S = 4 * NETWORK_DELAY_S
 
 
 def endings(history: History, start_s: float, end_s: float) -> Counter[tuple[int, int]]:
-    """How the first attempts of the requests due in between ended: ending and status."""
+    """Ending and status of the first attempts of the requests due in between."""
     rows = history.attempts[history.first_attempts()[sent_between(history, start_s, end_s)]]
     return Counter((int(row["ending"]), int(row["status"])) for row in rows)
 
 
 def took_s(history: History, start_s: float, end_s: float) -> Any:
-    """From sending to the end of what the client got, for the requests due in between."""
+    """Seconds from sending to the end of the answer, for the requests due in between."""
     rows = history.requests[sent_between(history, start_s, end_s)]
     return rows["end_s"] - rows["sent_s"]
 
@@ -85,7 +85,7 @@ def test_a_share_fails_the_same_ones_by_seed() -> None:
 
 
 def test_two_backends_fail_different_ones() -> None:
-    """Else a retry on the other backend would fail whenever the first attempt did."""
+    """Otherwise a retry on the other backend would always fail with the first attempt."""
     failed = []
     for sick in ("gpu-0", "gpu-1"):
         turn: Step = FailingStatus(sick, 0.0, 500, share=0.5)
@@ -215,7 +215,7 @@ def test_a_cut_answer_breaks_the_clients_transfer() -> None:
 
 
 def test_a_cut_shows_only_to_who_takes_the_body() -> None:
-    """A gateway that cancels after the head, as with the loser of two, never learns of it."""
+    """A gateway that cancels after the head, as with the loser of a hedge, gets no event of the cut."""
 
     def react(event: Event, now_s: float) -> list[Action]:
         match event:
@@ -234,23 +234,23 @@ def test_a_cut_shows_only_to_who_takes_the_body() -> None:
 
 @pytest.mark.parametrize(("after_tokens", "heard"), [(0, "reset"), (1, "first byte")])
 def test_a_gateway_that_waits_for_the_first_byte(after_tokens: int, heard: str) -> None:
-    """Cut before it, an answer is an attempt that failed before its commit; cut later, it is committed and breaks."""
-    told: list[str] = []
+    """Cut before the first byte, an attempt fails before its commit; cut later, it is committed and breaks off."""
+    events: list[str] = []
 
     def react(event: Event, now_s: float) -> list[Action]:
         match event:
             case RequestArrived(request):
                 return [Send(request.id, request.id, "gpu-0", 1.0)]
             case FirstByte(attempt_id):
-                told.append("first byte")
+                events.append("first byte")
                 return [Commit(attempt_id, attempt_id)]
             case AttemptEnded(attempt_id, error):
-                told.append(str(error))
-                return [] if "first byte" in told else [Reply(attempt_id, 502, "reset")]
+                events.append(str(error))
+                return [] if "first byte" in events else [Reply(attempt_id, 502, "reset")]
         return []
 
     history = run(Listening(react), scenario(CutOff("gpu-0", 0.0, after_tokens), load=stream(requests=1)))
-    assert told[0] == heard and told[-1] == "reset"
+    assert events[0] == heard and events[-1] == "reset"
     (row,) = history.requests
     assert (row["status"], row["failure"]) == ((502, Failure.NONE) if after_tokens == 0 else (200, Failure.TRUNCATED))
 
@@ -275,7 +275,7 @@ def test_not_ready_is_told_to_health_checks_only() -> None:
 
 
 def test_faults_combine_in_their_order() -> None:
-    """The first two fail by status, of the rest three are within capacity, and these are slow and cut."""
+    """Two fail by status; three of the rest are within capacity, and these are slow and cut."""
     steps = (
         Slow("gpu-0", 0.0, 3.0),
         CutOff("gpu-0", 0.0),
@@ -302,7 +302,7 @@ def test_a_kill_ends_a_hang() -> None:
 
 
 def test_what_a_fault_has_struck_is_counted() -> None:
-    """By its heal, by the end of its process, by the next of its kind, and by the end of the run."""
+    """A fault ends by its heal, its process's end, the next of its kind, or the run's end."""
     steps = (
         FailingStatus("gpu-0", 0.005, 500, first=3),
         Slow("gpu-0", 0.105, 2.0, 0.1),
@@ -331,7 +331,7 @@ def test_who_is_stopped_tells_no_counts() -> None:
 
 
 def test_every_attempt_ends_exactly_once() -> None:
-    """Under all of them, with clients that give up and an attempt timeout that strikes; the same each time."""
+    """Under all of them, with clients that give up and an attempt timeout that expires; deterministic."""
     steps: tuple[Step, ...] = (
         FailingStatus("gpu-0", 0.0, 500, share=0.2),
         OverCapacity("gpu-0", 0.1, 60.0, 5),

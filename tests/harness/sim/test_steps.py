@@ -40,7 +40,7 @@ WAY_S = 4 * NETWORK_DELAY_S
 
 
 def took_s(history: History, start_s: float, end_s: float) -> list[float]:
-    """From sending to the end of what the client got, for the requests due in between."""
+    """Seconds from sending to the end of the answer, for the requests due in between."""
     rows = history.requests[sent_between(history, start_s, end_s)]
     return list(rows["end_s"] - rows["sent_s"])
 
@@ -55,7 +55,7 @@ def rows_of(history: History, start_s: float, end_s: float) -> np.ndarray:
 
 
 def test_a_paused_backend_answers_all_at_once_when_it_goes_on() -> None:
-    """Two are inside when it stops, and would have been done; those that came are read only then."""
+    """Two are in service at the pause and finish at its end; later arrivals are read only then."""
     history = run(bare(), scenario(Pause("gpu-0", AT_S, FOR_S), load=LONG, server=COLD_SERVER))
     assert history.answered().all()
     inside, came = rows_of(history, 0.485, 0.505), rows_of(history, 0.505, 1.0)
@@ -78,7 +78,7 @@ def test_who_left_meanwhile_is_not_served() -> None:
 
 
 def test_health_checks_of_a_paused_backend_time_out_or_wait() -> None:
-    """The bare gateway asks each half second and waits as long: the one of 1.0 s is answered when it goes on."""
+    """The bare gateway checks every 0.5 s with a timeout of 0.5 s: the check of 1.0 s is answered at the resume."""
     gateway = bare()
     history = run(gateway, scenario(Pause("gpu-0", 0.4, 0.605), load=stream(requests=210)))
     assert history.health_checks["at_s"].round(3).tolist() == [0.0, 1.005, 1.5, 2.0]
@@ -94,7 +94,7 @@ def test_a_pause_without_an_end_leaves_attempts_open() -> None:
 
 @pytest.mark.parametrize("end", [Kill("gpu-0", 0.8, 0.7), Restart("gpu-0", 0.8, 0.7)], ids=str)
 def test_a_paused_backend_can_be_killed(end: Step) -> None:
-    """All that waits for it is reset, and that it would go on comes too late."""
+    """Deferred attempts are reset; the resume comes too late for them."""
     policy = OneBackend()
     history = run(bare(policy), scenario(Pause("gpu-0", AT_S, FOR_S), end, load=LONG))
     assert policy.errors.count("reset") == 2 + 29
@@ -146,7 +146,7 @@ def test_what_hung_is_reset_later_too() -> None:
 
 
 def test_a_broken_answer_is_broken_by_whatever_ends_it_first() -> None:
-    """Its close shows after 0.2 s; an attempt may take 0.1 s."""
+    """The close is visible after 0.2 s; the attempt timeout is 0.1 s."""
     steps = (SlowClose("gpu-0", AT_S, 0.2, FOR_S), CutOff("gpu-0", AT_S, for_s=FOR_S))
     for timeout_s, took in ((1.0, 0.2), (0.1, 0.1)):
         policy = OneBackend()
@@ -187,11 +187,13 @@ def test_an_answer_that_is_too_long_breaks_off(limit_bytes: int, status: int, fa
     history = run(bare(), scenario(LimitData("gpu-0", AT_S, limit_bytes, FOR_S)))
     rows = history.requests[sent_between(history, 0.505, 1.0)]
     assert (set(rows["status"]), set(rows["failure"])) == ({status}, {failure})
-    assert set(rows_of(history, 0.505, 1.0)["ending"]) == {Ending.ANSWERED}, "the backend itself has said it all"
+    assert set(rows_of(history, 0.505, 1.0)["ending"]) == {Ending.ANSWERED}, (
+        "the backend itself has answered completely"
+    )
 
 
 def test_health_checks_take_the_same_way() -> None:
-    """A report of 319 bytes: too slow, too long, or closed before its time is over."""
+    """A report of 319 bytes: too slow, too long, or closed before the check's timeout."""
     for fault, heard_s in (
         (Bandwidth("gpu-0", AT_S, 0.6, FOR_S), 1.5),
         (LimitData("gpu-0", AT_S, 300, FOR_S), 1.0 + 2 * NETWORK_DELAY_S),
@@ -219,13 +221,13 @@ def test_the_balancer_is_told_of_weights_and_not_of_the_drained() -> None:
     gateway = bare()
     steps = (Weigh("gpu-1", 0.1, 3), Drain("gpu-0", 0.2), Join("gpu-0", 0.3), Leave("gpu-1", 0.4), Join("gpu-1", 0.5))
     history = run(gateway, scenario(*steps, backends=2))
-    told = [
+    members = [
         {item.id: item.weight for item in event.backends}
         for _, event in gateway.heard
         if isinstance(event, MembershipChanged)
     ]
     both = {"gpu-0": 1.0, "gpu-1": 3.0}
-    assert told == [{"gpu-0": 1.0, "gpu-1": 1.0}, both, {"gpu-1": 3.0}, both, {"gpu-0": 1.0}, both]
+    assert members == [{"gpu-0": 1.0, "gpu-1": 1.0}, both, {"gpu-1": 3.0}, both, {"gpu-0": 1.0}, both]
     assert [step.kind for step in history.steps] == ["Weigh", "Drain", "Join", "Leave", "Join"]
     assert all(step.effective_s == step.asked_s and np.isnan(step.healed_s) for step in history.steps)
     assert history.answered().all()

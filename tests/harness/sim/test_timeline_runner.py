@@ -1,4 +1,4 @@
-"""What each fault and each change of membership does to a history, and that it heals.
+"""Effects of each fault and membership change on a history, and their healing.
 
 Steps come at 0.505 s, between two requests, and heal at 1.005 s. With 40 tokens a request takes 20.5 ms, so two are
 inside when a step comes.
@@ -65,13 +65,13 @@ NEEDED: dict[type[Any], dict[str, Any]] = {
 """Fields of a step beside its backend, time and length."""
 
 HIDDEN = {SlowClose, Truncated, Garbage, NotAlive, BadMetrics, Evict}
-"""Faults that neither latencies nor health checks show here: see tests.harness.fault_effects for them."""
+"""Faults not visible in latencies or health checks here; see tests.harness.fault_effects."""
 
 FAULTS = [kind for kind in get_args(Fault) if kind not in HIDDEN]
 
 
 def step_of(kind: type[Any], backend: str = "gpu-0") -> Any:
-    """A step of this kind that heals if it can."""
+    """A step of this kind, healing if the kind can heal."""
     length = {} if kind in get_args(Membership) else {"for_s": FOR_S}
     return kind(backend, AT_S, **NEEDED.get(kind, {}), **length)
 
@@ -82,12 +82,12 @@ def statuses(history: History, start_s: float, end_s: float) -> set[int]:
 
 
 def attempted(history: History, start_s: float, end_s: float) -> int:
-    """How many of the requests due in between reached a backend."""
+    """Number of the requests due in between that reached a backend."""
     return int(np.count_nonzero(history.first_backends()[sent_between(history, start_s, end_s)] >= 0))
 
 
-def seen(history: History, start_s: float, end_s: float) -> tuple[list[float], list[int]]:
-    """What that time shows: latencies of the requests due, in nanoseconds' precision, and statuses of health checks."""
+def observed(history: History, start_s: float, end_s: float) -> tuple[list[float], list[int]]:
+    """Latencies of the requests due in that time, rounded to nanoseconds, and statuses of its health checks."""
     between = (history.health_checks["at_s"] >= start_s) & (history.health_checks["at_s"] < end_s)
     latencies_s = history.latencies_s(sent_between(history, start_s, end_s)).round(9).tolist()
     return latencies_s, history.health_checks["status"][between].tolist()
@@ -101,7 +101,7 @@ def test_every_fault_is_seen_and_heals(kind: type[Fault]) -> None:
     assert (step.kind, step.backend, step.asked_s, step.effective_s) == (kind.__name__, 0, AT_S, AT_S)
     assert step.healed_s == HEALED_S
     before, during, after = (
-        (seen(history, *ends), seen(calm, *ends)) for ends in ((0.0, 0.5), (0.51, 1.004), (1.01, 2.0))
+        (observed(history, *ends), observed(calm, *ends)) for ends in ((0.0, 0.5), (0.51, 1.004), (1.01, 2.0))
     )
     assert before[0] == before[1]
     assert during[0] != during[1]
@@ -112,7 +112,7 @@ def test_every_fault_is_seen_and_heals(kind: type[Fault]) -> None:
 def test_a_fault_without_an_end_stays(kind: type[Fault]) -> None:
     history = run(bare(timeout_s=0.2), scenario(kind("gpu-0", AT_S, **NEEDED.get(kind, {}))))
     assert np.isnan(history.steps[0].healed_s)
-    latencies_s, health_checks = seen(history, 1.45, 2.0)
+    latencies_s, health_checks = observed(history, 1.45, 2.0)
     if kind is NotReady:
         assert health_checks == [503]
     else:
@@ -121,7 +121,7 @@ def test_a_fault_without_an_end_stays(kind: type[Fault]) -> None:
 
 @pytest.mark.parametrize("kind", get_args(Membership), ids=lambda kind: str(kind.__name__))
 def test_every_change_of_membership_is_seen(kind: type[Membership]) -> None:
-    """After either change gpu-1 is the first of the list; who leaves stays reachable for what it was given before."""
+    """After either change gpu-1 is the first of the list; a leaver still answers its earlier requests."""
     joins = kind is Join
     what = scenario(
         step_of(kind, "gpu-1" if joins else "gpu-0"), load=LONG, backends=1 if joins else 2, spare=1 if joins else 0
@@ -193,7 +193,7 @@ def test_attempts_into_a_blackhole_time_out() -> None:
 
 
 def test_what_a_blackhole_holds_is_closed_when_it_heals() -> None:
-    """Two answers are lost in it, and the rest never arrives; all of that waits until then."""
+    """Two answers are lost and later requests never arrive; all of them stay open until the heal."""
     policy = OneBackend()
     history = run(bare(policy), scenario(step_of(Blackhole), load=LONG))
     held = sent_between(history, 0.485, 1.005)
@@ -211,7 +211,7 @@ def test_what_a_blackhole_holds_ends_with_its_connections(fault: Step) -> None:
         [0.805 + 2 * NETWORK_DELAY_S] * 32
     )
     assert policy.errors.count("reset") == 32
-    assert policy.errors.count("refused") == 119, "a closed way is not silent"
+    assert policy.errors.count("refused") == 119, "a closed link is not silent"
 
 
 def test_answers_do_not_leave_a_blackhole() -> None:
@@ -234,7 +234,7 @@ def test_connections_are_reset() -> None:
 
 @pytest.mark.parametrize("kind", [Kill, Down, Reset])
 def test_a_fault_just_after_a_client_left(kind: type[Any]) -> None:
-    """The attempt is given up at 100.1 ms, its backend sees that at 100.2 ms, and the fault comes in between."""
+    """The attempt is cancelled at 100.1 ms, the backend sees that at 100.2 ms; the fault begins in between."""
     load = stream(requests=1, output_tokens=2000, timeout_s=0.1)
     gateway = bare()
     history = run(gateway, scenario(kind("gpu-0", 0.1 + 1.5 * NETWORK_DELAY_S), load=load))
@@ -258,7 +258,7 @@ def test_a_fault_just_after_a_client_left(kind: type[Any]) -> None:
     ],
 )
 def test_health_checks_are_recorded_apart(step: Step | None, logged: int, failed_s: float | None) -> None:
-    """The bare gateway asks at 0, 0.5, 1.0, ... s and waits half a second for an answer."""
+    """The bare gateway checks at 0, 0.5, 1.0, ... s with a timeout of 0.5 s."""
     gateway = bare(timeout_s=0.3)
     history = run(gateway, scenario(*([step] if step else []), load=stream(requests=210)))
     asked_s = history.health_checks["at_s"]
@@ -275,7 +275,7 @@ def test_health_checks_are_recorded_apart(step: Step | None, logged: int, failed
 
 
 def test_every_attempt_ends_exactly_once() -> None:
-    """Under all faults at once, with clients that give up and an attempt timeout that strikes."""
+    """Under all faults at once, with clients that give up and an attempt timeout that expires."""
     steps: list[Step] = [
         Latency("gpu-0", 0.1, 0.03, 0.2),
         Blackhole("gpu-0", 0.4, 0.2),

@@ -29,16 +29,16 @@ from harness.sim.world import PATIENCE_S, Simulation
 from tests.harness.sim.rig import SERVICE_S, GatewayOf, Listening, bare, run, scenario, stream
 
 WAY_S = 4 * NETWORK_DELAY_S
-"""Client to balancer to backend and back."""
+"""Network delay from client over balancer to backend and back."""
 
 
 def silent(event: Event, now_s: float) -> list[Action]:
-    """A gateway that does nothing, whatever happens."""
+    """A gateway that ignores all events."""
     return []
 
 
 def refusing(event: Event, now_s: float) -> list[Action]:
-    """A gateway that answers everything itself."""
+    """A gateway that answers all requests itself."""
     return [Reply(event.request.id, 429, "too much")] if isinstance(event, RequestArrived) else []
 
 
@@ -77,7 +77,7 @@ def test_an_update_names_no_model() -> None:
     [(Connections.KEPT, 4, 1), (Connections.KEPT, 40, 3), (Connections.FRESH, 4, 200), (Connections.ONE, 40, 1)],
 )
 def test_connections(connections: Connections, output_tokens: int, used: int) -> None:
-    """A request every 10 ms takes 2.9 ms or 20.9 ms: as many kept connections are opened as are needed at a time."""
+    """A request every 10 ms takes 2.9 ms or 20.9 ms: connections opened = requests open at a time."""
     gateway = bare()
     run(gateway, scenario(load=stream(connections=connections, output_tokens=output_tokens)))
     numbers = [event.request.connection for _, event in gateway.heard if isinstance(event, RequestArrived)]
@@ -94,7 +94,7 @@ def test_one_connection_keeps_order_and_counts_from_the_intended_time() -> None:
 
 
 def test_a_client_that_gives_up_is_seen_by_all() -> None:
-    """Service takes a second, patience a tenth."""
+    """Service takes 1 s, the clients' timeout is 0.1 s."""
     gateway = bare()
     history = run(gateway, scenario(load=stream(requests=3, output_tokens=2000, timeout_s=0.1)))
     sent_s = history.requests["sent_s"]
@@ -160,7 +160,7 @@ def test_stale_ids_are_ignored() -> None:
 
 
 def test_an_attempt_at_an_unknown_backend_is_reset() -> None:
-    """As in the live world, where it has no address."""
+    """As in the live world, where the backend has no address."""
 
     def lost(event: Event, now_s: float) -> list[Action]:
         if isinstance(event, RequestArrived):
@@ -174,7 +174,7 @@ def test_an_attempt_at_an_unknown_backend_is_reset() -> None:
 
 
 def test_events_are_never_nested() -> None:
-    """An action that ends an attempt at once is told after the event that caused it has been dealt with."""
+    """The event of an attempt that an action ends at once is dispatched after the current event is handled."""
     depth = itertools.count()
     inside = [0]
 
@@ -198,7 +198,7 @@ def test_events_are_never_nested() -> None:
 
 
 def dying_on(number: int, error: BaseException) -> Callable[[Event, float], list[Action]]:
-    """A gateway that answers requests until this one comes."""
+    """A gateway that answers requests until the given one arrives."""
 
     def react(event: Event, now_s: float) -> list[Action]:
         if isinstance(event, RequestArrived) and event.request.id == number:
@@ -209,18 +209,18 @@ def dying_on(number: int, error: BaseException) -> Callable[[Event, float], list
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (ValueError("out of ideas"), "ValueError: out of ideas"),
         (SystemExit("enough\nof it"), "SystemExit: enough of it"),
         (GeneratorExit(), "GeneratorExit"),
     ],
 )
-def test_a_gateway_that_raises_has_died(error: BaseException, told: str) -> None:
+def test_a_gateway_that_raises_has_died(error: BaseException, message: str) -> None:
     react = dying_on(7, error)
     history = run(Listening(react), scenario())
     line = react.__code__.co_firstlineno + 2
-    assert history.died == f"{told} (test_world.py:{line}, on RequestArrived)"
+    assert history.died == f"{message} (test_world.py:{line}, on RequestArrived)"
     failures = history.requests["failure"].tolist()
     assert failures[:7] == [Failure.NONE] * 7
     assert failures[7:] == [Failure.OTHER] + [Failure.NOT_SENT] * 192
@@ -244,7 +244,7 @@ def test_a_gateway_that_never_answers_costs_every_client_its_patience() -> None:
 
 
 def test_behind_one_connection_most_are_never_sent() -> None:
-    """The run ends 2 s after the last client's time limit: at 7 s, when two have given up and a third is under way."""
+    """The run ends 2 s after the last client's time limit: at 7 s, when two have timed out and a third is open."""
     history = run(Listening(silent), scenario(load=stream(timeout_s=3.0, connections=Connections.ONE)))
     failures = history.requests["failure"].tolist()
     assert failures == [Failure.TIMEOUT] * 2 + [Failure.OTHER] + [Failure.NOT_SENT] * 197
@@ -253,7 +253,7 @@ def test_behind_one_connection_most_are_never_sent() -> None:
 
 
 def test_a_run_lasts_as_long_as_its_scenario() -> None:
-    """Also where nothing happens any more: not every balancer sets timers."""
+    """Also without further events, as not every balancer sets timers."""
     what = scenario(load=stream(requests=1, timeout_s=0.1), phases=(Phase("after", 0.0, 5.0),))
     assert run(Listening(refusing), what).requests["status"].tolist() == [429]
     polling = bare()

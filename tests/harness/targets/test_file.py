@@ -85,9 +85,9 @@ def test_change_writes_the_file_and_runs_reload(tmp_path: Path) -> None:
 
 def test_weights_and_draining_reach_the_template(tmp_path: Path) -> None:
     backends = (Address("gpu-0", "127.0.0.1", 9000, draining=True), Address("gpu-1", "127.0.0.1", 9001, 3))
-    place = replace(place_in(tmp_path), backends=backends)
+    deployment = replace(place_in(tmp_path), backends=backends)
     target = target_of(tmp_path, RUN, TEMPLATE.replace("weight={{", "{{ 'off' if backend.draining }} weight={{"))
-    write, _ = target.change(place)
+    write, _ = target.change(deployment)
     assert isinstance(write, WriteFile)
     assert "server gpu-0 127.0.0.1:9000 off weight=1\nserver gpu-1 127.0.0.1:9001  weight=3\n" in write.text
 
@@ -95,9 +95,9 @@ def test_weights_and_draining_reach_the_template(tmp_path: Path) -> None:
 def test_a_template_without_weights_or_draining_cannot_tell_of_them(tmp_path: Path) -> None:
     plain = Address("gpu-0", "127.0.0.1", 9000)
     target = target_of(tmp_path, RUN, TEMPLATE.replace(" weight={{ backend.weight }}", ""))
-    for asked, name in ((replace(plain, weight=2), "weight"), (replace(plain, draining=True), "draining")):
+    for changed, name in ((replace(plain, weight=2), "weight"), (replace(plain, draining=True), "draining")):
         with pytest.raises(UnsupportedError, match=f"^the template does not use {name} of its backends$"):
-            target.change(replace(place_in(tmp_path), backends=(asked,)))
+            target.change(replace(place_in(tmp_path), backends=(changed,)))
     assert target.change(replace(place_in(tmp_path), backends=(plain,)))
 
 
@@ -158,7 +158,7 @@ def test_unknown_placeholder_gets_the_nearest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "message"),
     [
         ("{{ prot }}\n", r"^template /.*/templates/acme\.conf\.j2:1: 'prot' is undefined$"),
         ("one\ntwo {{ prot }}\n", r"/templates/acme\.conf\.j2:2: 'prot' is undefined$"),
@@ -169,8 +169,8 @@ def test_unknown_placeholder_gets_the_nearest(tmp_path: Path) -> None:
         ("\n{{ port|nofilter }}", r"/templates/acme\.conf\.j2:2: No filter named 'nofilter'"),
     ],
 )
-def test_template_error_names_file_and_line(tmp_path: Path, template: str, told: str) -> None:
-    with pytest.raises(TargetError, match=told) as caught:
+def test_template_error_names_file_and_line(tmp_path: Path, template: str, message: str) -> None:
+    with pytest.raises(TargetError, match=message) as caught:
         target_of(tmp_path, RUN, template).launch(place_in(tmp_path))
     assert "\n" not in str(caught.value)
 

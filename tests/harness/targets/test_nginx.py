@@ -15,6 +15,7 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.claims.features import Affinity, Ejection, Failover, Retry, Spread
@@ -28,10 +29,10 @@ PATIENCE_S = 10.0
 
 
 class Answering(BaseHTTPRequestHandler):
-    """A backend that answers with its port, the request's path and the header that it asks for."""
+    """A backend that answers with its port, the request's path and the requested header."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet: in two, Nagle's algorithm would hold back the second for 40 ms
+    wbufsize = -1  # head and body in one packet; Nagle's algorithm would delay a second packet by 40 ms
 
     def __init__(self, port: int, *connection: Any) -> None:
         self.port = port
@@ -49,11 +50,11 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Discard."""
 
 
 class Backends:
-    """Small backends, each a thread of this process."""
+    """Small backends, each in a thread of this process."""
 
     def __init__(self, count: int) -> None:
         self.ports = [free_port() for _ in range(count)]
@@ -73,11 +74,11 @@ class Backends:
 
 
 class Running:
-    """nginx as the live world would run it."""
+    """nginx as the live world runs it."""
 
-    def __init__(self, target: NginxTarget, place: Deployment) -> None:
-        self.target, self.place = target, place
-        launch = target.launch(place)
+    def __init__(self, target: NginxTarget, deployment: Deployment) -> None:
+        self.target, self.deployment = target, deployment
+        launch = target.launch(deployment)
         self.write(launch.files)
         subprocess.run(launch.check, check=True, capture_output=True)
         self.process = subprocess.Popen(launch.start)
@@ -85,15 +86,15 @@ class Running:
 
     def write(self, files: Mapping[str, str]) -> None:
         for name, text in files.items():
-            (self.place.workdir / name).write_text(text)
+            (self.deployment.workdir / name).write_text(text)
 
     def listening(self) -> bool:
         with socket.socket() as probe:
-            return probe.connect_ex((self.place.host, self.place.port)) == 0
+            return probe.connect_ex((self.deployment.host, self.deployment.port)) == 0
 
     def ask(self, method: str, path: str, key: str | None = None) -> list[str]:
         """Words of the answer: port of the backend, path, x-request-id, Host."""
-        connection = http.client.HTTPConnection(self.place.host, self.place.port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection(self.deployment.host, self.deployment.port, timeout=PATIENCE_S)
         headers = {"x-request-id": "r1", "Host": "gateway.test"} | ({"x-model-id": key} if key else {})
         connection.request(method, path, b"{}" if method == "POST" else None, headers)
         answer = connection.getresponse()
@@ -105,17 +106,16 @@ class Running:
     def port_of(self, key: str) -> int:
         return int(self.ask("POST", "/v1/completions", key)[0])
 
-    def change(self, place: Deployment) -> None:
+    def change(self, deployment: Deployment) -> None:
         before = self.workers()
-        write, signal, wait = self.target.change(place)
+        write, signal, wait = self.target.change(deployment)
         assert isinstance(write, WriteFile) and isinstance(signal, Signal) and isinstance(wait, AwaitNewWorkers)
         self.write({write.path: write.text})
         self.process.send_signal(signal.number)
         await_true(lambda: bool(self.workers()) and not self.workers() & before)
 
     def workers(self) -> set[int]:
-        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return {int(word) for word in listed.split()}
+        return {child.pid for child in psutil.Process(self.process.pid).children()}
 
     def stop(self) -> int:
         self.process.send_signal(self.target.stop_signal)
@@ -328,11 +328,11 @@ def test_reload_brings_new_workers_and_moves_only_the_leavers_keys(
     nginx = start(NginxTarget(consistent=consistent))
     keys = [f"model-{number}" for number in range(60)]
     before = {key: nginx.port_of(key) for key in keys}
-    place = nginx.place
-    stay = (*place.backends[2:], place.backends[1])  # the first leaves, and the list is rotated
-    nginx.change(Deployment(place.workdir, place.host, place.port, 0, stay))
+    deployment = nginx.deployment
+    remaining = (*deployment.backends[2:], deployment.backends[1])  # the first backend leaves, and the list is rotated
+    nginx.change(Deployment(deployment.workdir, deployment.host, deployment.port, 0, remaining))
     after = {key: nginx.port_of(key) for key in keys}
-    gone = place.backends[0].port
+    gone = deployment.backends[0].port
     assert gone not in after.values()
     innocent = [key for key in keys if before[key] != gone]
     moved = sum(before[key] != after[key] for key in innocent) / len(innocent)
@@ -343,8 +343,8 @@ def test_one_that_drains_gets_nothing_and_the_keys_of_others_stay(start: Callabl
     nginx = start(NginxTarget())
     keys = [f"model-{number}" for number in range(60)]
     before = {key: nginx.port_of(key) for key in keys}
-    place, first = nginx.place, nginx.place.backends[0]
-    nginx.change(replace(place, backends=(replace(first, draining=True), *place.backends[1:])))
+    deployment, first = nginx.deployment, nginx.deployment.backends[0]
+    nginx.change(replace(deployment, backends=(replace(first, draining=True), *deployment.backends[1:])))
     after = {key: nginx.port_of(key) for key in keys}
     assert first.port in before.values() and first.port not in after.values()
     assert all(after[key] == port for key, port in before.items() if port != first.port)

@@ -40,7 +40,7 @@ class LastPolicy:
         self.ids = [backend.id for backend in backends]
 
     def report_result(self, backend_id: str, latency_s: float, error: str | None) -> None:
-        """Not needed."""
+        """Ignored."""
 
 
 class TeapotGateway:
@@ -74,7 +74,7 @@ class NoBalancer:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Name under which a target finds the classes of this file."""
+    """Module name under which a target finds this file's classes."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     return Path(__file__).stem
 
@@ -126,23 +126,23 @@ def test_the_shell_is_told_where_the_key_is_claimed(here: str, tmp_path: Path) -
 
 def test_shell_is_told_class_and_backends(here: str, tmp_path: Path) -> None:
     target = PythonTarget(f"python:{here}:LastPolicy")
-    place = Deployment(tmp_path, "127.0.0.1", 8000, 8001, (Address("gpu-1", "127.0.0.1", 9001, 3, True),))
-    launch = target.launch(place)
-    told = json.loads(launch.files["balancer.json"])
-    assert told["spec"] == f"python:{here}:LastPolicy"
-    assert (told["port"], told["admin_port"]) == (8000, 8001)
-    assert told["backends"] == [{"id": "gpu-1", "host": "127.0.0.1", "port": 9001, "weight": 3, "draining": True}]
-    assert told["key_carrier"] == "header:x-model-id"
+    deployment = Deployment(tmp_path, "127.0.0.1", 8000, 8001, (Address("gpu-1", "127.0.0.1", 9001, 3, True),))
+    launch = target.launch(deployment)
+    config = json.loads(launch.files["balancer.json"])
+    assert config["spec"] == f"python:{here}:LastPolicy"
+    assert (config["port"], config["admin_port"]) == (8000, 8001)
+    assert config["backends"] == [{"id": "gpu-1", "host": "127.0.0.1", "port": 9001, "weight": 3, "draining": True}]
+    assert config["key_carrier"] == "header:x-model-id"
     assert launch.environment == {"PYTHONHASHSEED": "0"}
     assert launch.start[-1] == str(tmp_path / "balancer.json")
-    (call,) = target.change(place)
+    (call,) = target.change(deployment)
     assert isinstance(call, AdminCall)
     assert (call.method, call.url) == ("PUT", "http://127.0.0.1:8001/backends")
-    assert json.loads(call.body) == told["backends"]
+    assert json.loads(call.body) == config["backends"]
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("ClaimlessPolicy", r"claims nothing: saw claims = \(\)"),
         ("WronglyClaiming", r"claims nothing: saw claims = \('failover',\)"),
@@ -152,8 +152,8 @@ def test_shell_is_told_class_and_backends(here: str, tmp_path: Path) -> None:
         ("LastPolice", "no class LastPolice; did you mean LastPolicy"),
     ],
 )
-def test_wrong_class_is_one_line(here: str, name: str, told: str) -> None:
-    with pytest.raises(ClaimsError, match=told) as caught:
+def test_wrong_class_is_one_line(here: str, name: str, message: str) -> None:
+    with pytest.raises(ClaimsError, match=message) as caught:
         PythonTarget(f"python:{here}:{name}")
     assert "\n" not in str(caught.value)
 

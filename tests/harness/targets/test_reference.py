@@ -31,7 +31,7 @@ def test_its_process_starts_lean(tmp_path: Path) -> None:
     assert launch.environment.items() >= {**LEAN_ENVIRONMENT, "PYTHONHASHSEED": "0"}.items()
 
 
-def told(target: ReferenceTarget, off: frozenset[str] = frozenset()) -> Settings:
+def settings_of(target: ReferenceTarget, off: frozenset[str] = frozenset()) -> Settings:
     return TypeAdapter(Settings).validate_json(target.spec(off).removeprefix("reference:"))
 
 
@@ -71,7 +71,7 @@ def test_every_switch_reaches_the_settings() -> None:
     target = ReferenceTarget(Settings(ejection=EjectionSettings(), limits=LIMITS, slow_start=SlowStartSettings(1.0)))
     assert target.switches == set(PARTS)
     for name in target.switches:
-        without = told(target, frozenset({name}))
+        without = settings_of(target, frozenset({name}))
         assert [part for part in PARTS.values() if getattr(without, part) is None] == [PARTS[name]]
 
 
@@ -92,18 +92,18 @@ def test_claims_state_the_settings() -> None:
 
 def test_scaled_stretches_settings_and_claims_alike() -> None:
     target = ReferenceTarget(Settings(checks=CheckSettings(interval_s=0.3)))
-    longer: Target = target.scaled(2.0)
-    assert isinstance(longer, ReferenceTarget)
-    once, twice = told(target), told(longer)
+    scaled: Target = target.scaled(2.0)
+    assert isinstance(scaled, ReferenceTarget)
+    once, twice = settings_of(target), settings_of(scaled)
     assert once.checks is not None and twice.checks is not None
     assert once.breaker is not None and twice.breaker is not None
     assert twice.attempt_timeout_s == 2.0 * once.attempt_timeout_s
-    assert twice.checks.interval_s == 2.0 * once.checks.interval_s == longer.claims[HealthChecks].interval_s
-    assert twice.breaker.open_s == 2.0 * once.breaker.open_s == longer.claims[Breaker].open_s
-    assert longer.claims[Breaker].backoff.max_s == 2.0 * target.claims[Breaker].backoff.max_s
+    assert twice.checks.interval_s == 2.0 * once.checks.interval_s == scaled.claims[HealthChecks].interval_s
+    assert twice.breaker.open_s == 2.0 * once.breaker.open_s == scaled.claims[Breaker].open_s
+    assert scaled.claims[Breaker].backoff.max_s == 2.0 * target.claims[Breaker].backoff.max_s
     assert twice.breaker.failures == once.breaker.failures
-    assert longer.claims[Retry].deadline_s == 2.0 * (target.claims[Retry].deadline_s or 0.0)
-    assert longer.claims[Failover].within_s == 2.0 * target.claims[Failover].within_s
+    assert scaled.claims[Retry].deadline_s == 2.0 * (target.claims[Retry].deadline_s or 0.0)
+    assert scaled.claims[Failover].within_s == 2.0 * target.claims[Failover].within_s
 
 
 @pytest.mark.parametrize(

@@ -42,18 +42,18 @@ def test_the_reference_with_what_a_file_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "settings file .*gone.toml: No such file or directory"),
         ("updat_policy = 'ewma'", "updat_policy is unknown; did you mean update_policy"),
         ("update_policy = 'emwa'", "update_policy 'emwa' is unknown; did you mean ewma"),
     ],
 )
-def test_wrong_settings_are_one_line(tmp_path: Path, text: str | None, told: str) -> None:
+def test_wrong_settings_are_one_line(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "gone.toml"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ClaimsError, match=told) as caught:
+    with pytest.raises(ClaimsError, match=message) as caught:
         resolve(f"reference:{file}")
     assert "\n" not in str(caught.value)
     with pytest.raises(ClaimsError, match=r"'reference:': expected reference:FILE\.toml"):

@@ -1,4 +1,4 @@
-"""Targets of every form through the judge, live: a policy, a claims file with nginx, and an nginx of one's own."""
+"""All forms of targets judged live: a policy, a claims file with nginx, and a user's own nginx."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def session() -> Iterator[LiveSession]:
 
 @pytest.fixture(scope="module")
 def nginx() -> str:
-    """Path of an nginx."""
+    """Path of an nginx binary."""
     return NginxTarget()._binary
 
 
@@ -104,7 +104,7 @@ def template(root: bool) -> str:
 
 @pytest.fixture
 def policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Name of a module of policies, importable here and in the processes that are started."""
+    """Name of a module of policies, importable here and in child processes."""
     name = f"policies_of_{SEED}"
     (tmp_path / f"{name}.py").write_text(POLICY)
     monkeypatch.syspath_prepend(tmp_path)
@@ -140,13 +140,13 @@ def test_a_claims_file_with_a_template(session: LiveSession, nginx: str, tmp_pat
     (leave,) = history.steps
     assert leave.took_effect
     before = history.attempts["start_s"] < leave.asked_s
-    after = history.attempts["start_s"] > leave.effective_s + 0.5  # a reload takes effect when its command is done
+    after = history.attempts["start_s"] > leave.effective_s + 0.5  # a reload takes effect at the end of its command
     assert set(history.attempts["backend"][before]) == {0, 1}
     assert set(history.attempts["backend"][after]) == {0}
 
 
 def test_nginx_drains_weighs_and_takes_back(session: LiveSession) -> None:
-    # Weight 5 beside 1 is five sixths of the keys instead of a half: among a hundred of them no chance hides that.
+    # Weight 5 against 1 is five sixths of the keys instead of a half: unambiguous with a hundred keys.
     drain, weigh, join = Drain("gpu-1", 0.5), Weigh("gpu-0", 2.0, 5), Join("gpu-1", 4.0)
     steps = traffic(5.5, drain, weigh, join, backends=3, keys=400, rate_per_s=100.0)
     history = session.play(NginxTarget(), steps, SEED)

@@ -1,4 +1,4 @@
-"""Where a running `steelyard up` is found, and that only a living one is."""
+"""Discovery of running `steelyard up` processes, and only of running ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = RunAddress(1, "http://127.0.0.1:1", "secret")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of temporary files, for the time of a test."""
+    """A temporary folder for one test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -42,7 +42,7 @@ def test_a_name_is_held_once() -> None:
     with lock_name("a"), lock_name("b"):
         with pytest.raises(TargetError, match="a steelyard up named 'a' is already running"), lock_name("a"):
             raise AssertionError("held twice")
-        assert len(list(runtime_folder().iterdir())) == 2  # the one refused has taken nothing away
+        assert len(list(runtime_folder().iterdir())) == 2  # the refused one removed no file
 
 
 def test_only_its_user_can_read_it() -> None:

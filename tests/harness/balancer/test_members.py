@@ -1,4 +1,4 @@
-"""The members of the reference: that every mechanism is given its numbers, asked, told, and made to forget."""
+"""The members of the reference: each mechanism gets its settings, results and membership changes, and is used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODELS = [f"model-{number}" for number in range(300)]
 
 
 class Fleet:
-    """Members, and short words for what happens to them; time stands still unless told."""
+    """Members with short methods for events; the clock advances only by assignment to `now_s`."""
 
     def __init__(self, settings: Settings, *names: str, **weights: float) -> None:
         self.members = Members(settings, Random(5))
@@ -42,7 +42,7 @@ class Fleet:
         self.join(*names, **weights)
 
     def join(self, *names: str, **weights: float) -> None:
-        """Make these the members."""
+        """Replace the members."""
         listed = dict.fromkeys(names, 1.0) | weights
         backends = tuple(Backend(name, name, weight) for name, weight in listed.items())
         self.note(self.members.set_backends(backends, self.now_s)[0])
@@ -53,26 +53,26 @@ class Fleet:
         return of_type(SendHealthCheck, actions)
 
     def pick(self, model: str = "", session: str = "") -> str:
-        """An update's backend, or an inference's."""
+        """The backend of an update, or with a model or session of an inference."""
         kind = Kind.INFERENCE if model or session else Kind.UPDATE
         chosen = self.members.pick(Request(1, 1, kind, "POST", model, session), NOBODY, self.now_s)
         assert chosen is not None
         return chosen
 
     def shares(self, picks: int) -> dict[str, int]:
-        """How many of so many updates each gets."""
+        """Number of updates that each backend gets, of `picks`."""
         return dict(Counter(self.pick() for _ in range(picks)))
 
     def owners(self) -> list[str]:
         return [self.pick(model) for model in MODELS]
 
     def settle(self, name: str, settled: Settled, took_s: float = 0.0) -> None:
-        """An attempt at `name` that ends so."""
+        """An attempt at `name` with this result."""
         sent = self.members.begin(name, 0, self.now_s)
         self.members.end(sent, settled, self.now_s + took_s)
 
     def occupy(self, updates: int) -> dict[str, int]:
-        """Send updates that do not end, and count them."""
+        """Send updates that do not end; their number by backend."""
         found: Counter[str] = Counter()
         for _ in range(updates):
             name = self.pick()
@@ -81,7 +81,7 @@ class Fleet:
         return dict(found)
 
     def check(self, reports: Mapping[str, Backend | bool]) -> None:
-        """A health check of everybody: a report is a good answer, and so is True."""
+        """A health check of all backends. A report, or True (the default), is a good answer."""
         for timer_id in list(self.timers):
             for check in self.note(self.members.timer_fired(timer_id, self.now_s)):
                 said = reports.get(check.backend_id, True)
@@ -104,7 +104,7 @@ RAMP = replace(BY_WEIGHT, slow_start=SlowStartSettings(10.0))
 
 
 def grown(settings: Settings) -> Fleet:
-    """Three that have been in for long, at 100 s."""
+    """Three members that have been in rotation for long, at 100 s."""
     fleet = Fleet(settings, "a", "b", "c")
     fleet.now_s = 100.0
     return fleet
@@ -198,10 +198,10 @@ def test_the_ring_follows_a_ramp_though_no_call_ends(health: HealthSettings | No
 
 
 def test_the_ring_is_laid_out_every_tenth_of_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
+    computed_s: list[float] = []
 
     def weight(members: Members, name: str, now_s: float) -> float:
-        asked.append(now_s)
+        computed_s.append(now_s)
         return 1.0
 
     fleet = grown(RAMP)
@@ -210,11 +210,11 @@ def test_the_ring_is_laid_out_every_tenth_of_a_second_at_most(monkeypatch: pytes
     for number in range(201):
         fleet.now_s = 100.0 + number / 1000
         fleet.pick("m")
-    assert sorted(Counter(asked).values()) == [4, 4]
+    assert sorted(Counter(computed_s).values()) == [4, 4]
     still = grown(BY_WEIGHT)
-    asked.clear()
+    computed_s.clear()
     still.pick("m")
-    assert asked == [], "where no weight changes nobody asks for it"
+    assert computed_s == [], "weights that never change are not computed"
 
 
 # --- sessions ---------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ STICKY = replace(NOTHING, sessions=AffinitySettings())
 
 
 def at_home_elsewhere(settings: Settings) -> tuple[Fleet, str]:
-    """A fleet with a session whose home is a, although c, which came later, is nearest on the ring."""
+    """A fleet with a session whose home is a, although c, which joined later, is nearest on the ring."""
     ring = HashRing(settings.virtual_nodes)
     ring.set_members("abc")
     session = next(name for name in MODELS if list(ring.nearest(name, 3)) == ["c", "a", "b"])

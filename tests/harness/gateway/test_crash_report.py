@@ -1,4 +1,4 @@
-"""A crash as one line, with the place in the stranger's code."""
+"""A crash as one line, with the location in the user's code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = "test_crash_report.py"
 
 
 class Awkward:
-    """Fails inside of others' code."""
+    """Fails inside other code."""
 
     def pick(self, request: Request) -> str:
         """Raises in the standard library."""
@@ -27,7 +27,7 @@ class Awkward:
 
 
 def crashed(error: BaseException) -> BaseException:
-    """The error once it was raised here."""
+    """The error after it was raised here."""
     with pytest.raises(type(error)) as caught:
         raise error
     return caught.value

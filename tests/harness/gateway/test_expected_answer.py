@@ -1,4 +1,4 @@
-"""What a good answer to a health check looks like, and which reports are beyond a limit."""
+"""The criterion of a good health-check answer, and reports beyond a limit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def reported(total_mb: float = 100.0, used_mb: float = 0.0, evictable_mb: float 
     ],
 )
 def test_expected_answer(expected: ExpectedAnswer, status: int, body: bytes, met: bool) -> None:
-    """E12: a status alone says little while an engine warms; a body that can't be read says nothing good."""
+    """E12: a status alone is little evidence while an engine warms up; an unreadable body is no good answer."""
     assert expected.met(status, body) is met
 
 
@@ -64,7 +64,7 @@ def test_expected_answer(expected: ExpectedAnswer, status: int, body: bytes, met
     ],
 )
 def test_limits_are_exceeded_and_not_reached_and_garbage_decides_nothing(report: Backend, overloaded: bool) -> None:
-    """S12 as well: 100 % in use is no reason to leave as long as 5 % would give way."""
+    """S12: a backend with 100 % in use stays in rotation while 5 % is evictable."""
     assert RotationSettings().overloaded(report) is overloaded
 
 

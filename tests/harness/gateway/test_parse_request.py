@@ -1,4 +1,4 @@
-"""What a gateway is told of a request's bytes."""
+"""Parsing of a request's bytes for a gateway."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from harness.scenario.model import Kind
 BODY = json.dumps({"model": "in-body", "prompt": "word by word", "user": {"id": "me", "age": 7}}).encode()
 
 
-def seen(
+def parsed(
     headers: dict[str, str] | None = None,
     body: bytes = b"",
     carrier: str = "header:x-model-id",
     path: str = "/v1/completions",
 ) -> Request:
-    """The description of a POST."""
+    """The parsed request of a POST."""
     return parse_request(
         number=3, connection=4, method="POST", path=path, headers=headers or {}, body=body, key_carrier=carrier
     )
@@ -27,16 +27,16 @@ def seen(
 
 def test_everything_that_a_request_says() -> None:
     headers = {"x-model-id": "m", "x-session-id": "s", "x-urgency": "high", "x-prompt-tokens": "12"}
-    assert seen(headers, b"1234") == Request(3, 4, Kind.INFERENCE, "POST", "m", "s", "high", 12, 4, "m")
+    assert parsed(headers, b"1234") == Request(3, 4, Kind.INFERENCE, "POST", "m", "s", "high", 12, 4, "m")
 
 
 def test_what_it_does_not_say_is_empty() -> None:
-    assert seen() == Request(3, 4, Kind.INFERENCE, "POST", "")
+    assert parsed() == Request(3, 4, Kind.INFERENCE, "POST", "")
 
 
 @pytest.mark.parametrize("tokens", ["many", "-1", "²", "1.5"])
 def test_a_number_that_is_none_counts_as_absent(tokens: str) -> None:
-    assert seen({"x-prompt-tokens": tokens}).prompt_tokens == 0
+    assert parsed({"x-prompt-tokens": tokens}).prompt_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def test_a_number_that_is_none_counts_as_absent(tokens: str) -> None:
     ],
 )
 def test_the_model_is_that_of_the_head_or_else_of_the_body(headers: dict[str, str], body: bytes, model: str) -> None:
-    assert seen(headers, body).model == model
+    assert parsed(headers, body).model == model
 
 
 def test_an_update_has_no_model() -> None:
-    request = seen({"x-model-id": "m"}, BODY, path="/v1/updates")
+    request = parsed({"x-model-id": "m"}, BODY, path="/v1/updates")
     assert (request.kind, request.model, request.key) == (Kind.UPDATE, "", "")
 
 
@@ -78,4 +78,4 @@ def test_an_update_has_no_model() -> None:
 )
 def test_the_key_is_read_where_the_target_claims_it(carrier: str, key: str) -> None:
     headers = {"x-model-id": "m", "x-session-id": "s", "x-tenant": "t", "cookie": "a=b; sid=c=1;x"}
-    assert seen(headers, BODY, carrier).key == key
+    assert parsed(headers, BODY, carrier).key == key

@@ -1,4 +1,4 @@
-"""The reference behind three methods: tickets settled oldest first, snapshots, and the judge's view of it."""
+"""The reference as a policy: tickets settle oldest first, snapshots, and its verdicts."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Bench:
         return chosen
 
     def home(self) -> str:
-        """Where a model's requests go."""
+        """The backend of a model's requests."""
         home = self.pick("llama", Kind.INFERENCE)
         self.policy.report_result(home, 0.01, None)
         return home
 
     def fail(self, times: int) -> str:
-        """Let so many requests for a model fail at its home."""
+        """Let `times` requests for a model fail at its backend."""
         home = self.home()
         for _ in range(times):
             assert self.pick("llama", Kind.INFERENCE) == home
@@ -69,7 +69,7 @@ def test_every_way_out_gives_back_exactly_one(error: str | None) -> None:
 
 
 def test_the_oldest_ticket_is_settled() -> None:
-    """A breaker's probe is out beside an older call: the next result is that call's, so the probe keeps its place."""
+    """A probe is in flight beside an older call: the next result settles that call, so the probe keeps its slot."""
     bench = Bench()
     home = bench.home()
     sent = Counter(bench.pick() for _ in range(32))
@@ -96,7 +96,7 @@ def test_failures_in_a_row_open_a_breaker_and_its_time_is_on_the_clock_of_the_wo
 
 @pytest.mark.parametrize(("latency_s", "opens"), [(0.01, False), (1.0, True)])
 def test_the_latency_is_the_reported_one(latency_s: float, opens: bool) -> None:
-    """Time stands still between pick and report, so that only what was reported can be slow."""
+    """The clock does not advance between pick and report, so only the reported latency can be slow."""
     bench = Bench()
     home = bench.home()
     for _ in range(30):
@@ -128,7 +128,7 @@ def test_a_snapshot_keeps_what_is_known_and_a_return_forgets_it() -> None:
 
 
 def test_reported_load_counts() -> None:
-    """A backend that is at work for others gets less; figures that are all zero are no report."""
+    """A backend loaded by other clients gets less; figures that are all 0 are no report."""
     bench = Bench()
     busy = tuple(replace(item, memory_total_mb=80_000.0, running=50 if item.id == "gpu-0" else 0) for item in BACKENDS)
     bench.policy.update_backends(busy)

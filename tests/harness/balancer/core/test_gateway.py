@@ -1,4 +1,4 @@
-"""The reference balancer as a specification: what it does about each event."""
+"""The reference balancer as a specification: its actions for each event."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Bench(GatewayDriver):
 
 
 def ring_order(*members: str) -> list[str]:
-    """Owners of model "m", the first one first."""
+    """Owners of model "m" in ring order."""
     ring = HashRing()
     ring.set_members(members)
     return list(ring.nearest("m", len(members)))

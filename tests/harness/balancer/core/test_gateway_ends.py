@@ -1,4 +1,4 @@
-"""How things end in the reference balancer: queues, drains, deadlines, budgets and the shutdown."""
+"""Ends in the reference balancer: queues, drains, deadlines, budgets and shutdown."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_place_that_is_free_before_the_rate_allows_sets_the_timer() -> None:
 
 
 def test_a_leg_that_lost_is_cancelled_once() -> None:
-    """Also where its end has not come yet when the client leaves the winner's answer."""
+    """Even if it has not ended when the client leaves during the winner's answer."""
     bench = Bench(replace(CALM, hedge=HedgeSettings(quantile=0.5, share=1.0, minimum=1)), "a", "b")
     first = bench.send("m")
     bench.head(first)

@@ -1,4 +1,4 @@
-"""The reference balancer under a shell that does anything the protocol allows, in any order."""
+"""The reference balancer under a driver that delivers any events the protocol allows, in any order."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Live:
 
 @dataclass
 class Stay:
-    """What a backend showed the balancer since it last joined."""
+    """Results and checks that the balancer received of a backend since it last joined."""
 
     number: int
     failures: int = 0
@@ -87,8 +87,8 @@ class Stay:
             self.failures, self.ejected_until_s = 0, now_s + EJECTION.open_s
 
 
-class Shell(RuleBasedStateMachine):
-    """Keeps the protocol's rules, counts answers, and holds every action against its own view of the backends."""
+class DriverMachine(RuleBasedStateMachine):
+    """Follows the protocol's rules, counts answers, and compares every action with its own model of the backends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Shell(RuleBasedStateMachine):
         self.numbers = 0
         self.stays: dict[str, Stay] = {}
         self.stays_begun = 0
-        self.staying: set[int] = set()  # requests whose client is here and not done
+        self.staying: set[int] = set()  # requests whose client is present and has no complete answer
         self.answers: Counter[int] = Counter()
         self.live: dict[int, Live] = {}
         self.attempts_made: set[int] = set()
@@ -106,7 +106,7 @@ class Shell(RuleBasedStateMachine):
         self.stopping = False
         self.exited = False
 
-    # --- the shell's side of the protocol -------------------------------------------------------------
+    # --- the driver's side of the protocol -------------------------------------------------------------
 
     def tell(self, event: Event) -> list[Action]:
         actions = self.gateway.handle(event, self.now_s)
@@ -201,7 +201,7 @@ class Shell(RuleBasedStateMachine):
         model=st.sampled_from(["m", "n"]), status=st.sampled_from([0, 404, 500]), error=ERRORS, times=st.integers(1, 3)
     )
     def requests_end_at_once(self, model: str, status: int, error: str | None, times: int) -> None:
-        """A few alike in a row, so that backends are ejected often enough for the rest to matter."""
+        """Several equal results in a row, so that backends are ejected often."""
         for _ in range(times if status or error else 0):
             self.request_arrives(model, Kind.INFERENCE)
             attempt_id = next(reversed(self.live), None)
@@ -241,7 +241,7 @@ class Shell(RuleBasedStateMachine):
     @precondition(lambda self: self.timers and not self.exited)
     @rule(pick=PICK)
     def timer_fires(self, pick: int) -> None:
-        """Any timer, so that they fire in any order; those of backends that left are still set."""
+        """Any timer, so that they fire in any order, including timers of backends that left."""
         timer_id = sorted(self.timers)[pick % len(self.timers)]
         self.now_s = max(self.now_s, self.timers.pop(timer_id))
         self.tell(TimerFired(timer_id))
@@ -252,7 +252,7 @@ class Shell(RuleBasedStateMachine):
         check_id = sorted(self.checks)[pick % len(self.checks)]
         backend, number = self.checks.pop(check_id)
         stay = self.stays.get(backend)
-        # A health check that began before one whose result is known says nothing any more.
+        # A check that began before one whose result is known is ignored.
         if stay is not None and stay.number == number and check_id >= stay.newest_check:
             stay.newest_check = check_id
             stay.failed_checks = 0 if ok else stay.failed_checks + 1
@@ -284,8 +284,8 @@ class Shell(RuleBasedStateMachine):
     @invariant()
     def every_client_that_stays_has_one_answer_or_an_attempt(self) -> None:
         assert all(count == 1 for count in self.answers.values() if count)
-        underway = {attempt.request_id for attempt in self.live.values()}
-        assert self.staying <= underway
+        in_flight = {attempt.request_id for attempt in self.live.values()}
+        assert self.staying <= in_flight
         waiting = {attempt.request_id for attempt in self.live.values() if not attempt.committed}
         assert all(self.answers[number] == (number not in waiting) for number in self.staying)
 
@@ -304,7 +304,7 @@ class Shell(RuleBasedStateMachine):
         assert self.exited == (self.stopping and not self.live)
 
     def teardown(self) -> None:
-        """Every send gets its end; then each request whose client stayed had one answer, and nothing is left."""
+        """After all attempts ended, each request whose client stayed has one answer and no state is left."""
         for attempt_id in list(self.live):
             self.end(attempt_id, "reset")
         self.every_client_that_stays_has_one_answer_or_an_attempt()
@@ -313,8 +313,8 @@ class Shell(RuleBasedStateMachine):
         assert not self.staying
 
 
-TestShell = Shell.TestCase
-TestShell.settings = settings(
+TestMachine = DriverMachine.TestCase
+TestMachine.settings = settings(
     derandomize=True,
     deadline=None,
     database=None,

@@ -1,8 +1,8 @@
-"""The reference with every mechanism on, under a shell that does anything the protocol allows, in any order.
+"""The reference with every mechanism on, under a driver that delivers any events the protocol allows, in any order.
 
-What each mechanism decides is tested elsewhere. Here is what must hold however they get into each other's way: no
-attempt without a request that waits for it, one answer for each client that stays, nothing after the answer, counts
-that come back to zero, and tallies that say what asking everybody would.
+Each mechanism's decisions are tested elsewhere. These invariants must hold for any interaction: no attempt without an
+unanswered request, one answer for each client that stays, no actions after the answer, counts that return to 0, and
+cached sets and totals equal to those computed from all members.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Live:
     cancelled: bool = False
 
 
-class Shell(RuleBasedStateMachine):
-    """Keeps the protocol's rules and holds every action against what it may be."""
+class DriverMachine(RuleBasedStateMachine):
+    """Follows the protocol's rules and checks that every action is allowed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Shell(RuleBasedStateMachine):
                     self.made.add(attempt_id)
                     self.live[attempt_id] = Live(request_id, backend)
                     waiting = [item for item in self.live.values() if item.request_id == request_id]
-                    assert sum(not item.cancelled for item in waiting) <= 2, "more than a hedge beside an attempt"
+                    assert sum(not item.cancelled for item in waiting) <= 2, "more than one hedge beside an attempt"
                 case Cancel(attempt_id):
                     assert not self.live[attempt_id].cancelled
                     self.live[attempt_id].cancelled = True
@@ -160,7 +160,7 @@ class Shell(RuleBasedStateMachine):
     @precondition(lambda self: not self.exited)
     @rule(model=st.sampled_from(["m", "n"]), times=st.integers(2, 4), error=st.sampled_from(["refused", "reset", None]))
     def attempts_end_at_once(self, model: str, times: int, error: str | None) -> None:
-        """A few alike in a row, so that breakers open, close and eject often enough for the rest to matter."""
+        """Several equal results in a row, so that breakers and ejection act often."""
         for _ in range(times):
             self.request_arrives(Kind.INFERENCE, model, "", "normal")
             attempt_id = next(reversed(self.live), None)
@@ -186,8 +186,8 @@ class Shell(RuleBasedStateMachine):
     @precondition(lambda self: any(item.status and not item.cancelled for item in self.live.values()))
     @rule(pick=PICK)
     def answer_is_whole(self, pick: int) -> None:
-        begun = [key for key, item in self.live.items() if item.status and not item.cancelled]
-        attempt_id = begun[pick % len(begun)]
+        with_head = [key for key, item in self.live.items() if item.status and not item.cancelled]
+        attempt_id = with_head[pick % len(with_head)]
         if not self.live[attempt_id].committed:
             self.tell(FirstByte(attempt_id))
         self.end(attempt_id, None if self.live[attempt_id].committed else "aborted")
@@ -237,7 +237,7 @@ class Shell(RuleBasedStateMachine):
 
     @invariant()
     def who_stays_is_answered_or_worked_on(self) -> None:
-        """By an attempt, a retry's timer or a place in the queue; the gateway keeps them all, until the end."""
+        """By an attempt, a retry timer or the queue: the gateway has a record of each unanswered request."""
         known = self.gateway._exchanges
         assert all(number in known for number in self.staying if not self.answers[number])
         assert not known or not self.exited
@@ -251,7 +251,7 @@ class Shell(RuleBasedStateMachine):
             assert self.gateway.idle
 
     @invariant()
-    def tallies_say_what_asking_everybody_would(self) -> None:
+    def cached_sets_and_totals_are_exact(self) -> None:
         members = self.gateway._members
         members._recheck_due(self.now_s)
         able = [name for name in members._names if members.eligible(name, self.now_s)]
@@ -263,7 +263,7 @@ class Shell(RuleBasedStateMachine):
         ]
 
     def teardown(self) -> None:
-        """Every attempt ends and time goes on: then each client that stayed had its answer, and nothing is left."""
+        """After all attempts ended and timers fired, each client that stayed has its answer and no state is left."""
         for _ in range(200):
             if not self.live and not self.staying:
                 break
@@ -278,8 +278,8 @@ class Shell(RuleBasedStateMachine):
         assert self.exited == self.stopping
 
 
-TestShell = Shell.TestCase
-TestShell.settings = settings(
+TestMachine = DriverMachine.TestCase
+TestMachine.settings = settings(
     derandomize=True,
     deadline=None,
     database=None,

@@ -1,4 +1,4 @@
-"""From a line of text to a balancer: the reference, a stranger's policy, a stranger's gateway."""
+"""A balancer from a text: the reference, a user's policy, a user's gateway."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_arguments_with_defaults_keep_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         (
             "NeedsSize",
@@ -159,8 +159,8 @@ def test_arguments_with_defaults_keep_them() -> None:
         ("Leaves", r"SystemExit: 1 \(test_loading.py:\d+\); a constructor"),
     ],
 )
-def test_what_cannot_be_made_is_one_line(name: str, told: str) -> None:
-    with pytest.raises(ClaimsError, match=f"{name}' cannot be created: {told}") as caught:
+def test_what_cannot_be_made_is_one_line(name: str, message: str) -> None:
+    with pytest.raises(ClaimsError, match=f"{name}' cannot be created: {message}") as caught:
         gateway_from(spec_of(name), NowFunction(), Random(1))
     assert "\n" not in str(caught.value)
 
@@ -171,7 +171,7 @@ def test_ctrl_c_in_a_constructor_goes_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("raise ValueError('no way')", r"ValueError: no way \(broken_at_import_0.py:1\)"),
         ("import sys\nsys.exit(3)", r"SystemExit: 3 \(broken_at_import_1.py:2\)"),
@@ -179,12 +179,12 @@ def test_ctrl_c_in_a_constructor_goes_through() -> None:
     ],
 )
 def test_a_module_that_raises_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     name = f"broken_at_import_{1 if 'exit' in text else 2 if 'def' in text else 0}"
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ClaimsError, match=f"importing {name} raised {told}"):
+    with pytest.raises(ClaimsError, match=f"importing {name} raised {message}"):
         load_class(f"python:{name}:Policy")
 
 

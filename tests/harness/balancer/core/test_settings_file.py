@@ -1,4 +1,4 @@
-"""The file that changes settings: what it names, and one line for whatever is wrong."""
+"""The settings file: keys and tables, and one-line errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_file_changes_what_it_names(file: Path) -> None:
 
 
 def test_the_example_of_the_documentation() -> None:
-    """It switches on what is off by default."""
+    """A table switches on a mechanism that is off by default."""
     made = settings_from(Path(__file__).parents[4] / "docs" / "examples" / "balancer.toml", BASE)
     assert made.limits is not None and made.ejection is not None and made.slow_start is not None
     assert made.breaker is not None and made.breaker.slow_p99_s is not None
@@ -55,7 +55,7 @@ def test_a_file_gives_limits(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("braker = false", "braker is unknown; did you mean breaker"),
         ("[breaker]\nopens = 1", "breaker.opens is unknown; did you mean open_s"),
@@ -84,11 +84,11 @@ def test_a_file_gives_limits(file: Path) -> None:
         ("virtual_nodes", "no TOML: "),
     ],
 )
-def test_nonsense_is_one_line(file: Path, text: str, told: str) -> None:
+def test_nonsense_is_one_line(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(ClaimsError) as caught:
         settings_from(file, BASE)
-    assert str(caught.value).startswith(f"settings file {file}: {told}")
+    assert str(caught.value).startswith(f"settings file {file}: {message}")
     assert "\n" not in str(caught.value)
 
 

@@ -30,7 +30,7 @@ class Watch(ReadinessDriver):
         super().__init__(*backends, unhealthy=unhealthy, healthy=healthy, rotation=rotation)
 
     def results(self, names: str, ok: bool, report: Backend | None = None, times: int = 1) -> list[bool]:
-        """Deliver the same result `times` times for each backend. Whether the last one brought it into rotation."""
+        """Deliver a result `times` times for each backend; whether the last one brought it into rotation."""
         return [[self.result(name, ok, report) for _ in range(times)][-1] for name in names]
 
 
@@ -48,7 +48,7 @@ def test_overload_takes_out_of_rotation_by_the_thresholds_and_its_end_brings_bac
 
 
 def test_a_warm_backend_stays() -> None:
-    """S12: memory full of weights that would give way."""
+    """S12: memory full of evictable weights."""
     watch = Watch("a")
     watch.results("a", True, WARM, times=5)
     assert watch.rotation == "a"
@@ -73,7 +73,7 @@ def test_alive_is_who_answers_even_if_only_to_say_no() -> None:
     watch = Watch("a", "b", "c")
     watch.results("a", False, IDLE, times=3)  # 503 with a body
     watch.results("b", True, BUSY, times=3)
-    watch.results("c", False, None, times=3)  # nothing in time
+    watch.results("c", False, None, times=3)  # no answer in time
     assert watch.rotation == ""
     assert [watch.readiness.alive(name) for name in "abc?"] == [True, True, False, False]
 
@@ -98,7 +98,7 @@ def test_dead_after_silence_in_a_row_and_alive_again_at_the_first_answer() -> No
 
 
 def test_the_fleet_does_not_take_turns_at_being_away() -> None:
-    """All are overloaded one after the other: once less than half would be ready, all share the load."""
+    """All become overloaded one by one: once less than half would be ready, all share the load."""
     watch = Watch(*"abcd", rotation=HALF)
     watch.results("abcd", True, IDLE)
     observed = []
@@ -137,17 +137,17 @@ def test_the_guard_leaves_the_dead_out() -> None:
 
 
 def test_if_nobody_answers_health_checks_all_are_tried() -> None:
-    """Rather all than nobody: overload can drown health checks as well, and their route may be what is broken."""
+    """All rather than none: overload may delay health checks too, and the health route itself may be broken."""
     watch = Watch(*"abcd", rotation=HALF)
     watch.results("abcd", True, IDLE)
     watch.results("abcd", False, None, times=2)
     assert watch.rotation == "abcd"
-    watch.results("d", False, IDLE)  # one answers again, if only 503
+    watch.results("d", False, IDLE)  # one answers again, with 503
     assert watch.rotation == "d"
 
 
 def test_the_guard_lets_no_newcomer_in_that_never_passed() -> None:
-    """E12: those that still load are not part of the fleet yet, neither to be let in nor to be counted."""
+    """E12: backends that still load are not part of the fleet yet: neither admitted nor counted."""
     watch = Watch("a", "b", rotation=HALF)
     watch.results("ab", True, IDLE)
     watch.set_backends(*"abwxyz")
@@ -160,7 +160,7 @@ def test_the_guard_lets_no_newcomer_in_that_never_passed() -> None:
 
 
 def test_the_guard_lets_in_who_only_ever_was_overloaded() -> None:
-    """It says itself that it is ready; what keeps it out is our limit, and that is what the guard is about."""
+    """It reports that it is ready; only the configured limit keeps it out, which is what the guard overrides."""
     watch = Watch("a", "b", rotation=HALF)
     watch.results("ab", True, BUSY, times=2)
     assert watch.rotation == "ab"
@@ -194,7 +194,7 @@ def test_a_leave_can_start_and_a_join_end_the_guard() -> None:
 
 
 def test_gated_newcomers_get_nothing_before_they_passed() -> None:
-    """E7: with gating, none before the first good health check. The guard is no way round it."""
+    """E7: with gating, no requests before the first good health check, even with the guard."""
     watch = Watch("a", "b", rotation=RotationSettings(gated=True))
     assert watch.rotation == ""
     watch.results("a", False, IDLE, times=4)
@@ -204,7 +204,7 @@ def test_gated_newcomers_get_nothing_before_they_passed() -> None:
 
 
 def test_ungated_newcomers_serve_at_once_and_are_checked_at_once() -> None:
-    """E8: a start with good backends refuses nothing."""
+    """E8: a start with good backends rejects no request."""
     readiness = Readiness(0.5, 1.0, 2, 1, RotationSettings())
     assert [action.at_s for action in readiness.set_backends(("a",), 3.0) if isinstance(action, SetTimer)] == [3.0]
     assert readiness.ready("a")
@@ -228,7 +228,7 @@ def test_who_was_let_in_by_the_guard_has_not_been_away() -> None:
 
 
 def test_the_unready_are_checked_on_at_the_same_interval() -> None:
-    """E3, E11: a sick one is found well again, and a well one sick, within threshold times interval."""
+    """E3, E11: recovery and failure are detected within threshold times interval."""
     watch = Watch("a")
     for step in range(20):
         check = watch.check("a", step / 2)
@@ -251,7 +251,7 @@ def test_edits_of_the_list_change_nobody_elses_mark() -> None:
 
 
 def test_a_hung_check_holds_up_no_other() -> None:
-    """S10: health checks are due by each backend's own timer and have a timeout each, however many hang."""
+    """S10: each backend's checks have their own timer and timeout, however many hang."""
     watch = Watch(*"abcd")
     started = []
     for step in range(4):
@@ -280,7 +280,7 @@ def test_hangs_in_a_row_still_count() -> None:
 
 
 def test_nothing_is_left_of_who_left() -> None:
-    """S8, E5: no health check after the removal, and neither verdict, liveness nor late results on the return."""
+    """S8, E5: no checks after removal; readiness, liveness and late results do not carry over to a return."""
     watch = Watch("a", unhealthy=1)
     timer, late = watch.timers["a"], watch.check("a")
     watch.results("a", False)
@@ -293,7 +293,7 @@ def test_nothing_is_left_of_who_left() -> None:
 
 
 def test_jitter_spreads_the_intervals_within_its_share_and_keeps_their_mean() -> None:
-    """F7: backends that joined at one instant are not checked at one instant ever after."""
+    """F7: backends that joined at the same instant are checked at different times."""
     readiness = Readiness(0.5, 1.0, 2, 1, RotationSettings(jitter=0.2), Random(11))
     waits = []
     for action in readiness.set_backends(tuple(f"gpu-{number}" for number in range(400)), 0.0):

@@ -1,4 +1,4 @@
-"""The circuit breaker: when it trips, for how long, what it lets through, and what it ignores."""
+"""The circuit breaker: trip conditions, open times, probes, and ignored results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tripped(chosen: BreakerSettings = QUICK, at_s: float = 0.0) -> CircuitBreake
 
 
 def open_times_s(chosen: BreakerSettings, trips: int, seed: int = 1) -> list[float]:
-    """Open times of a backend whose every probe fails at once."""
+    """Open times of a backend whose probes all fail at once."""
     breaker, now_s, found = breaker_of(chosen, seed), 0.0, []
     for _ in range(chosen.failures or 0):
         call(breaker, FAILED)
@@ -69,7 +69,7 @@ def test_trips_at_exactly_its_run_of_failures(failures: int) -> None:
 
 
 def test_a_success_clears_the_run_and_nothing_else_touches_it() -> None:
-    """S5: neither later nor earlier than the run that was claimed."""
+    """S5: at exactly the claimed number of consecutive failures."""
     breaker = breaker_of(QUICK)
     for settled in (FAILED, FAILED, OK, FAILED, NEUTRAL, FAILED, ABORTED):
         call(breaker, settled)
@@ -165,7 +165,7 @@ def test_open_fails_fast_for_exactly_its_time() -> None:
 
 
 def test_stragglers_do_not_lengthen_the_open_time() -> None:
-    """S9: it counts from the trip."""
+    """S9: the open time starts at the trip."""
     breaker = breaker_of(QUICK)
     crowd = [taken(breaker, 0.0) for _ in range(10)]
     for number, ticket in enumerate(crowd):
@@ -193,7 +193,7 @@ def test_late_results_decide_nothing_while_half_open_or_closed_again() -> None:
 
 @pytest.mark.parametrize("probes", [1, 2, 5])
 def test_exactly_its_probes_at_a_time(probes: int) -> None:
-    """S1: the call that finds the time over takes one of the probes, and stores none."""
+    """S1: the first call after the open time takes one of the probe slots and no more."""
     breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=probes, successes=9, jitter=0.0))
     out = [breaker.acquire(2.0) for _ in range(50)]
     assert [ticket is not None and ticket.probe for ticket in out] == [True] * probes + [False] * (50 - probes)
@@ -204,7 +204,7 @@ def test_exactly_its_probes_at_a_time(probes: int) -> None:
 
 
 def test_looking_consumes_no_probe() -> None:
-    """S2: candidates are filtered without harm."""
+    """S2: filtering candidates changes no state."""
     breaker = tripped()
     for _ in range(100):
         assert breaker.allows(2.0) and breaker.state(2.0) == "half-open" and breaker.open_until_s(2.0) is None
@@ -232,7 +232,7 @@ def test_one_failed_probe_reopens_whatever_the_threshold() -> None:
 
 
 def test_a_probe_that_hangs_on_keeps_its_slot_in_the_next_half_open_time() -> None:
-    """So that the backend never has more probes than claimed; its late result counts for nothing."""
+    """The backend never has more probes than claimed; the late result is ignored."""
     breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=2, successes=1, jitter=0.0))
     hung, failing = taken(breaker, 2.0), taken(breaker, 2.0)
     breaker.settle(failing, FAILED, 0.0, 2.0)
@@ -256,9 +256,9 @@ def test_closing_starts_clean() -> None:
     call(breaker, OK, 6.0)
     for settled in (FAILED, FAILED):
         call(breaker, settled, 6.1)
-    assert breaker.state(6.1) == "closed"  # neither the run nor the window remembers
+    assert breaker.state(6.1) == "closed"  # both the count and the window are reset
     call(breaker, FAILED, 6.1)
-    assert breaker.open_until_s(6.1) == pytest.approx(6.1 + 2.0)  # nor does the backoff
+    assert breaker.open_until_s(6.1) == pytest.approx(6.1 + 2.0)  # and so is the backoff
 
 
 def test_a_slow_probe_is_no_good_one_where_slowness_trips() -> None:
@@ -284,11 +284,11 @@ def test_jitter_spreads_every_open_time_and_never_beyond_the_cap() -> None:
     for found, (low_s, high_s) in zip(zip(*runs, strict=True), [(0.75, 1.25), (1.5, 2.5), (3, 4), (3, 4)], strict=True):
         assert low_s <= min(found) < low_s + 0.02 * (high_s - low_s)
         assert high_s - 0.02 * (high_s - low_s) < max(found) <= high_s + 1e-9
-        assert len(set(found)) == len(found)  # no two return at the same instant, not even at the cap
+        assert len(set(found)) == len(found)  # no two reopen at the same instant, even at the cap
 
 
 def test_twenty_breakers_tripped_together_do_not_return_together() -> None:
-    """Statistics: at most 8 of 20 in any hundredth of the open time, but for one run in ten thousand."""
+    """Statistics: at most 8 of 20 in any hundredth of the open time, except in one run of ten thousand."""
     chosen = BreakerSettings(failures=1, open_s=1.0, jitter=0.2)
     returns_s = sorted(open_times_s(chosen, 1, seed)[0] for seed in range(20))
     assert max(sum(at_s <= other <= at_s + 0.01 for other in returns_s) for at_s in returns_s) <= 8
@@ -315,7 +315,7 @@ def test_a_probe_settled_twice_frees_one_slot() -> None:
 
 
 def test_tickets_of_another_breaker_mean_nothing() -> None:
-    """A backend that left and returned has a new breaker; what began before says nothing about it."""
+    """A backend that left and returned has a new breaker, which ignores calls begun before."""
     old, new = breaker_of(BreakerSettings(failures=1)), breaker_of(BreakerSettings(failures=1))
     new_ticket = taken(new, 0.0)
     new.settle(taken(old, 0.0), FAILED, 0.1, 0.1)
@@ -325,7 +325,7 @@ def test_tickets_of_another_breaker_mean_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"failures": None}, "needs a reason"),
         ({"failures": 0}, "failures 0"),
@@ -342,6 +342,6 @@ def test_tickets_of_another_breaker_mean_nothing() -> None:
         ({"jitter": 1.0}, "jitter 1.0"),
     ],
 )
-def test_settings_that_make_no_sense(changes: dict[str, float | None], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_settings_that_make_no_sense(changes: dict[str, float | None], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         BreakerSettings(**changes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The circuit breaker under calls that begin and end in any order, beside a model of it and a twin left in peace."""
+"""The circuit breaker under calls in any order, compared with a model and with a twin that is never queried."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OK, FAILED, NEUTRAL, ABORTED = Settled.OK, Settled.FAILED, Settled.NEUTRAL, Sett
 
 
 class Calls(RuleBasedStateMachine):
-    """A breaker with calls that end in any order, beside a plain model of it and a twin that nobody looks at."""
+    """A breaker with calls that end in any order, a simple model of it, and a twin that is never queried."""
 
     chosen = BreakerSettings(
         failures=3, open_s=1.0, probes=2, successes=3, multiplier=2.0, max_open_s=5.0, jitter=0.2, window_s=4.0
@@ -25,7 +25,9 @@ class Calls(RuleBasedStateMachine):
         self.breaker = CircuitBreaker(self.chosen, Random(7))
         self.twin = CircuitBreaker(self.chosen, Random(7))
         self.now_s = 0.0
-        self.out: list[tuple[Ticket, Ticket, int, bool]] = []  # of both, with the model's era and whether a probe
+        self.out: list[
+            tuple[Ticket, Ticket, int, bool]
+        ] = []  # tickets of both, with the model's generation and whether each is a probe
         self.era = 0
         self.mode = "closed"
         self.until_s = 0.0
@@ -98,7 +100,7 @@ class Calls(RuleBasedStateMachine):
         assert sum(probe for *_, probe in self.out) <= self.chosen.probes
 
     def teardown(self) -> None:
-        """Whatever happened, a backend that answers gets its traffic back."""
+        """A backend that answers always gets its traffic back."""
         for ticket, *_ in self.out:
             self.breaker.settle(ticket, ABORTED, 0.1, self.now_s)
         self.now_s += self.chosen.max_open_s

@@ -1,4 +1,4 @@
-"""Draining: nothing new, what runs may end, the deadline bounds it, and drained is not idle."""
+"""Draining: no new requests, running ones may end until the deadline, and drained is not idle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_what_is_in_flight_ends_and_then_it_is_drained_once() -> None:
 
 
 def test_drained_is_not_idle() -> None:
-    """K6: with nothing in flight it would be the least loaded of all; it gets nothing until it is back."""
+    """K6: with nothing in flight it would be the least loaded; it gets no requests until it is back."""
     draining = Draining(10.0)
     assert draining.start("a", 0, now_s=0.0)
     assert draining.draining("a")
@@ -68,7 +68,7 @@ def test_one_that_returns_is_simply_back() -> None:
     draining.start("a", 2, now_s=0.0)
     draining.returned("a")
     assert not draining.draining("a") and draining.next_s() is None
-    assert not draining.ended("a"), "the old attempts are like any others"
+    assert not draining.ended("a"), "old attempts count like any others"
     assert draining.expired(99.0) == ()
     draining.start("a", 1, now_s=100.0)
     assert draining.next_s() == 110.0
@@ -101,7 +101,7 @@ def test_a_drain_needs_time(deadline_s: float) -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Requests, drains and returns in any order, against counts of its own."""
+    """Requests, drains and returns in any order, compared with independent counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Machine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.in_flight = dict.fromkeys(NAMES, 0)
         self.since_s: dict[str, float] = {}
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
 
     @rule(name=st.sampled_from(NAMES))
     def send(self, name: str) -> None:
@@ -131,20 +131,22 @@ class Machine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def back(self, name: str) -> None:
         self.since_s.pop(name, None)
-        self.told.discard(name)
+        self.reported.discard(name)
         self.draining.returned(name)
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 5.0]))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
         due = {name for name, since_s in self.since_s.items() if self.now_s - since_s >= 5.0 and self.in_flight[name]}
-        assert set(self.draining.expired(self.now_s)) == due - self.told
-        self.told |= due
+        assert set(self.draining.expired(self.now_s)) == due - self.reported
+        self.reported |= due
 
     @invariant()
     def who_drains_gets_nothing(self) -> None:
         assert {name for name in NAMES if self.draining.draining(name)} == set(self.since_s)
-        due_s = [self.since_s[name] + 5.0 for name in self.since_s if self.in_flight[name] and name not in self.told]
+        due_s = [
+            self.since_s[name] + 5.0 for name in self.since_s if self.in_flight[name] and name not in self.reported
+        ]
         assert self.draining.next_s() == min(due_s, default=None)
 
 

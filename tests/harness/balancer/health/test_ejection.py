@@ -1,4 +1,4 @@
-"""Passive ejection: the n-th failure in a row, a fixed time, a clean count afterwards."""
+"""Passive ejection: at the n-th consecutive failure, for a fixed time, with a count of 0 afterwards."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def ejected_at(failures: int, at_s: float, open_s: float = 1.0) -> PassiveEjecti
 @pytest.mark.parametrize("failures", [1, 2, 5])
 def test_exactly_at_the_nth_failure_in_a_row(failures: int) -> None:
     ejection = PassiveEjection(failures, 1.0)
-    seen = []
+    observed = []
     for number in range(failures):
-        seen.append(ejection.ejected("a", float(number)))
+        observed.append(ejection.ejected("a", float(number)))
         ejection.settle("a", ok=False, now_s=float(number))
-    assert seen == [False] * failures
+    assert observed == [False] * failures
     assert ejection.ejected("a", failures - 1.0)
 
 

@@ -1,4 +1,4 @@
-"""The cap on ejections: never more than its share of the members out at once, and at least one may be."""
+"""The cap on ejections: at most its share of the members at once, but at least one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def out(ejection: PassiveEjection, members: list[str], now_s: float) -> list[str
     [(5, 0.5, 2), (4, 0.5, 2), (10, 0.1, 1), (4, 0.1, 1), (1, 0.5, 1), (100, 0.29, 29), (3, 1.0, 3), (20, 0.999, 19)],
 )
 def test_when_all_fail_the_cap_is_out_and_the_others_are_tried_on(count: int, cap_share: float, places: int) -> None:
-    """E13: five of five fail under a cap of half: three are still tried. Envoy's 10 % of 4 is one here, not none."""
+    """E13: five of five fail under a cap of half: three are still used. 10 % of 4 is one here, unlike Envoy's none."""
     members = names(count)
     ejection = capped(members, cap_share)
     for name in members:
@@ -65,7 +65,7 @@ def test_the_next_failure_after_a_place_is_free_ejects() -> None:
     fail(ejection, "a", 3, 0.0)
     fail(ejection, "b", 7, 5.0)
     assert out(ejection, ["a", "b"], 9.9) == ["a"]
-    assert out(ejection, ["a", "b"], 10.0) == []  # looking ejects nobody
+    assert out(ejection, ["a", "b"], 10.0) == []  # queries eject no backend
     fail(ejection, "b", 1, 10.0)
     assert out(ejection, ["a", "b"], 10.0) == ["b"]
     assert ejection.until_s("b", 10.0) == 20.0
@@ -84,20 +84,20 @@ def test_a_success_while_waiting_ends_the_run() -> None:
 
 @pytest.mark.parametrize("cap_share", [0.5, 1.0])
 def test_the_threshold_is_the_same_in_every_cycle(cap_share: float) -> None:
-    """F3: 3 failures, also the second and the third time."""
+    """F3: 3 failures, each time."""
     ejection = capped(["a", "b"], cap_share)
     for cycle in range(4):
         now_s = 10.0 * cycle
-        seen = []
+        observed = []
         for _ in range(3):
-            seen.append(ejection.ejected("a", now_s))
+            observed.append(ejection.ejected("a", now_s))
             fail(ejection, "a", 1, now_s)
-        assert seen == [False, False, False]
+        assert observed == [False, False, False]
         assert ejection.ejected("a", now_s)
 
 
 def test_an_ejection_holds_for_its_whole_time_whatever_others_do() -> None:
-    """F6, E14: neither results nor ejections of others, nor asking, end it early."""
+    """F6, E14: results, ejections of others and queries do not end it early."""
     members = names(4)
     ejection = capped(members, 0.5)
     fail(ejection, members[0], 3, 0.0)
@@ -117,7 +117,7 @@ def test_fewer_members_lower_the_cap_and_the_first_to_end_are_back() -> None:
         fail(ejection, name, 3, float(at_s))
     ejection.keep_only(frozenset(members[:5]))
     assert out(ejection, members, 4.0) == members[2:4]
-    fail(ejection, members[0], 2, 4.0)  # back with a clean count
+    fail(ejection, members[0], 2, 4.0)  # back with a count of 0
     assert not ejection.ejected(members[0], 4.0)
 
 

@@ -1,4 +1,4 @@
-"""Health score: the formula to the digit, a weight and not a gate, and 0 for what is known to be out."""
+"""Health score: the exact formula; a weight, not a gate; and weight 0 for backends known to be out."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_what_is_unknown_is_good() -> None:
 
 def test_all_four_components_by_their_weights() -> None:
     health = scored("a")
-    settle(health, "a", good=15, bad=5, latency_s=0.4)  # a quarter fails, four times the baseline
+    settle(health, "a", good=15, bad=5, latency_s=0.4)  # a quarter of the calls fails; four times the baseline
     health.report("a", 80_000, 60_000, 20_000, 0.0)  # 20 GB free and 20 evictable of 80
-    health.connections("a", 350)  # halfway through the 500 that count
+    health.connections("a", 350)  # half of the 500 that lower the score
     assert health.components("a", 0.0) == Components(0.75, 0.25, 0.5, 0.5)
     assert health.score("a", 0.0) == pytest.approx(0.4 * 0.75 + 0.3 * 0.25 + 0.2 * 0.5 + 0.1 * 0.5)
 
@@ -93,7 +93,7 @@ def test_calls_and_reports_leave_the_window() -> None:
 
 
 def test_p99_is_a_quantile_of_requests_and_not_the_last_latency() -> None:
-    """S7: 2 slow ones of 100 are the p99, whatever came last."""
+    """S7: 2 slow calls of 100 determine the p99, whatever came last."""
     health = scored("a")
     settle(health, "a", good=2, latency_s=1.0)
     settle(health, "a", good=98, latency_s=0.01)
@@ -109,8 +109,8 @@ def test_the_baseline_is_the_median_p99_of_those_with_enough_calls() -> None:
     for name, latency_s in (("a", 0.1), ("b", 0.2), ("c", 0.8)):
         settle(health, name, good=20, latency_s=latency_s)
     settle(health, "new", good=9, latency_s=60.0)
-    seen = {name: health.components(name, 0.0).latency for name in ("a", "b", "c", "new")}
-    assert seen == pytest.approx({"a": 1.0, "b": 1.0, "c": 0.25, "new": 1.0})
+    observed = {name: health.components(name, 0.0).latency for name in ("a", "b", "c", "new")}
+    assert observed == pytest.approx({"a": 1.0, "b": 1.0, "c": 0.25, "new": 1.0})
 
 
 def test_the_baseline_follows_calls_members_and_time() -> None:
@@ -119,13 +119,13 @@ def test_the_baseline_follows_calls_members_and_time() -> None:
         settle(health, name, good=20, latency_s=latency_s)
     assert health.components("c", 0.0).latency == pytest.approx(0.5)
     health.keep_only(frozenset("bc"))
-    assert health.components("c", 0.0).latency == pytest.approx(0.75)  # .3 between the two
+    assert health.components("c", 0.0).latency == pytest.approx(0.75)  # the median of .2 and .4
     settle(health, "b", good=1, latency_s=0.4)
-    assert health.components("c", 0.09).latency == pytest.approx(0.75), "worked out anew every tenth of a second"
+    assert health.components("c", 0.09).latency == pytest.approx(0.75), "recomputed every tenth of a second"
     assert health.components("c", 0.1).latency == 1.0
     settle(health, "c", good=20, latency_s=0.8, now_s=5.0)
     assert health.components("c", 9.9).latency == pytest.approx(0.75)
-    assert health.components("c", 10.0).latency == 1.0  # b's calls are out: c is all there is
+    assert health.components("c", 10.0).latency == 1.0  # b's calls expired: only c's are left
 
 
 def test_the_fleet_is_looked_at_every_tenth_of_a_second_and_not_for_every_score(
@@ -133,10 +133,10 @@ def test_the_fleet_is_looked_at_every_tenth_of_a_second_and_not_for_every_score(
 ) -> None:
     names = [f"gpu-{number}" for number in range(30)]
     health = scored(*names, numbers=FLEET_BASELINE)
-    asked: list[float] = []
+    queried_s: list[float] = []
 
     def counting(window: LatencyWindow, quantile: float, now_s: float) -> float | None:
-        asked.append(now_s)
+        queried_s.append(now_s)
         return quantile_s(window, quantile, now_s)
 
     quantile_s = LatencyWindow.quantile_s
@@ -147,11 +147,11 @@ def test_the_fleet_is_looked_at_every_tenth_of_a_second_and_not_for_every_score(
     for number in range(scores):  # over two tenths of a second
         health.settle("gpu-3", True, 0.1, number / 1000)
         health.score("gpu-3", number / 1000)
-    assert len(asked) == scores + 2 * len(names)
+    assert len(queried_s) == scores + 2 * len(names)
 
 
 def test_fast_errors_are_not_speed() -> None:
-    """C11: a backend that fails in a millisecond neither looks fast nor makes the others look slow."""
+    """C11: a backend that fails in a millisecond does not count as fast, nor does it make the others slow."""
     health = scored("sick", "b", "c", numbers=FLEET_BASELINE)
     settle(health, "sick", good=0, bad=100, latency_s=0.001)
     for name in ("b", "c"):
@@ -164,7 +164,7 @@ def test_fast_errors_are_not_speed() -> None:
 
 
 def test_a_warm_backend_is_as_healthy_as_a_cold_one() -> None:
-    """S12: weights that give way when room is needed count as free."""
+    """S12: evictable weights count as free."""
     health = scored("warm", "cold", "pinned")
     health.report("warm", 80_000, 76_000, 70_000, 0.0)
     health.report("cold", 80_000, 6_000, 0, 0.0)
@@ -204,7 +204,7 @@ def test_more_used_than_there_is_means_full(figures: tuple[float, float, float],
 
 
 def test_by_the_sum_alone_failing_everything_scores_six_tenths_and_so_it_is_not_alone() -> None:
-    """S11: the weight is 0 for what is known to be out, whatever the score."""
+    """S11: the weight is 0 for a backend known to be out, whatever its score."""
     health = scored("a")
     settle(health, "a", good=0, bad=50)
     assert health.score("a", 0.0) == pytest.approx(0.6)
@@ -220,11 +220,11 @@ def test_one_reason_is_enough_for_weight_0(ready: bool, breaker_open: bool, chec
 
 
 def test_share_follows_the_score() -> None:
-    """S6: a weight and not a gate; 0.6 beside 1, 1, 1 gets a sixth and not a quarter."""
+    """S6: a weight, not a gate: 0.6 beside 1, 1, 1 gets a sixth rather than a quarter."""
     health = scored("a", "b", "c", "d")
     settle(health, "d", good=0, bad=50)
-    seen = shares({name: health.score(name, 0.0) for name in "abcd"})
-    assert seen == pytest.approx({"a": 1 / 3.6, "b": 1 / 3.6, "c": 1 / 3.6, "d": 0.6 / 3.6})
+    observed = shares({name: health.score(name, 0.0) for name in "abcd"})
+    assert observed == pytest.approx({"a": 1 / 3.6, "b": 1 / 3.6, "c": 1 / 3.6, "d": 0.6 / 3.6})
 
 
 def test_shares_where_some_or_all_weigh_nothing() -> None:
@@ -243,7 +243,7 @@ def test_shares_of_weights_that_make_no_sense(weight: float) -> None:
 
 
 def test_who_returns_starts_clean_and_who_stays_does_not() -> None:
-    """S8, E4: a leave forgets the one that left, and only that."""
+    """S8, E4: a departure drops the state of that backend only."""
     health = scored("a", "b")
     for name in "ab":
         settle(health, name, good=10, bad=10, latency_s=1.0)
@@ -256,7 +256,7 @@ def test_who_returns_starts_clean_and_who_stays_does_not() -> None:
 
 
 def test_late_words_about_those_who_left_leave_no_trace() -> None:
-    """S8: a call that ends after its backend left must not wait for it in the tables."""
+    """S8: a call that ends after its backend left is not kept for its return."""
     health = scored("a", "b")
     health.keep_only(frozenset("b"))
     settle(health, "a", good=0, bad=50)
@@ -302,7 +302,7 @@ def test_a_score_is_from_0_to_1(
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is known of a backend beside another one whose p99 is 0.2 s."""
+    """The components of a backend beside another one whose p99 is 0.2 s."""
 
     bad: int
     latency_s: float
@@ -325,7 +325,7 @@ STATES = st.builds(State, st.integers(0, 40), LATENCIES, st.floats(0, 1000), st.
 @DETERMINISTIC
 @given(one=STATES, other=STATES, numbers=st.sampled_from([SETTINGS, FLEET_BASELINE]))
 def test_nothing_that_gets_worse_raises_the_score(one: State, other: State, numbers: HealthSettings) -> None:
-    """In each figure alone, the others as they are; more evictable memory is better, more of anything else worse."""
+    """In each figure, the others being equal: more evictable memory is better, more of any other is worse."""
     for field in fields(State):
         changed = replace(one, **{field.name: getattr(other, field.name)})
         low, high = sorted((one, changed), key=lambda state: float(getattr(state, field.name)))
@@ -337,14 +337,14 @@ def test_nothing_that_gets_worse_raises_the_score(one: State, other: State, numb
 @DETERMINISTIC
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(0, 1)))
 def test_shares_are_in_proportion_and_sum_to_1(weights: dict[str, float]) -> None:
-    seen = shares(weights)
-    assert math.fsum(seen.values()) == pytest.approx(1.0 if any(weights.values()) else 0.0)
+    observed = shares(weights)
+    assert math.fsum(observed.values()) == pytest.approx(1.0 if any(weights.values()) else 0.0)
     total = math.fsum(weights.values())
-    assert all(seen[name] * total == pytest.approx(weight) for name, weight in weights.items())
+    assert all(observed[name] * total == pytest.approx(weight) for name, weight in weights.items())
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"errors": 0.5}, "a sum of 1"),
         ({"errors": 0.9, "latency": -0.2}, "0 or more each"),
@@ -357,6 +357,6 @@ def test_shares_are_in_proportion_and_sum_to_1(weights: dict[str, float]) -> Non
         ({"baseline_p99_s": 0.0}, "baseline_p99_s 0.0"),
     ],
 )
-def test_numbers_that_make_no_sense(changed: dict[str, float], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_numbers_that_make_no_sense(changed: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         replace(SETTINGS, **changed)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Slow start: a growing part of the weight on every way into rotation, and none of it for a fleet that is new."""
+"""Slow start: a ramp at every entry into rotation, but none for an entirely new fleet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARM = ("a", "b", "c", "d")
 
 
 def warm_fleet(window_s: float = 10.0, minimum_share: float = 0.1, aggression: float = 1.0) -> SlowStart:
-    """Four members that have been in for ages at time 0."""
+    """Four members that have been in rotation for a long time at time 0."""
     slow_start = SlowStart(window_s, minimum_share, aggression)
     slow_start.set_backends(WARM, -1000.0)
     return slow_start
@@ -40,20 +40,20 @@ def test_the_published_formula(aggression: float, expected: list[float]) -> None
 
 
 def test_the_share_rises_from_above_0_to_full_by_the_end_of_the_window() -> None:
-    """D1: a newcomer beside four gets something at once, more and more, and its fifth from the window's end on."""
+    """D1: a newcomer beside four gets requests at once, a growing share, and a fifth from the end of the window on."""
     slow_start = warm_fleet(window_s=5.0)
     slow_start.set_backends((*WARM, "new"), 0.0)
-    seen = [
+    observed = [
         shares({name: slow_start.factor(name, now_s) for name in (*WARM, "new")})["new"]
         for now_s in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 50.0)
     ]
-    assert 0 < seen[0] < 0.03
-    assert seen[:6] == sorted(set(seen))
-    assert seen[5:] == pytest.approx([0.2, 0.2])
+    assert 0 < observed[0] < 0.03
+    assert observed[:6] == sorted(set(observed))
+    assert observed[5:] == pytest.approx([0.2, 0.2])
 
 
 def test_new_returned_and_ejected_ones_all_ramp() -> None:
-    """D2: every way into rotation."""
+    """D2: every kind of entry into rotation."""
     slow_start = warm_fleet()
     ejection = PassiveEjection(failures=1, open_s=2.0)
     ejection.settle("a", ok=False, now_s=0.0)
@@ -68,7 +68,7 @@ def test_new_returned_and_ejected_ones_all_ramp() -> None:
 
 
 def test_ready_again_ramps_too() -> None:
-    """D2: readiness tells when a backend came back by a health check."""
+    """D2: readiness reports that a health check brought a backend back."""
     readiness = Readiness(interval_s=1.0, timeout_s=1.0, unhealthy=1, healthy=1)
     slow_start = warm_fleet()
     timer = readiness.set_backends(("a",), 0.0)[0].timer_id  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Sliding windows: what is in and what is out, rates, and the one right index of a quantile."""
+"""Sliding windows: expiry, rates, and the exact rank of a quantile."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_rank_is_the_smallest_that_keeps_the_share(percent: int, calls: int)
 
 
 def test_ranks_are_free_of_rounding() -> None:
-    assert math.ceil(0.07 * 100) == 8  # what floats make of 7
+    assert math.ceil(0.07 * 100) == 8  # 7 % in binary floating point
     assert rank(0.07, 99) == 7
     assert exact_ratio(0.1) == (1, 10)
 
@@ -112,11 +112,13 @@ def test_windows_hold_what_a_list_would(
         calls = 7
     outcomes = OutcomeWindow(span_s=span_s, calls=calls)
     latencies = LatencyWindow(span_s=span_s, calls=calls)
-    seen: list[tuple[float, bool, float]] = []
+    observed: list[tuple[float, bool, float]] = []
     now_s = 0.0
     for gap_s in gaps_s:
         now_s += gap_s
-        inside = [entry for entry in seen if span_s is None or entry[0] > now_s - span_s][-(calls or len(seen)) :]
+        inside = [entry for entry in observed if span_s is None or entry[0] > now_s - span_s][
+            -(calls or len(observed)) :
+        ]
         assert outcomes.calls(now_s) == latencies.calls(now_s) == len(inside)
         assert outcomes.bad(now_s) == sum(entry[1] for entry in inside)
         for quantile in (0.01, 0.5, 0.95):
@@ -124,7 +126,7 @@ def test_windows_hold_what_a_list_would(
             position = min(math.ceil(Fraction(str(quantile)) * (len(inside) + 1)), len(inside))
             assert found == (sorted(entry[2] for entry in inside)[position - 1] if inside else None)
         entry = (now_s, data.draw(st.booleans()), data.draw(LATENCIES_S))
-        seen.append(entry)
+        observed.append(entry)
         outcomes.record(entry[1], now_s)
         latencies.record(entry[2], now_s)
 
@@ -137,7 +139,7 @@ def test_quantiles_are_of_the_window_and_not_of_the_last_call() -> None:
     for number in range(200):
         window.record(number / 100, 0.0)
     window.record(0.0, 0.0)
-    # In it are 1.02 to 1.99 and 0: the 99th smallest of 99.
+    # The window has 1.02 to 1.99 and 0: the 99th smallest of 99.
     assert window.quantile_s(0.99, 0.0) == 1.99
     assert window.quantile_s(0.5, 0.0) == 1.50
 
@@ -170,7 +172,7 @@ def test_latencies_that_are_none(latency_s: float) -> None:
 
 @pytest.mark.parametrize("window", [OutcomeWindow, LatencyWindow])
 @pytest.mark.parametrize(
-    ("span_s", "calls", "minimum_calls", "told"),
+    ("span_s", "calls", "minimum_calls", "message"),
     [
         (None, None, 1, "needs a bound"),
         (0.0, None, 1, "span_s 0.0"),
@@ -184,7 +186,7 @@ def test_windows_that_make_no_sense(
     span_s: float | None,
     calls: int | None,
     minimum_calls: int,
-    told: str,
+    message: str,
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         window(span_s=span_s, calls=calls, minimum_calls=minimum_calls)

@@ -1,4 +1,4 @@
-"""Bounded loads: never over ceil(c m / n), always room somewhere, home again without being told."""
+"""Bounded loads: never over ceil(c m / n), always room somewhere, return to the owner without any state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HUNDREDTHS = st.integers(100, 300)
     ("factor", "total", "backends", "cap"),
     [
         (1.25, 1, 4, 1),  # the first request always has room
-        (1.25, 8, 4, 3),  # one and a half times the mean: the ceiling matters at small loads
+        (1.25, 8, 4, 3),  # one and a half times the mean: rounding up matters at small loads
         (1.25, 400, 4, 125),
         (1.0, 8, 4, 2),
         (1.1, 10, 1, 11),  # in binary, 1.1 times 10 is above 11
@@ -55,7 +55,7 @@ def test_a_factor_below_one_leaves_no_room(factor: float) -> None:
 def test_no_backend_is_ever_given_more_than_its_bound(
     hundredths: int, backends: int, keys: list[tuple[int, bool]]
 ) -> None:
-    """Requests of few keys come, or the oldest ends: whoever is chosen is within the bound of that instant."""
+    """Requests of few keys arrive, or the oldest ends: the chosen backend is within the bound at that instant."""
     bounded = BoundedLoads(hundredths / 100)
     ring = HashRing(5)
     ring.set_members(f"gpu-{number}" for number in range(backends))
@@ -74,7 +74,7 @@ def test_no_backend_is_ever_given_more_than_its_bound(
         running.append(chosen)
         bound = math.ceil(Fraction(hundredths, 100) * total / backends)
         assert loads[chosen] + 1 <= bound
-        if only_arrivals:  # nothing ended, so the bound of now holds for everyone
+        if only_arrivals:  # no request ended, so the current bound holds for all
             assert max(Counter(running).values()) <= bound
 
 
@@ -90,7 +90,7 @@ def test_one_hot_key_is_spread_and_its_home_is_filled_first() -> None:
 
 
 def test_all_caps_are_used_before_anyone_is_turned_away() -> None:
-    """A8: ten backends of cap 10 take 100 requests of one key, rather than 10 and 90 refusals."""
+    """A8: ten backends of cap 10 take 100 requests of one key, instead of 10 and 90 rejections."""
     bounded = BoundedLoads(1.0)
     loads = Counter[str]()
     order = [f"gpu-{number}" for number in range(10)]

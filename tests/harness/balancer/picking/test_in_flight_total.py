@@ -1,4 +1,4 @@
-"""A group's size and load, kept up to date."""
+"""A group's size and load, maintained incrementally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load table: own counts are exact on every way out, reports add what is foreign, and silence is not idleness."""
+"""The load table: own counts are exact for every end, reports add foreign load, and a missing report is not idle."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestComposite:
 
     def test_what_was_sent_since_the_report_counts_on_top(self) -> None:
         table = table_of("a")
-        table.sent("a", 100, 1.0)  # at the moment when the backend was asked: in doubt, it counts on top
+        table.sent("a", 100, 1.0)  # at the instant of the report's request: counted in addition to the report
         table.report("a", 0, 0, 5, at_s=1.0)
         table.sent("a", 100, 1.5)
         assert table.composite("a", 1.0, 1.5) == 5 + 2 + 2 + 1
@@ -101,7 +101,7 @@ class TestComposite:
 
     @pytest.mark.parametrize(("full_scan", "most"), [(True, 3), (False, 8)])
     def test_no_herd_between_two_polls(self, full_scan: bool, most: int) -> None:
-        """C3: 50 requests inside one poll interval; snapshots alone would send them all to the least one."""
+        """C3: 50 requests within one poll interval; snapshots alone would send them all to the least loaded."""
         generator = Random(4)
         table = table_of(*NAMES)
         for place, name in enumerate(NAMES):
@@ -118,7 +118,7 @@ class TestComposite:
 
 
 class TestSilence:
-    """C4: a missing, stale or garbage signal is not an idle backend."""
+    """C4: a missing, stale or invalid report does not mean an idle backend."""
 
     def test_a_backend_without_report_counts_as_the_worst_of_the_others(self) -> None:
         table = table_of("a", "b", "c")
@@ -229,7 +229,7 @@ def test_settings_are_above_zero(name: str) -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Sends, ends (some of them twice), reports and edits in any order: counts are what is really in flight."""
+    """Sends, ends (some of them twice), reports and edits in any order: counts equal the requests in flight."""
 
     def __init__(self) -> None:
         super().__init__()

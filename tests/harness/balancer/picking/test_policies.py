@@ -1,4 +1,4 @@
-"""The picking policies: shares, turns and smoothness as promised, whatever happens to the list of candidates."""
+"""The picking policies: shares, turns and smoothness, under any change of the candidates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DETERMINISTIC = settings(derandomize=True, deadline=None, database=None, max_exa
 
 
 class Bench:
-    """A policy, with the signals it asks for as plain tables."""
+    """A policy whose signals are dictionaries."""
 
     def __init__(self, name: str, ewma: EwmaSettings | None = None, seed: int = 11) -> None:
         self.in_flight = Counter[str]()
@@ -53,7 +53,7 @@ class TestEveryPolicy:
         assert self.bench(name).pick(()) is None
 
     def test_only_candidates_are_picked_also_those_discovered_later(self, name: str) -> None:
-        """N6: a policy that began with an empty list works with who came at run time."""
+        """N6: a policy created with an empty list works with backends added later."""
         bench = self.bench(name)
         bench.pick(())
         assert set(bench.counts(NAMES[:2], 100)) == set(NAMES[:2])
@@ -61,7 +61,7 @@ class TestEveryPolicy:
         assert set(bench.counts(NAMES[1:3], 100)) == set(NAMES[1:3])
 
     def test_equal_candidates_share_equally(self, name: str) -> None:
-        """C9: serial picks among ten that are alike; a tie that goes to the first would give it everything."""
+        """C9: serial picks among ten equal backends; ties resolved to the first would send it all requests."""
         counts = self.bench(name).counts(NAMES, 2000)
         assert stats.chisquare([counts[backend] for backend in NAMES]).pvalue > 1e-4
 
@@ -122,7 +122,7 @@ class TestWeightedRoundRobin:
         assert "".join(str(bench.pick("abc")) for _ in range(14)) == "aabacaa" * 2
 
     def test_it_is_smooth(self) -> None:
-        """B5: 11 to 3, and never more than four of the heavy one in a row."""
+        """B5: 11 to 3, and never more than four picks of the heavier in a row."""
         bench = Bench("weighted_round_robin")
         bench.weights = {"a": 11, "b": 3}
         picks = [bench.pick("ab") for _ in range(14 * 20)]
@@ -145,7 +145,7 @@ class TestWeightedRoundRobin:
             assert max(strayed) < len(names) / 2 + 0.5
 
     def test_the_weight_of_now_counts(self) -> None:
-        """B7, B2: a live change from equal to unequal; and who was out comes back with its own weight."""
+        """B7, B2: a live change from equal to unequal weights; a returning backend has its own weight."""
         bench = Bench("weighted_round_robin")
         bench.weights = {"a": 5, "b": 5}
         bench.counts("ab", 100)
@@ -204,7 +204,7 @@ class TestEwma:
         assert picks.count("a") < 60
 
     def test_errors_never_look_fast(self) -> None:
-        """C11: 500 in 1 ms against 200 in 100 ms; counted as latency, the failing one would draw over 80 %."""
+        """C11: 500 in 1 ms against 200 in 100 ms; counted as latency, the failing backend would get over 80 %."""
         bench = Bench("ewma")
         picks = self.run(bench, lambda name: (0.001, False) if name == "a" else (0.1, True), "abc", 900)
         early, late = picks[:300].count("a"), picks[600:].count("a")
@@ -251,13 +251,13 @@ class TestEwma:
         assert self.run(bench, lambda name: (0.1, True), "abc", 300).count("a") > 60
 
     def test_a_newcomer_is_not_flooded(self) -> None:
-        """Unknown is not fast, and what a newcomer has in flight counts from its first request on."""
+        """Unknown is not fast, and a newcomer's requests in flight count from its first on."""
         bench = Bench("ewma")
         self.run(bench, lambda name: (0.5, True), "abc", 100)
         for _ in range(40):
             bench.in_flight[bench.pick("abcd") or ""] += 1
         assert bench.in_flight["d"] <= 12
-        assert bench.in_flight["d"] >= 6, "nor is it shunned"
+        assert bench.in_flight["d"] >= 6, "nor is it avoided"
 
     def test_times_that_are_none_are_ignored(self) -> None:
         bench = Bench("ewma")

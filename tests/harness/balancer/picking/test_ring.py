@@ -1,4 +1,4 @@
-"""The hash ring: a mapping of the member set alone, with few keys moving and shares as theory has them."""
+"""The hash ring: a function of the member set alone, few moved keys, and shares as predicted by theory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mapping(ring: HashRing) -> dict[str, str | None]:
 
 @pytest.fixture(params=["sound hash", "few points", "one point"])
 def collisions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ring's own hash, and hashes so poor that points of different members, and keys, fall together."""
+    """The ring's own hash, and hashes so poor that points of different members, and keys, collide."""
     places: int | None = {"sound hash": None, "few points": 7, "one point": 1}[request.param]
     genuine: Callable[[bytes], int] = xxhash.xxh64_intdigest
     if places is not None:
@@ -53,7 +53,7 @@ def test_a_member_needs_a_point(virtual_nodes: int) -> None:
 
 @pytest.mark.usefixtures("collisions")
 class TestSets:
-    """Whatever the hash."""
+    """With any hash."""
 
     @DETERMINISTIC
     @given(history=st.lists(MEMBERS, max_size=4), last=MEMBERS, order=st.randoms(use_true_random=False))

@@ -1,4 +1,4 @@
-"""The ring under members that join, leave and change weight in any order, beside one that is made anew each time."""
+"""The ring under joins, departures and weight changes in any order, compared with a new ring each time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHT = st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.7])
 
 
 class Changes(RuleBasedStateMachine):
-    """One change at a time, each of which may move nothing but the changed member's keys."""
+    """One change at a time, each of which may move only the changed member's keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Changes(RuleBasedStateMachine):
         self.weights: dict[str, float] = {}
 
     def change(self, name: str, weight: float | None) -> None:
-        """Give a member a weight, or (None) take it away; look where the keys went."""
+        """Set a member's weight, or (None) remove it, and check which keys moved."""
         before = {key: self.ring.owner(key) for key in KEYS}
         lighter = weight is None or weight <= self.weights.get(name, 0.0)
         if weight is None:

@@ -31,7 +31,7 @@ def mapping(ring: HashRing) -> dict[str, str | None]:
 
 @pytest.fixture(params=["sound hash", "few points", "one point"])
 def collisions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ring's own hash, and hashes so poor that points of different members fall together."""
+    """The ring's own hash, and hashes so poor that points of different members collide."""
     places: int | None = {"sound hash": None, "few points": 7, "one point": 1}[request.param]
     genuine: Callable[[bytes], int] = xxhash.xxh64_intdigest
     if places is not None:
@@ -83,7 +83,7 @@ class TestWhateverTheHash:
     @DETERMINISTIC
     @given(weights=WEIGHTS)
     def test_weight_zero_owns_nothing(self, weights: dict[str, float]) -> None:
-        """B3: zero means zero, also as a spare when nobody else is eligible."""
+        """B3: weight 0 gets nothing, even if no other member is eligible."""
         ring = weighted({**weights, "off": 0.0})
         assert all("off" not in ring.nearest(key, 9) for key in KEYS)
         assert ring.owner("m", lambda name: name == "off") is None
@@ -98,7 +98,7 @@ def test_equal_weights_are_the_ring_without_weights() -> None:
 
 
 def test_a_member_that_comes_back_has_its_weight_and_not_the_default() -> None:
-    """B2, B7: what counts is the weight given last, whatever the weights were before."""
+    """B2, B7: only the last weights count."""
     weights = {"heavy": 0.9, "light": 0.1}
     ring = weighted(weights, virtual_nodes=150)
     before = mapping(ring)

@@ -1,4 +1,4 @@
-"""Session affinity: sticky, but neither on a backend that is overloaded nor on one that is gone, and never flapping."""
+"""Session affinity: sticky, except on overloaded or departed backends, and without flapping."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DETERMINISTIC = settings(derandomize=True, deadline=None, database=None, max_exa
 
 
 class Bench:
-    """An affinity among backends whose loads and eligibility a test sets; the mean is that of the eligible."""
+    """Session affinity among backends whose loads and eligibility a test sets; the mean is over the eligible ones."""
 
     def __init__(self, chosen: AffinitySettings = SETTINGS, order: Sequence[str] = ORDER) -> None:
         self.affinity = SessionAffinity(chosen)
@@ -101,7 +101,7 @@ def test_a_moved_session_moves_on_if_its_refuge_is_overloaded_too() -> None:
     bench.ask()
     assert bench.ask(a=12) == "b"
     assert bench.ask(b=12) == "c"
-    assert bench.ask(c=12) == "c", "where all are overloaded nobody moves"
+    assert bench.ask(c=12) == "c", "if all are overloaded, no session moves"
     assert bench.ask(b=4) == "b"
 
 
@@ -121,7 +121,7 @@ def test_a_load_that_is_no_number_is_not_idle() -> None:
 @DETERMINISTIC
 @given(loads=st.lists(st.floats(5.0, 20.0), min_size=2, max_size=60))
 def test_between_the_thresholds_nothing_flaps(loads: list[float]) -> None:
-    """The home's load wanders, never below the lower threshold: the session moves once at most."""
+    """The home's load varies, never below the lower threshold: the session moves once at most."""
     bench = Bench(AffinitySettings(1.0, 10.0, 0.5, stay_s=0.0))
     bench.ask()
     places = []
@@ -148,7 +148,7 @@ def test_a_session_returns_at_most_once_per_stay(loads: list[float], gap_s: floa
 
 
 class TestEligibility:
-    """N1: affinity to a backend that can't serve falls back and is renewed."""
+    """N1: affinity to a backend that cannot serve falls back and is reassigned."""
 
     def test_a_home_that_is_out_is_replaced_and_the_new_home_kept(self) -> None:
         bench = Bench()
@@ -185,7 +185,7 @@ class TestEligibility:
         assert len(bench.affinity) == 0
 
     def test_only_eligible_backends_enter_the_comparison_of_loads(self) -> None:
-        """N3: loads 5 and 5, and 0 at one that is out: the sticky key stays."""
+        """N3: loads 5 and 5, and 0 at an ineligible backend: the sticky key stays."""
         bench = Bench(AffinitySettings(load_factor=1.2, least_cap=0.5, return_share=0.9))
         bench.out = {"c"}
         bench.ask(a=5, b=5, c=0)
@@ -193,7 +193,7 @@ class TestEligibility:
 
 
 class TestForgetting:
-    """N5: affinity does not outlive the cache it stands for, nor take memory without bound."""
+    """N5: affinity ends with the cache that it preserves, and its memory is bounded."""
 
     def test_a_backend_that_restarted_holds_nobody(self) -> None:
         bench = Bench()

@@ -1,4 +1,4 @@
-"""The less loaded of two: never the unique worst, ties at random, every pair as likely."""
+"""The less loaded of two: never the single most loaded, random ties, all pairs equally likely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Levels: tenths of a weight for the ring, without flapping, and only the backend's own keys move."""
+"""Levels: weights in tenths for the ring, without flapping; only the backend's own keys move."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ROUNDING = 1e-9
 
 
 def followed(weights: Sequence[float], hysteresis: float = 0.02) -> list[float]:
-    """The level of `a` after each of these weights; checks that a change is told exactly when there is one."""
+    """The level of `a` after each of these weights; checks that changes, and only they, are reported."""
     levels = WeightQuantiser(hysteresis)
-    seen: list[float] = []
+    observed: list[float] = []
     for weight in weights:
         changed = levels.update("a", weight)
-        assert changed == (not seen or levels.level("a") != seen[-1])
-        seen.append(levels.level("a"))
-    return seen
+        assert changed == (not observed or levels.level("a") != observed[-1])
+        observed.append(levels.level("a"))
+    return observed
 
 
 def test_the_nearest_tenth_at_first() -> None:
@@ -46,7 +46,7 @@ def test_a_great_change_is_followed_at_once() -> None:
 
 
 def test_weight_0_is_level_0_at_once_and_no_other_weight_is() -> None:
-    """S11: what is out keeps no points for hysteresis's sake. D1: what has any weight is not rounded away."""
+    """S11: hysteresis keeps no points for a backend that is out. D1: no positive weight is rounded to 0."""
     assert followed([0.1, 0.0, 0.001, 0.0]) == [0.1, 0.0, 0.1, 0.0]
 
 
@@ -57,7 +57,7 @@ def test_backends_have_levels_of_their_own() -> None:
 
 
 def test_who_returns_starts_anew_and_who_stays_does_not() -> None:
-    """S8: after a return the nearest tenth counts again, and not the one that was held."""
+    """S8: after a return the nearest tenth counts, not the previous level."""
     levels = WeightQuantiser()
     for name in "ab":
         levels.update(name, 0.6)
@@ -73,14 +73,14 @@ def test_who_returns_starts_anew_and_who_stays_does_not() -> None:
 @given(
     hysteresis=st.floats(0.001, 0.049),
     low=st.floats(0.001, 1.2),
-    places=st.lists(st.floats(0, 1), min_size=1, max_size=40),
+    positions=st.lists(st.floats(0, 1), min_size=1, max_size=40),
 )
 def test_within_twice_the_hysteresis_a_level_changes_at_most_once(
-    hysteresis: float, low: float, places: list[float]
+    hysteresis: float, low: float, positions: list[float]
 ) -> None:
     width = 2 * hysteresis - ROUNDING
-    seen = followed([low + place * width for place in places], hysteresis)
-    assert sum(before != after for before, after in pairwise(seen)) <= 1
+    observed = followed([low + position * width for position in positions], hysteresis)
+    assert sum(before != after for before, after in pairwise(observed)) <= 1
 
 
 @DETERMINISTIC

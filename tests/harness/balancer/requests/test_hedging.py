@@ -1,4 +1,4 @@
-"""Hedging: the delay's index, the bucket that bounds the hedges, and when there are none at all."""
+"""Hedging: the rank of the delay, the bucket that bounds the hedges, and conditions without hedges."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_no_delay_while_too_little_is_known() -> None:
 
 
 def test_the_delay_is_the_order_statistic_of_the_right_rank() -> None:
-    """Of a hundred latencies the 96th, not the 95th: ceil(.95 x 101)."""
+    """The 96th of a hundred latencies, not the 95th: ceil(.95 x 101)."""
     hedger = hedger_of(minimum=100, window=100)
     for number in range(100, 0, -1):
         hedger.record("m", number / 1000)
@@ -43,7 +43,7 @@ def test_the_delay_is_the_order_statistic_of_the_right_rank() -> None:
 
 
 def test_no_more_than_a_twentieth_is_slower_than_the_delay() -> None:
-    """With the index ceil(.95 W) it would be 5.94 % of 40,000, eight deviations of the count away."""
+    """With rank ceil(.95 W) it would be 5.94 % of 40,000, eight standard deviations away."""
     generator, hedger = Random(5), hedger_of(minimum=100, window=100)
     slower = 0
     for number in range(40_100):
@@ -76,7 +76,7 @@ def test_models_are_bounded_and_the_least_recently_used_goes_first() -> None:
         hedger.record(model, 1.0)
     assert [hedger.delay_s(model) for model in "abc"] == [1.0, None, 1.0]
     hedger.forget("a")
-    hedger.forget("never seen")
+    hedger.forget("never used")
     hedger.record("d", 1.0)
     assert [hedger.delay_s(model) for model in "acd"] == [None, 1.0, 1.0]
 
@@ -127,22 +127,22 @@ def test_hedges_stay_within_their_share_in_every_run(
     share: float, burst: int, spells: list[tuple[int, int, bool]]
 ) -> None:
     hedger = hedger_of(share=share, burst=burst)
-    seen = [(0, 0)]  # requests and hedges so far
+    observed = [(0, 0)]  # requests and hedges so far
     for quiet, wanted, unsent in spells:
         for _ in range(quiet):
             hedger.request_arrived(0.0)
-        requests, hedges = seen[-1][0] + quiet, seen[-1][1]
-        seen.append((requests, hedges))
+        requests, hedges = observed[-1][0] + quiet, observed[-1][1]
+        observed.append((requests, hedges))
         for _ in range(wanted):
             if hedger.try_take():
                 if unsent:
                     hedger.give_back()
                 else:
                     hedges += 1
-        seen.append((requests, hedges))
+        observed.append((requests, hedges))
     percent = round(share * 100)
-    assert all(100 * hedges <= percent * requests for requests, hedges in seen)
-    for (requests, hedges), (later_requests, later_hedges) in itertools.combinations(seen, 2):
+    assert all(100 * hedges <= percent * requests for requests, hedges in observed)
+    for (requests, hedges), (later_requests, later_hedges) in itertools.combinations(observed, 2):
         assert 100 * (later_hedges - hedges) <= percent * (later_requests - requests) + 100 * burst
 
 
@@ -180,7 +180,7 @@ def test_who_may_be_hedged(changes: dict[str, object], expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"quantile": 1.0}, "quantile 1.0"),
         ({"share": 1.5}, "share 1.5"),
@@ -191,6 +191,6 @@ def test_who_may_be_hedged(changes: dict[str, object], expected: bool) -> None:
         ({"models": 0}, "models 0"),
     ],
 )
-def test_settings_that_make_no_sense(changes: dict[str, float], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_settings_that_make_no_sense(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         hedger_of(**changes)

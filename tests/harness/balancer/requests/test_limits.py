@@ -1,4 +1,4 @@
-"""Limits: never above rate or cap, tested before debited, the urgent first, and nothing lost or run twice."""
+"""Limits: never above rate or cap, tested before debited, urgent requests first, none lost or run twice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def worst_excess(passed: list[tuple[float, float]], rate_per_s: float) -> float:
 
 class TestBuckets:
     def passed(self, bucket: Bucket, asks: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        """What passes of (gap in seconds, amount) when whatever is not ready is dropped."""
+        """Times and amounts that pass, given (gap in seconds, amount), if early ones are dropped."""
         now_s, passed = 0.0, []
         for gap_s, amount in asks:
             now_s += gap_s
@@ -64,7 +64,7 @@ class TestBuckets:
     def test_no_window_lets_through_more_than_burst_and_rate(
         self, asks: list[tuple[float, float]], rate_per_s: float
     ) -> None:
-        """J2, with any spacing. A leaky bucket has no burst: its excess is the one request that leaves it."""
+        """J2, with any spacing. A leaky bucket has no burst: its excess is the one request that leaves."""
         token = self.passed(Bucket(BucketSettings(rate_per_s, burst=5.0)), asks)
         assert worst_excess(token, rate_per_s) <= 5.0 + 1e-6
         leaky = self.passed(Bucket(BucketSettings(rate_per_s, kind="leaky")), asks)
@@ -76,10 +76,10 @@ class TestBuckets:
         bucket = Bucket(BucketSettings(10.0, 1.0, "token" if kind == "token" else "leaky"))
         bucket.take(1.0, 0.0)
         passed = self.passed(bucket, [(0.01, 1.0)] * 1000)
-        assert 90 <= len(passed) <= 101  # a poll may find it a hair too early, and come again 10 ms later
+        assert 90 <= len(passed) <= 101  # a poll may come marginally too early, and again 10 ms later
 
     def test_it_passes_exactly_at_the_time_it_names(self) -> None:
-        """Else a timer set to that time would find nothing ready and be set to the same time again."""
+        """Otherwise a timer set to that time would find no request ready and be set to the same time again."""
         for kind in ("token", "leaky"):
             bucket = Bucket(BucketSettings(0.3, 1.0, "token" if kind == "token" else "leaky"))
             now_s = 1000.1
@@ -101,7 +101,7 @@ def admission(
 
 class TestRates:
     def test_beyond_the_burst_it_is_429_with_the_time_to_wait(self) -> None:
-        """J8: a retry after that time succeeds."""
+        """J8: a retry after the given time succeeds."""
         limits = admission(requests=BucketSettings(2.0, burst=3.0))
         answers = [limits.submit(number, "normal", 0, 10.0) for number in range(5)]
         assert answers == [Admitted()] * 3 + [Rejected(429, 0.5)] * 2
@@ -116,16 +116,20 @@ class TestRates:
     def test_all_limits_are_tested_before_any_is_debited(self) -> None:
         limits = admission(requests=BucketSettings(0.001, burst=1.0), tokens=BucketSettings(10.0, burst=50.0))
         assert limits.submit(1, "normal", 60, 0.0) == Rejected(413, None)
-        assert limits.submit(2, "normal", 50, 0.0) == Admitted(), "the refused one took no request from the bucket"
+        assert limits.submit(2, "normal", 50, 0.0) == Admitted(), (
+            "the rejected request took nothing from the request bucket"
+        )
         assert limits.submit(3, "normal", 0, 0.0) == Rejected(429, 1000.0)
         limits = admission(requests=BucketSettings(1.0, burst=2.0), tokens=BucketSettings(10.0, burst=50.0))
         limits.submit(1, "normal", 50, 0.0)
         for number in range(20):
             assert limits.submit(10 + number, "normal", 10, 0.0) == Rejected(429, 1.0)
-        assert limits.submit(2, "normal", 0, 0.0) == Admitted(), "those refused for tokens took no request either"
+        assert limits.submit(2, "normal", 0, 0.0) == Admitted(), (
+            "requests rejected for tokens took nothing from the request bucket"
+        )
 
     def test_each_limit_has_its_own_window(self) -> None:
-        """J6: 95 % of the token limit for three windows, with a request limit beside it, and no refusal."""
+        """J6: 95 % of the token limit for three windows, with a request limit besides, and no rejection."""
         limits = admission(requests=BucketSettings(100.0, burst=100.0), tokens=BucketSettings(1000.0, burst=1000.0))
         for number in range(285):
             assert limits.submit(number, "normal", 100, number / 9.5) == Admitted()
@@ -135,12 +139,12 @@ class TestRates:
         assert limits.submit(1, "normal", 0, 0.0) == Admitted()
         assert limits.submit(2, "normal", 0, 0.0) == Queued()
         assert limits.submit(3, "normal", 0, 0.0) == Queued()
-        assert limits.submit(4, "normal", 0, 0.0) == Rejected(429, 0.75), "when those before it have gone"
+        assert limits.submit(4, "normal", 0, 0.0) == Rejected(429, 0.75), "after the requests before it"
         assert limits.next_s(0.0) == 0.25
         assert limits.due(0.2) == []
         assert limits.due(0.25) == [2]
         assert limits.next_s(0.25) == 0.5
-        assert limits.due(7.0) == [3], "one after the other"
+        assert limits.due(7.0) == [3], "one by one"
         assert limits.next_s(7.0) is None
 
     def test_a_leaky_bucket_of_tokens(self) -> None:
@@ -162,7 +166,7 @@ class TestConcurrency:
         limits = admission(concurrency=1, queue=5)
         limits.submit(1, "normal", 0, 0.0)
         limits.submit(2, "normal", 0, 0.0)
-        assert limits.next_s(0.0) is None, "only an end can let it in"
+        assert limits.next_s(0.0) is None, "only the end of another request admits it"
         assert limits.ended(1, 1.0) == [2]
         assert limits.ended(1, 1.0) == [] and limits.running == {2}
 
@@ -183,7 +187,7 @@ class TestConcurrency:
         assert limits.ended(1, 2.0) == [2]
 
     def test_what_waited_debits_when_it_goes(self) -> None:
-        """Else four that waited would start together with a whole burst of fresh ones."""
+        """Otherwise four waiting requests would start together with a whole burst of new ones."""
         limits = admission(requests=BucketSettings(1.0, burst=3.0), concurrency=1, queue=5)
         for number in range(4):
             limits.submit(number, "normal", 0, 0.0)
@@ -243,7 +247,7 @@ class TestQueue:
         assert limits.ended(0, 0.0) == [1]
         assert limits.ended(1, 0.0) == []
         assert limits.next_s(0.0) == 1.0
-        assert limits.submit(4, "normal", 5, 0.0) == Queued(), "it would fit, but others came first"
+        assert limits.submit(4, "normal", 5, 0.0) == Queued(), "it would fit, but others arrived first"
         assert limits.gone(2, 0.5) == [3]
 
     def test_nobody_is_policed_in_favour_of_the_less_urgent(self) -> None:

@@ -1,4 +1,4 @@
-"""Admission under any order of events: never above a rate or the cap, nothing lost, run twice or run once it left."""
+"""Admission under any order of events: never above a rate or the cap; none lost, run twice or run after leaving."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def worst_excess(passed: list[tuple[float, float]], rate_per_s: float) -> float:
 
 
 class Machine(RuleBasedStateMachine):
-    """Requests come, end, go and wait in any order, under all limits at once."""
+    """Requests arrive, wait, leave and end in any order, under all limits at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Machine(RuleBasedStateMachine):
         self.admitted.append((self.now_s, request_id))
 
     def go_on(self, admitted: list[int]) -> None:
-        """Those admitted from the queue are the first of it, and no more could have been."""
+        """The requests admitted are the first of the queue, and no further one could have been."""
         assert admitted == self.waiting[: len(admitted)]
         del self.waiting[: len(admitted)]
         for request_id in admitted:
@@ -111,7 +111,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.limits.next_s(self.now_s) is not None)
     @rule()
     def timer_fires(self) -> None:
-        """At the time that was named the next one goes, exactly then."""
+        """The next request is admitted exactly at `next_s`."""
         self.now_s = max(self.now_s, self.limits.next_s(self.now_s) or 0.0)
         admitted = self.limits.due(self.now_s)
         assert admitted
@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
             assert self.fates[request_id] == (request_id not in self.waiting)
 
     def teardown(self) -> None:
-        """All that waits goes in the end, and nothing is left."""
+        """All waiting requests are admitted in the end, and no state is left."""
         while self.running or self.waiting:
             for request_id in sorted(self.running):
                 self.running.remove(request_id)

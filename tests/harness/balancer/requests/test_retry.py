@@ -1,4 +1,4 @@
-"""Retries: what may be tried again, after what wait, and the budget that holds in every window."""
+"""Retries: retryable failures, backoff, and the budget in every window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLAIMED = RetrySettings(
 
 
 def may(chosen: RetrySettings = CLAIMED, **changes: object) -> bool:
-    """The rule for an inference that was answered 503, but for `changes`."""
+    """`may_retry` for an inference answered with 503, with `changes`."""
     ordinary: dict[str, object] = {
         "attempt": 1,
         "error": None,
@@ -119,7 +119,7 @@ def test_retry_after_is_a_minimum_and_those_told_the_same_still_spread() -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"attempts": 0}, "attempts 0"),
         ({"replay_limit_bytes": -1}, "replay_limit_bytes -1"),
@@ -131,8 +131,8 @@ def test_retry_after_is_a_minimum_and_those_told_the_same_still_spread() -> None
         ({"budget_window_s": 0.0}, "window 0.0"),
     ],
 )
-def test_settings_that_make_no_sense(changes: dict[str, float], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_settings_that_make_no_sense(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         RetrySettings(**changes)  # type: ignore[arg-type]
 
 
@@ -140,7 +140,7 @@ def test_settings_that_make_no_sense(changes: dict[str, float], told: str) -> No
 
 
 def granted(budget: RetryBudget, wanted: int, now_s: float, *, send: bool = True) -> int:
-    """How many of `wanted` retries are granted, and sent at once or left waiting."""
+    """Number of `wanted` retries that are granted; they are sent at once or left waiting."""
     count = 0
     for _ in range(wanted):
         if budget.try_take(now_s):
@@ -158,7 +158,7 @@ def test_a_floor_for_those_who_are_alone_again_in_every_window() -> None:
 
 
 def test_a_share_of_the_fresh_requests_in_an_outage() -> None:
-    """A thousand requests a second of which each wants a retry: a hundred retries a second and the floor."""
+    """A thousand requests a second that all need a retry: a hundred retries a second plus the floor."""
     budget = RetryBudget(0.1, 10, 10.0)
     sent = 0
     for number in range(5000):
@@ -168,7 +168,7 @@ def test_a_share_of_the_fresh_requests_in_an_outage() -> None:
 
 
 def test_those_waiting_in_backoff_have_used_it_up() -> None:
-    """A hundred fail at once and would all wait for a second."""
+    """A hundred fail at once, and all would wait for a second."""
     budget = RetryBudget(0.2, 20, 10.0)
     for _ in range(100):
         budget.request_arrived(0.0)
@@ -185,7 +185,7 @@ def test_what_never_left_is_given_back() -> None:
 
 
 def test_requests_of_the_past_pay_for_no_retries_of_later_windows() -> None:
-    """Counting over the last ten seconds would grant 100 here, all in a window that soon holds no request."""
+    """Counting over the last ten seconds would grant 100 here, all in a window that soon has no requests."""
     budget = RetryBudget(0.1, 2, 10.0)
     for _ in range(1000):
         budget.request_arrived(0.0)
@@ -241,7 +241,7 @@ def test_memory_is_bounded_by_the_retries_of_a_window() -> None:
     st.integers(1, 3),
 )
 def test_no_window_has_more_retries_than_its_budget(steps: list[tuple[str, float]], share: float, floor: int) -> None:
-    """Windows of any two ends at most 2 s apart, ends included: those that hold only just as much as they may."""
+    """All windows of at most 2 s that begin and end at an event, ends included: only these can exceed the bound."""
     budget, now_s = RetryBudget(share, floor, 2.0), 0.0
     fresh_s: list[float] = []
     sent_s: list[float] = []
@@ -259,13 +259,13 @@ def test_no_window_has_more_retries_than_its_budget(steps: list[tuple[str, float
         for end_s in [at_s for at_s in {*sent_s, start_s + 2.0} if start_s <= at_s <= start_s + 2.0]:
             retries = sum(start_s <= at_s <= end_s for at_s in sent_s)
             assert retries <= Fraction(str(share)) * sum(start_s <= at_s <= end_s for at_s in fresh_s) + floor
-            # And without its first instant, where no request helps.
+            # And without its first instant, where no request adds to the budget.
             retries = sum(start_s < at_s <= end_s for at_s in sent_s)
             assert retries <= Fraction(str(share)) * sum(start_s < at_s <= end_s for at_s in fresh_s) + floor
 
 
 class Ledger(RuleBasedStateMachine):
-    """The budget beside a list of all that happened: it grants what every window allows, and no less."""
+    """The budget compared with a list of all events: it grants exactly what every window allows."""
 
     SHARE = Fraction(1, 4)
     FLOOR = 2
@@ -275,14 +275,14 @@ class Ledger(RuleBasedStateMachine):
         super().__init__()
         self.budget = RetryBudget(0.25, self.FLOOR, self.WINDOW_S)
         self.now_s = 0.0
-        self.seen: list[tuple[float, Fraction]] = []  # what each fresh request brought and each retry sent cost
-        self.takes: list[tuple[float, int]] = []  # when, and how many things had been seen
+        self.observed: list[tuple[float, Fraction]] = []  # budget change of each request and each retry sent
+        self.takes: list[tuple[float, int]] = []  # time, and number of events before
         self.waiting = 0
 
     def least_room(self) -> Fraction:
-        """The least that any run of what happened, up to now and within the window, leaves of the floor."""
+        """The smallest remainder of the floor over all windows that end now."""
         least = room = Fraction(self.FLOOR)
-        for at_s, amount in reversed(self.seen):
+        for at_s, amount in reversed(self.observed):
             if at_s < self.now_s - self.WINDOW_S:
                 break
             room += amount
@@ -297,7 +297,7 @@ class Ledger(RuleBasedStateMachine):
     def requests_arrive(self, count: int) -> None:
         for _ in range(count):
             self.budget.request_arrived(self.now_s)
-            self.seen.append((self.now_s, self.SHARE))
+            self.observed.append((self.now_s, self.SHARE))
 
     @rule()
     def a_retry_is_wanted(self) -> None:
@@ -310,7 +310,7 @@ class Ledger(RuleBasedStateMachine):
     def a_retry_is_sent(self) -> None:
         self.budget.sent(self.now_s)
         self.waiting -= 1
-        self.seen.append((self.now_s, Fraction(-1)))
+        self.observed.append((self.now_s, Fraction(-1)))
 
     @precondition(lambda self: self.waiting)
     @rule()

@@ -220,8 +220,8 @@ def _play(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, A
     console.print(_plan(scenario))
     judge = Judge(target, seed, worlds)
     records = [judge.judge(item, world) for item in under_any(scenario)]
-    if (course := timeseries_in(records[0])) is not None:
-        console.print(timeseries_table(course))
+    if (timeseries := timeseries_in(records[0])) is not None:
+        console.print(timeseries_table(timeseries))
     for record in records:
         word = Text(f"{record.outcome.value}: ", style=STYLES[record.outcome])
         console.print(word + Text(f"{record.property}: {record.reason}", style=""))

@@ -76,7 +76,7 @@ def preflight(
     missing = ", ".join(name for name in backends if name not in reached)
     answers = "".join(f"; {name} answered {status}" for name, status in refused.items() if name not in reached)
     raise balancer.not_ready(
-        f"{missing} not seen through it after {READY_S:.0f} s and {number} requests, {answered} of them well answered"
+        f"{missing} not reached through it after {READY_S:.0f} s and {number} requests, {answered} answered well"
         f"{answers}{last or '; does its configuration name the addresses of these backends?'}"
     )
 

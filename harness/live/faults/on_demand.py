@@ -50,8 +50,8 @@ class ActiveFault:
 class ActiveFaults:
     """The faults in force, by backend and kind. `failed` is the error of a scheduled heal, which has no caller."""
 
-    def __init__(self, way: FaultInjector, fleet: FleetProcess, seed: int) -> None:
-        self._injector = way
+    def __init__(self, injector: FaultInjector, fleet: FleetProcess, seed: int) -> None:
+        self._injector = injector
         self._fleet = fleet
         self._seed = seed
         self._active: dict[tuple[str, str], ActiveFault] = {}

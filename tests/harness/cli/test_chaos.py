@@ -69,8 +69,8 @@ def test_what_fails_is_shrunk_and_fails_again(tmp_path: Path) -> None:
     assert len(ready) == len(found)
     seed = ready[0].stem.rpartition("-")[2]
     assert ready[0].name == f"steelyard-chaos-random-{seed}.json"
-    told = re.findall(r"Play it again with: PYTHONHASHSEED=\d+ steelyard chaos (.*)", done.output)
-    again = chaos(*shlex.split(told[0]), "--out", str(tmp_path / "again"))
+    message = re.findall(r"Play it again with: PYTHONHASHSEED=\d+ steelyard chaos (.*)", done.output)
+    again = chaos(*shlex.split(message[0]), "--out", str(tmp_path / "again"))
     assert again.exit_code == 1 and "fail: chaos.random.recovers" in again.output, again.output
     assert "Shrunk" not in again.output and "Play it again" not in again.output
     assert not (tmp_path / "again").exists()
@@ -81,7 +81,7 @@ def test_what_fails_is_shrunk_and_fails_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--plan", "node-crush"), "did you mean node-crash"),
         (("--without", "kil"), "did you mean kill"),
@@ -96,10 +96,10 @@ def test_what_fails_is_shrunk_and_fails_again(tmp_path: Path) -> None:
         (("--scenario", "x.json", "--backends", "4"), "--backends does not go with --scenario"),
     ],
 )
-def test_mistakes_are_one_line(words: tuple[str, ...], told: str) -> None:
+def test_mistakes_are_one_line(words: tuple[str, ...], message: str) -> None:
     done = chaos(*words)
     assert isinstance(done.exception, ClaimsError)
-    assert told in str(done.exception) and "\n" not in str(done.exception)
+    assert message in str(done.exception) and "\n" not in str(done.exception)
 
 
 def test_a_file_that_names_its_backends_says_how_many(tmp_path: Path) -> None:
@@ -146,16 +146,16 @@ def test_what_a_file_says_is_off_is_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "off", "told"),
+    ("words", "off", "message"),
     [
         ((), "retrys", "x.json: scenario.off: no feature 'retrys'; did you mean retry?"),
         ((), "affinity", "x.json: scenario.off: reference cannot leave affinity out"),
         (("--target", SULKS), "failover", f"x.json: scenario.off: {SULKS} cannot leave failover out"),
     ],
 )
-def test_what_cannot_be_off_is_one_line(tmp_path: Path, words: tuple[str, ...], off: str, told: str) -> None:
+def test_what_cannot_be_off_is_one_line(tmp_path: Path, words: tuple[str, ...], off: str, message: str) -> None:
     done = played(tmp_path, *words, off=frozenset({off}))
-    assert isinstance(done.exception, ClaimsError) and told in str(done.exception)
+    assert isinstance(done.exception, ClaimsError) and message in str(done.exception)
 
 
 def test_what_is_not_claimed_is_off_anyway(tmp_path: Path) -> None:
@@ -177,5 +177,7 @@ def test_a_crowd_is_shrunk_and_told_of(tmp_path: Path, capsys: pytest.CaptureFix
     found = _shrunk(target, scenario, 1, "chaos.crowded.recovers", {World.SIM: play})
     (left,) = found.load.streams
     assert left.chats is not None and left.chats.count < 12
-    told = capsys.readouterr().out
-    assert f"steps, 0 requests, {left.chats.count} virtual users and 2 backends" in told and "chats=Chats(" in told
+    message = capsys.readouterr().out
+    assert (
+        f"steps, 0 requests, {left.chats.count} virtual users and 2 backends" in message and "chats=Chats(" in message
+    )

@@ -1,4 +1,4 @@
-"""The `steelyard` command, in processes of its own."""
+"""The `steelyard` command, run as a process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_wrong_usage_is_exit_code_2(words: list[str]) -> None:
 
 
 def test_an_empty_target_is_refused() -> None:
-    """An unset variable must not have the reference judged in its balancer's place."""
+    """An unset variable must not select the reference."""
     done = steelyard("run", "--target", "", "-k", "affinity.repeat", "--world", "sim")
     assert done.returncode == 2
     assert "no target ''" in done.stdout + done.stderr

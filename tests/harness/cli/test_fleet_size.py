@@ -1,4 +1,4 @@
-"""How many backends a command brings up."""
+"""The number of backends that a command starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`steelyard load` as a process of its own, against a small server: figures, exit codes, the file, Ctrl-C."""
+"""`steelyard load` as a process, against a small server: figures, exit codes, the file, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def load(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def written(folder: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((folder / "steelyard-load.json").read_text())
-    return told
+    summary: dict[str, Any] = json.loads((folder / "steelyard-load.json").read_text())
+    return summary
 
 
 def test_both_engines_play_the_same_load_and_write_the_same_files(url: str, tmp_path: Path) -> None:
@@ -65,10 +65,15 @@ def test_both_engines_play_the_same_load_and_write_the_same_files(url: str, tmp_
         assert f"{len(rows):,} sent, {len(rows):,} good, 0 failed" in done.stdout
         assert "ok        errors > 1%: it is 0 %" in done.stdout
         assert "written to steelyard-load.json" in done.stdout
-        told = written(tmp_path)
-        assert (told["profile"], told["rate_per_s"], told["engine"], told["target"]) == ("spike", 40.0, engine, url)
-        assert told["figures"]["good"] == len(rows) and not told["interrupted"]
-        assert [item["broken"] for item in told["thresholds"]] == [False, False]
+        summary = written(tmp_path)
+        assert (summary["profile"], summary["rate_per_s"], summary["engine"], summary["target"]) == (
+            "spike",
+            40.0,
+            engine,
+            url,
+        )
+        assert summary["figures"]["good"] == len(rows) and not summary["interrupted"]
+        assert [item["broken"] for item in summary["thresholds"]] == [False, False]
         about = read_about(tmp_path / "all.bin")
         assert about["backends"] == ["gpu-0"] and set(rows["answered_by"]) == {0}
         kept = {name: about[name] for name in ("url", "profile", "seed", "engine", "rate_per_s", "protocol")}
@@ -89,9 +94,9 @@ def test_a_trace_is_replayed_and_a_broken_threshold_is_exit_code_1(url: str, tmp
     done = load(tmp_path, "--trace", "trace.jsonl", "--duration", "0.2", "--target", url, "--fail-if", "p50 > 1us")
     assert done.returncode == 1, done.stderr
     assert "FAILED    p50 > 1us: it is " in done.stdout
-    told = written(tmp_path)
-    assert told["figures"]["good"] == 20 and told["duration_s"] == pytest.approx(0.19)
-    assert told["thresholds"][0]["broken"] is True
+    summary = written(tmp_path)
+    assert summary["figures"]["good"] == 20 and summary["duration_s"] == pytest.approx(0.19)
+    assert summary["thresholds"][0]["broken"] is True
 
 
 def test_a_trace_at_another_rate_or_with_more_of_it(tmp_path: Path) -> None:
@@ -126,7 +131,7 @@ def test_ctrl_c_and_sigterm_end_the_sending_and_write_what_was(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Tests that run in the background have SIGINT ignored, and children inherit that.
+        # Tests run in the background ignore SIGINT, which children inherit.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     ) as child:
         assert child.stderr
@@ -142,10 +147,10 @@ def test_ctrl_c_and_sigterm_end_the_sending_and_write_what_was(
     assert "interrupted: the figures cover the requests sent" in out
     assert not list((tmp_path / "tmp").iterdir()), "nothing is left behind"
     rows = read_requests(tmp_path / "all.bin")
-    told = written(tmp_path)
-    assert told["interrupted"] is True
-    assert 0 < told["figures"]["sent"] < len(rows)
-    assert (rows["failure"] == Failure.NOT_SENT).sum() == told["figures"]["not_sent"] > 3000
+    summary = written(tmp_path)
+    assert summary["interrupted"] is True
+    assert 0 < summary["figures"]["sent"] < len(rows)
+    assert (rows["failure"] == Failure.NOT_SENT).sum() == summary["figures"]["not_sent"] > 3000
 
 
 def test_a_search_and_its_file(url: str, tmp_path: Path) -> None:
@@ -153,9 +158,9 @@ def test_a_search_and_its_file(url: str, tmp_path: Path) -> None:
     done = load(tmp_path, *words, "--target", url)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "p50 <= 10s holds at 80/s; no rate up to 80/s was shown to break it" in done.stdout
-    told = written(tmp_path)
-    assert told["holds_per_s"] == 80.0 and told["broken_per_s"] is None
-    assert [(item["rate_per_s"], item["verdict"]) for item in told["rates"]] == [(40.0, "holds"), (80.0, "holds")]
+    summary = written(tmp_path)
+    assert summary["holds_per_s"] == 80.0 and summary["broken_per_s"] is None
+    assert [(item["rate_per_s"], item["verdict"]) for item in summary["rates"]] == [(40.0, "holds"), (80.0, "holds")]
 
 
 @pytest.fixture
@@ -174,8 +179,8 @@ def test_no_good_request_is_exit_code_1_with_the_reason(slow_url: str, tmp_path:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "10 sent, 0 good, 10 failed (100 %)" in done.stdout
     assert done.stdout.splitlines()[-1] == "no request was good: 10 timeout; to wait longer than 1.6 s, give --timeout"
-    told = written(tmp_path)
-    assert (told["duration_s"], told["timeout_s"], told["figures"]["errors"]) == (0.5, 1.6, {"timeout": 10})
+    summary = written(tmp_path)
+    assert (summary["duration_s"], summary["timeout_s"], summary["figures"]["errors"]) == (0.5, 1.6, {"timeout": 10})
     if engine == "aiohttp":
         assert "\nwaiting for 10 answers  0/s" in done.stderr
 
@@ -217,7 +222,7 @@ def delayed(by_s: float, service_s: float) -> Rows:
 def played(
     monkeypatch: pytest.MonkeyPatch, folder: Path, rows: Rows, *words: str, interrupted: int = 0
 ) -> tuple[int, str, dict[str, Any]]:
-    """Exit code, output and summary of a load that came to `rows`."""
+    """Exit code, output and summary of a load with the records `rows`."""
 
     class Generating:
         def play(self, *_: object) -> Played:
@@ -238,39 +243,39 @@ def test_a_condition_that_only_our_own_lateness_breaks_is_not_the_targets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     words = ("--fail-if", "p99 > 500ms", "--fail-if", "throughput < 50/s", "--fail-if", "errors > 1%")
-    code, shown, told = played(monkeypatch, tmp_path, delayed(3.0, 0.009), *words)
+    code, shown, summary = played(monkeypatch, tmp_path, delayed(3.0, 0.009), *words)
     assert code == 2
     assert "WARNING     generator delay, not the target: 3.00 s of 3.01 s latency at p99; service 9 ms" in shown
     assert "UNDECIDED p99 > 500ms: it is 3009 ms, but 9 ms without the generator delay" in shown
     assert "UNDECIDED throughput < 50/s: it is 25.01/s, but 100.1/s without" in shown
     assert "ok        errors > 1%: it is 0 %" in shown
     assert "'p99 > 500ms' and 'throughput < 50/s' could not be judged because of the generator delay" in shown
-    assert told["figures"]["generator_late"] is True
-    assert [item["only_generator_late"] for item in told["thresholds"]] == [True, True, False]
-    assert [item["broken"] for item in told["thresholds"]] == [False] * 3
-    assert told["thresholds"][0]["value_on_time"] == pytest.approx(0.009)
+    assert summary["figures"]["generator_late"] is True
+    assert [item["only_generator_late"] for item in summary["thresholds"]] == [True, True, False]
+    assert [item["broken"] for item in summary["thresholds"]] == [False] * 3
+    assert summary["thresholds"][0]["value_on_time"] == pytest.approx(0.009)
 
 
 def test_a_condition_that_the_target_breaks_is_exit_code_1_however_late_we_were(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     words = ("--fail-if", "p99 > 500ms", "--fail-if", "ttft p50 > 1s")
-    code, shown, told = played(monkeypatch, tmp_path, delayed(2.0, 0.6), *words)
+    code, shown, summary = played(monkeypatch, tmp_path, delayed(2.0, 0.6), *words)
     assert code == 1
     assert "FAILED    p99 > 500ms: it is 2600 ms" in shown
     assert "UNDECIDED ttft p50 > 1s" in shown and "could not be judged" not in shown
-    assert [item["broken"] for item in told["thresholds"]] == [True, False]
+    assert [item["broken"] for item in summary["thresholds"]] == [True, False]
 
 
 def test_who_asks_for_the_lateness_gets_it_and_a_small_one_is_not_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code, shown, told = played(monkeypatch, tmp_path, delayed(0.01, 0.1), "--fail-if", "lateness p99 > 5ms")
+    code, shown, summary = played(monkeypatch, tmp_path, delayed(0.01, 0.1), "--fail-if", "lateness p99 > 5ms")
     assert code == 1
     assert (
         "FAILED    generator-delay p99 > 5ms: it is 10 ms" in shown and "UNDECIDED" not in shown and "WARN" not in shown
     )
-    assert told["figures"]["generator_late"] is False
+    assert summary["figures"]["generator_late"] is False
     assert played(monkeypatch, tmp_path, delayed(0.01, 0.1), "--fail-if", "p99 > 500ms")[0] == 0
 
 
@@ -289,21 +294,21 @@ def test_chats_are_a_closed_loop_and_say_so(tmp_path: Path, engine: str) -> None
     assert done.stderr.splitlines()[0] == "mixed, 40 virtual users, think time 0 s, for 1 s"
     assert "\nclosed loop 40 virtual users, think time 0 s on average; latency counts from intended" in done.stdout
     assert re.search(r"^throughput  [\d.]+ good answers/s$", done.stdout, re.MULTILINE), done.stdout
-    told, rows = written(tmp_path), read_requests(tmp_path / "all.bin")
-    assert (told["chats"], told["think_s"], told["duration_s"]) == (40, 0.0, 1.0)
-    assert told["figures"]["offered_per_s"] is None and "rate_per_s" not in told
+    summary, rows = written(tmp_path), read_requests(tmp_path / "all.bin")
+    assert (summary["chats"], summary["think_s"], summary["duration_s"]) == (40, 0.0, 1.0)
+    assert summary["figures"]["offered_per_s"] is None and "rate_per_s" not in summary
     assert (rows["intended_s"] < 0.01).sum() == 40 and rows["intended_s"].max() < 1.0
     # Clients that give up on purpose are known, though their numbers are assigned during the run.
-    assert told["figures"]["given_up"] == (rows["failure"] == Failure.TIMEOUT).sum() > 0
-    assert told["figures"]["failed"] == 0
+    assert summary["figures"]["given_up"] == (rows["failure"] == Failure.TIMEOUT).sum() > 0
+    assert summary["figures"]["failed"] == 0
 
 
 def test_a_search_that_is_interrupted_judges_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     words = ("--search", "p99 <= 1s")
-    code, shown, told = played(monkeypatch, tmp_path, delayed(0.001, 0.009), *words, interrupted=signal.SIGTERM)
+    code, shown, summary = played(monkeypatch, tmp_path, delayed(0.001, 0.009), *words, interrupted=signal.SIGTERM)
     assert code == 143
     assert shown.splitlines()[-1] == "interrupted: the search is incomplete" and "begin lower" not in shown
-    assert told["interrupted"] is True and told["rates"] == []
+    assert summary["interrupted"] is True and summary["rates"] == []
 
 
 def test_nothing_listens(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_help_lists_the_profiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--profile", "spyke"), "did you mean"),
         (("--fail-if", "p99 > 5"), "no unit"),
@@ -79,6 +79,6 @@ def test_help_lists_the_profiles() -> None:
         (("--target", "http://127.0.0.1:99999"), "expected http://HOST:PORT"),
     ],
 )
-def test_wrong_usage_is_one_line(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+def test_wrong_usage_is_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     target = () if "--target" in words else ("--target", "http://127.0.0.1:9")
-    assert told in refused(tmp_path, *words, *target)
+    assert message in refused(tmp_path, *words, *target)

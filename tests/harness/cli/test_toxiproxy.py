@@ -1,4 +1,4 @@
-"""`steelyard toxiproxy`, as a process of its own."""
+"""`steelyard toxiproxy`, run as a process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG_S = 20.0
 
 @contextmanager
 def running(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The command once it is ready, and its port."""
+    """The ready command, and its port."""
     child = subprocess.Popen(
         [*COMMAND, *options],
         cwd=ROOT,
@@ -44,7 +44,7 @@ def running(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def refused(*options: str) -> str:
-    """The one line of an attempt that must fail with exit code 2."""
+    """The error line of a command that must fail with exit code 2."""
     done = subprocess.run([*COMMAND, *options], cwd=ROOT, capture_output=True, text=True, timeout=LONG_S, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()

@@ -32,53 +32,53 @@ class PlainBackend:
 
     @property
     def url(self) -> str:
-        """Of its first port."""
+        """URL of its first port."""
         return f"http://{HOST}:{self.ports[0]}"
 
     def pause(self) -> None:
-        """Stop the process where it is, until `go_on`; the kernel still accepts for it."""
+        """SIGSTOP the process until `go_on`; the kernel still accepts connections."""
         self.child.signal(SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it run again."""
+        """Resume the process."""
         self.child.signal(SIGCONT)
 
     def events(self) -> Iterator[tuple[str, str, float]]:
-        """Id, what happened and when, of every request so far."""
+        """Id, event and time of every request so far."""
         for line in self.log.read_text().splitlines():
             asked, what, at_s = line.split()
             yield asked, what, float(at_s)
 
     def when(self, asked: str, what: str) -> float:
-        """When something happened to a request; waits for it."""
+        """Time of an event of a request; waits for it."""
         return until(lambda: [at_s for name, event, at_s in self.events() if (name, event) == (asked, what)])[0]
 
 
 class BalancerProcess:
-    """A running `steelyard balancer` on free ports; `words` are further options."""
+    """A running `steelyard balancer` on free ports; `words` are additional options."""
 
     def __init__(self, folder: Path, backends: list[str], *words: str) -> None:
         options = [word for url in backends for word in ("--backend", url)]
         command = (sys.executable, "-c", COMMAND, "balancer", *options, "--port", "0", "--seed", "1", *words)
         self.child = Child(command, folder / "balancer.log")
-        told = until(lambda: self._ready() or self.child.status is not None)
+        message = until(lambda: self._ready() or self.child.status is not None)
         assert self.child.status is None, self.child.ending()
-        assert isinstance(told, dict)
-        self.url: str = told["url"]
-        self.admin: str = told["admin"]
+        assert isinstance(message, dict)
+        self.url: str = message["url"]
+        self.admin: str = message["admin"]
         self.port = int(self.url.rpartition(":")[2])
         self.admin_port = int(self.admin.rpartition(":")[2]) if self.admin else 0
 
     def _ready(self) -> dict[str, Any] | None:
         for line in self.child.log.read_text().splitlines():
             if line.startswith("ready "):
-                told: dict[str, Any] = json.loads(line.removeprefix("ready "))
-                return told
+                message: dict[str, Any] = json.loads(line.removeprefix("ready "))
+                return message
         return None
 
     @property
     def said(self) -> list[str]:
-        """Its output after the line that says it is ready."""
+        """Its output after the ready line."""
         return self.child.log.read_text().splitlines()[1:]
 
     def ask(self, method: str, path: str, document: object = None) -> tuple[int, Any]:
@@ -88,7 +88,7 @@ class BalancerProcess:
         return answer.status, json.loads(answer.body)
 
     def ask_raw(self, method: str, path: str, body: bytes = b"") -> HttpResponse:
-        """A call to the admin interface as it is."""
+        """The raw response of a call to the admin interface."""
         return call(method, self.admin + path, body, timeout_s=PATIENCE_S)
 
     def call(self, method: str = "GET", path: str = "/short", body: bytes = b"", **headers: str) -> HttpResponse:
@@ -112,7 +112,7 @@ class BalancerProcess:
 
 @contextmanager
 def balancing(folder: Path, backends: list[str], *words: str) -> Iterator[BalancerProcess]:
-    """A balancer that is to be alive, and to have said nothing, when the test is through with it."""
+    """A balancer that must run, without further output, until the end of the test."""
     made = BalancerProcess(folder, backends, *words)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""Gateways for the tests of the shell: as little of a balancer as possible, so that only the shell is tested."""
+"""Minimal gateways for the tests of the driver, so that only the driver is tested."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class Plain:
 
 
 class Impatient(Plain):
-    """Gives up soon."""
+    """Uses short timeouts."""
 
     timeout_s = 0.3
 
 
 class Strict(Plain):
-    """Asks a backend no more once an attempt there has failed, until its members change."""
+    """Sends nothing more to a backend after a failed attempt, until the members change."""
 
     strict = True

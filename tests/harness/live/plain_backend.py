@@ -1,11 +1,11 @@
-"""A small model server in a process of its own: LOG PORTS [DELAY_S]; prints its ports, leaves at the end of its input.
+"""A small model server as a process: LOG PORTS [DELAY_S]; prints its ports, exits at the end of its input.
 
     /health                 200
     /short                  a short answer with the request's x-request-id, after DELAY_S
     /stream?chunks=N&gap_s=S  N chunks, chunked
     /sized?chunks=N&gap_s=S   the same, of a known length; &times=T makes each chunk T times as long
 
-A line in LOG for each request: its id, what happened (`asked`, `answered`, `gone`) and when (seconds, monotonic).
+A line in LOG for each event of a request: id, event (`asked`, `answered`, `gone`) and time (seconds, monotonic).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = b"data: word\n\n"
 
 
 class Server:
-    """Answers on several ports alike."""
+    """Answers the same on several ports."""
 
     def __init__(self, log: str, delay_s: float) -> None:
         self._log = Path(log).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115  open as long as the process
@@ -77,7 +77,7 @@ class Server:
         await writer.drain()
 
     async def _while_here(self, work: object, reader: asyncio.StreamReader, asked: str) -> None:
-        """Do `work`, but note it and give up when the other side leaves meanwhile."""
+        """Run `work`; if the client disconnects meanwhile, log it and stop."""
         answering = asyncio.ensure_future(work)  # type: ignore[call-overload]
         leaving = asyncio.ensure_future(reader.read(1))
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""A stage over real sockets: what is set on it is seen by a client and in the fleet, heals in time and on demand."""
+"""An environment over real sockets: a client and the fleet observe its faults, which heal on time and on demand."""
 
 from __future__ import annotations
 
@@ -26,197 +26,199 @@ LATE_S = 0.4
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
-    """Two backends behind the reference, without a load of its own."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    """Two backends behind the reference, without background load."""
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("stage")
         yield Environment(ReferenceTarget(), EnvironmentOptions(backends=2, rate_per_s=0), folder, stack)
 
 
 @pytest.fixture(autouse=True)
-def _calm(stage: Environment) -> Iterator[None]:
-    """After each test nothing is in force."""
+def _calm(environment: Environment) -> Iterator[None]:
+    """After each test no fault is in force."""
     yield
-    stage.clear(None, None)
-    assert stage.listed() == []
-    stage.check()
+    environment.clear(None, None)
+    assert environment.listed() == []
+    environment.check()
 
 
-def ping(stage: Environment, backend: str) -> float:
-    """Seconds that an answer takes through the fault proxy of a backend."""
-    host, port = stage.proxy_address(backend)
+def ping(environment: Environment, backend: str) -> float:
+    """Seconds for an answer through the fault proxy of a backend."""
+    host, port = environment.proxy_address(backend)
     began_s = time.monotonic()
     assert call("GET", f"http://{host}:{port}/mock/ping", timeout_s=PATIENCE_S).status == 200
     return time.monotonic() - began_s
 
 
-def infer(stage: Environment, backend: str) -> HttpResponse:
-    """A request straight to a backend through its fault proxy."""
-    host, port = stage.proxy_address(backend)
+def infer(environment: Environment, backend: str) -> HttpResponse:
+    """A request to a backend through its fault proxy, without the balancer."""
+    host, port = environment.proxy_address(backend)
     return call("GET", f"http://{host}:{port}/v1/models/m/answer", timeout_s=PATIENCE_S)
 
 
-def seen(watch: Watch, backend: str) -> ObservedBackend:
+def observe(watch: Watch, backend: str) -> ObservedBackend:
     return next(item for item in watch.snapshot().backends if item.name == backend)
 
 
-def test_latency_is_in_force_until_it_heals_by_itself(stage: Environment) -> None:
-    effective, told = stage.add("gpu-1", "latency", ["--latency-s", str(LATE_S), "--for", "1s"])
-    assert effective and told.startswith("latency on gpu-1 in force after ") and told.endswith(", heals in 1 s")
-    assert ping(stage, "gpu-1") >= LATE_S * 0.99
-    (row,) = stage.listed()
+def test_latency_is_in_force_until_it_heals_by_itself(environment: Environment) -> None:
+    effective, message = environment.add("gpu-1", "latency", ["--latency-s", str(LATE_S), "--for", "1s"])
+    assert effective and message.startswith("latency on gpu-1 in force after ") and message.endswith(", heals in 1 s")
+    assert ping(environment, "gpu-1") >= LATE_S * 0.99
+    (row,) = environment.listed()
     assert (row["backend"], row["kind"], row["told"]) == ("gpu-1", "latency", "latency 400 ms")
     assert 0 <= row["heals_in_s"] <= 1 and row["since_s"] >= 0
-    until(lambda: not stage.listed())
-    assert min(ping(stage, "gpu-1") for _ in range(5)) < LATE_S
+    until(lambda: not environment.listed())
+    assert min(ping(environment, "gpu-1") for _ in range(5)) < LATE_S
 
 
-def test_latency_stays_until_it_is_cleared(stage: Environment) -> None:
-    _, told = stage.add("gpu-0", "latency", ["--latency-ms", "400"])
-    assert told.endswith(", until: steelyard fault clear gpu-0 latency")
-    assert stage.clear("gpu-1", None) == [] and stage.clear(None, "kill") == []
-    assert stage.clear("gpu-0", "latency") == ["latency on gpu-0 cleared"]
-    assert min(ping(stage, "gpu-0") for _ in range(5)) < LATE_S
+def test_latency_stays_until_it_is_cleared(environment: Environment) -> None:
+    _, message = environment.add("gpu-0", "latency", ["--latency-ms", "400"])
+    assert message.endswith(", until: steelyard fault clear gpu-0 latency")
+    assert environment.clear("gpu-1", None) == [] and environment.clear(None, "kill") == []
+    assert environment.clear("gpu-0", "latency") == ["latency on gpu-0 cleared"]
+    assert min(ping(environment, "gpu-0") for _ in range(5)) < LATE_S
 
 
-def test_a_killed_backend_refuses_and_comes_back_cold(stage: Environment) -> None:
-    watch = Watch(stage)
-    assert infer(stage, "gpu-1").status == 200
-    assert len(seen(watch, "gpu-1").models) == 1
-    stage.add("gpu-1", "failing-status", ["--status", "503"])
-    assert infer(stage, "gpu-1").status == 503
-    effective, _ = stage.add("gpu-1", "kill", [])
-    assert effective and not accepts(*stage.proxy_address("gpu-1"))
-    assert [row["kind"] for row in stage.listed()] == ["kill"], "the failing status lived in the process that is gone"
-    dead = seen(watch, "gpu-1")
+def test_a_killed_backend_refuses_and_comes_back_cold(environment: Environment) -> None:
+    watch = Watch(environment)
+    assert infer(environment, "gpu-1").status == 200
+    assert len(observe(watch, "gpu-1").models) == 1
+    environment.add("gpu-1", "failing-status", ["--status", "503"])
+    assert infer(environment, "gpu-1").status == 503
+    effective, _ = environment.add("gpu-1", "kill", [])
+    assert effective and not accepts(*environment.proxy_address("gpu-1"))
+    assert [row["kind"] for row in environment.listed()] == ["kill"], (
+        "the failing status lived in the process that is gone"
+    )
+    dead = observe(watch, "gpu-1")
     assert (dead.process, dead.models, dead.faults) == ("dead", (), ("kill",))
-    assert stage.clear(None, None) == ["kill on gpu-1 cleared"]
-    assert infer(stage, "gpu-1").status == 200
-    back = seen(watch, "gpu-1")
+    assert environment.clear(None, None) == ["kill on gpu-1 cleared"]
+    assert infer(environment, "gpu-1").status == 200
+    back = observe(watch, "gpu-1")
     assert (back.process, len(back.models)) == ("alive", 1)
     assert back.used_mb == QUICK.default_model.weights_mb and back.total_mb == QUICK.gpu.weights_mb
 
 
-def test_a_restart_heals_by_itself(stage: Environment) -> None:
-    _, told = stage.add("gpu-0", "restart", [])
-    assert told.endswith(", heals at once")
-    until(lambda: not stage.listed())
-    assert infer(stage, "gpu-0").status == 200
+def test_a_restart_heals_by_itself(environment: Environment) -> None:
+    _, message = environment.add("gpu-0", "restart", [])
+    assert message.endswith(", heals at once")
+    until(lambda: not environment.listed())
+    assert infer(environment, "gpu-0").status == 200
 
 
-def test_what_is_due_while_its_backend_is_paused_heals_when_it_goes_on(stage: Environment) -> None:
-    stage.add("gpu-0", "slow", ["--factor", "2", "--for", "100ms"])
-    stage.add("gpu-0", "pause", [])
-    slow = next(entry for entry in stage.active_faults.entries() if entry.kind == "slow")
+def test_what_is_due_while_its_backend_is_paused_heals_when_it_goes_on(environment: Environment) -> None:
+    environment.add("gpu-0", "slow", ["--factor", "2", "--for", "100ms"])
+    environment.add("gpu-0", "pause", [])
+    slow = next(entry for entry in environment.active_faults.entries() if entry.kind == "slow")
     until(lambda: slow.overdue)
     with pytest.raises(ClaimsError, match="steelyard fault clear gpu-0 pause first"):
-        stage.clear("gpu-0", "slow")
-    stage.clear("gpu-0", "pause")
-    assert stage.listed() == []
+        environment.clear("gpu-0", "slow")
+    environment.clear("gpu-0", "pause")
+    assert environment.listed() == []
 
 
 @pytest.mark.parametrize(
     ("first", "second"), [("kill", "pause"), ("kill", "down"), ("down", "reset"), ("kill", "hang"), ("pause", "hang")]
 )
-def test_what_does_not_go_together_is_refused(stage: Environment, first: str, second: str) -> None:
-    stage.add("gpu-1", first, [])
+def test_what_does_not_go_together_is_refused(environment: Environment, first: str, second: str) -> None:
+    environment.add("gpu-1", first, [])
     with pytest.raises(ClaimsError, match=f"{first} is in force on gpu-1.*steelyard fault clear gpu-1 {first} first"):
-        stage.add("gpu-1", second, [])
-    assert [row["kind"] for row in stage.listed()] == [first]
+        environment.add("gpu-1", second, [])
+    assert [row["kind"] for row in environment.listed()] == [first]
 
 
-def test_one_of_a_kind_at_a_time(stage: Environment) -> None:
-    stage.add("gpu-1", "down", [])
+def test_one_of_a_kind_at_a_time(environment: Environment) -> None:
+    environment.add("gpu-1", "down", [])
     with pytest.raises(ClaimsError, match="down is in force on gpu-1, and down does not go with it"):
-        stage.add("gpu-1", "down", [])
-    stage.add("gpu-0", "down", [])
+        environment.add("gpu-1", "down", [])
+    environment.add("gpu-0", "down", [])
 
 
-def test_what_closes_a_way_goes_together(stage: Environment) -> None:
-    """It is open when both are cleared, and a pause is over with its process."""
-    stage.add("gpu-1", "pause", [])
-    stage.add("gpu-1", "down", [])
-    stage.add("gpu-1", "kill", [])
-    assert [row["kind"] for row in stage.listed()] == ["down", "kill"]
-    stage.clear("gpu-1", "down")
-    assert not accepts(*stage.proxy_address("gpu-1"))
-    stage.clear("gpu-1", "kill")
-    assert infer(stage, "gpu-1").status == 200
+def test_what_closes_a_way_goes_together(environment: Environment) -> None:
+    """The link opens when both are cleared, and a pause ends with its process."""
+    environment.add("gpu-1", "pause", [])
+    environment.add("gpu-1", "down", [])
+    environment.add("gpu-1", "kill", [])
+    assert [row["kind"] for row in environment.listed()] == ["down", "kill"]
+    environment.clear("gpu-1", "down")
+    assert not accepts(*environment.proxy_address("gpu-1"))
+    environment.clear("gpu-1", "kill")
+    assert infer(environment, "gpu-1").status == 200
 
 
-def test_what_no_probe_sees_is_taken_back(stage: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_probe_sees_is_taken_back(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "PROBE_S", 0.0)
     with monkeypatch.context() as tied:
-        tied.setattr(stage._injector._proxy, "add_toxic", lambda *_, **__: None)
-        tied.setattr(stage._injector._proxy, "remove_toxic", lambda *_: None)
-        effective, told = stage.add("gpu-1", "latency", ["--latency-ms", "400"])
-    assert not effective and "latency on gpu-1 never took effect" in told
-    assert stage.listed() == []
-    assert min(ping(stage, "gpu-1") for _ in range(5)) < LATE_S
+        tied.setattr(environment._injector._proxy, "add_toxic", lambda *_, **__: None)
+        tied.setattr(environment._injector._proxy, "remove_toxic", lambda *_: None)
+        effective, message = environment.add("gpu-1", "latency", ["--latency-ms", "400"])
+    assert not effective and "latency on gpu-1 never took effect" in message
+    assert environment.listed() == []
+    assert min(ping(environment, "gpu-1") for _ in range(5)) < LATE_S
 
 
-def test_evict_strikes_once(stage: Environment) -> None:
-    watch = Watch(stage)
-    assert infer(stage, "gpu-0").status == 200
-    assert seen(watch, "gpu-0").models
-    assert stage.add("gpu-0", "evict", [])[0]
-    assert not seen(watch, "gpu-0").models
-    assert stage.listed() == []
-    assert stage.add("gpu-0", "evict", [])[0]
+def test_evict_strikes_once(environment: Environment) -> None:
+    watch = Watch(environment)
+    assert infer(environment, "gpu-0").status == 200
+    assert observe(watch, "gpu-0").models
+    assert environment.add("gpu-0", "evict", [])[0]
+    assert not observe(watch, "gpu-0").models
+    assert environment.listed() == []
+    assert environment.add("gpu-0", "evict", [])[0]
 
 
-def test_membership_changes_are_carried_out_listed_and_undone(stage: Environment) -> None:
+def test_membership_changes_are_carried_out_listed_and_undone(environment: Environment) -> None:
     def members() -> set[tuple[str, float]]:
-        rows = json.loads(call("GET", f"{stage.admin}/backends").body)
+        rows = json.loads(call("GET", f"{environment.admin}/backends").body)
         return {(row["id"], row["weight"]) for row in rows}
 
     assert members() == {("gpu-0", 1), ("gpu-1", 1)}
-    effective, told = stage.add("gpu-1", "leave", [])
-    assert effective and told.startswith("leave of gpu-1 done after ")
-    stage.add("gpu-0", "weigh", ["--weight", "3"])
+    effective, message = environment.add("gpu-1", "leave", [])
+    assert effective and message.startswith("leave of gpu-1 done after ")
+    environment.add("gpu-0", "weigh", ["--weight", "3"])
     assert members() == {("gpu-0", 3)}
-    assert [(row["backend"], row["told"]) for row in stage.listed()] == [
+    assert [(row["backend"], row["told"]) for row in environment.listed()] == [
         ("gpu-1", "leave"),
         ("gpu-0", "weigh weight 3"),
     ]
-    assert (stage.membership_status("gpu-0"), stage.membership_status("gpu-1")) == ("weight 3", "left")
+    assert (environment.membership_status("gpu-0"), environment.membership_status("gpu-1")) == ("weight 3", "left")
     with pytest.raises(ClaimsError, match="gpu-1 is no member"):
-        stage.add("gpu-1", "drain", [])
+        environment.add("gpu-1", "drain", [])
     with pytest.raises(ClaimsError, match="gpu-0 is a member already"):
-        stage.add("gpu-0", "join", [])
-    assert stage.clear(None, None) == ["leave of gpu-1 undone", "weigh of gpu-0 undone"]
+        environment.add("gpu-0", "join", [])
+    assert environment.clear(None, None) == ["leave of gpu-1 undone", "weigh of gpu-0 undone"]
     assert members() == {("gpu-0", 1), ("gpu-1", 1)}
-    stage.add("gpu-1", "drain", [])
-    assert stage.membership_status("gpu-1") == "draining"
-    stage.add("gpu-1", "join", [])
-    assert (stage.membership_status("gpu-1"), stage.listed()) == ("", [])
+    environment.add("gpu-1", "drain", [])
+    assert environment.membership_status("gpu-1") == "draining"
+    environment.add("gpu-1", "join", [])
+    assert (environment.membership_status("gpu-1"), environment.listed()) == ("", [])
 
 
 def test_a_change_that_the_balancer_refuses_is_told_and_counts_for_nothing(
-    stage: Environment, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage.target, "change", lambda place: (RunCommand(("false",)),))
+    monkeypatch.setattr(environment.target, "change", lambda deployment: (RunCommand(("false",)),))
     with pytest.raises(DiedError, match="reference: leave of gpu-1: refused a change: exit status 1"):
-        stage.add("gpu-1", "leave", [])
-    assert (stage.membership_status("gpu-1"), stage.listed()) == ("", [])
-    stage.check()
+        environment.add("gpu-1", "leave", [])
+    assert (environment.membership_status("gpu-1"), environment.listed()) == ("", [])
+    environment.check()
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("gpu-7", "kill"), ("gpu-0", "kil")])
-def test_names_that_are_not_there(stage: Environment, backend: str, kind: str) -> None:
-    for refused in (lambda: stage.add(backend, kind, []), lambda: stage.clear(backend, kind)):
+def test_names_that_are_not_there(environment: Environment, backend: str, kind: str) -> None:
+    for refused in (lambda: environment.add(backend, kind, []), lambda: environment.clear(backend, kind)):
         with pytest.raises(ClaimsError, match="did you mean"):
             refused()
 
 
-# --- what is seen -----------------------------------------------------------------------------------------
+# --- observations -----------------------------------------------------------------------------------------
 
 
-def test_requests_are_seen_in_the_logs(stage: Environment) -> None:
-    watch = Watch(stage)
+def test_requests_are_seen_in_the_logs(environment: Environment) -> None:
+    watch = Watch(environment)
     for number in range(20):
         model = f"m-{number % 4}"
-        url = f"{stage.url}/v1/models/{model}/answer"
+        url = f"{environment.url}/v1/models/{model}/answer"
         answer = call("GET", url, headers={"x-model-id": model}, timeout_s=PATIENCE_S)
         assert answer.status == 200
     snapshot = watch.snapshot()
@@ -227,16 +229,16 @@ def test_requests_are_seen_in_the_logs(stage: Environment) -> None:
         assert item.attempts.errors == 0 and item.silent_s is not None and item.attempts.p50_s > 0
 
 
-def test_the_own_load_sees_what_a_client_sees(stage: Environment) -> None:
-    load = BackgroundLoad(stage.url, 50.0, 8, "header:x-model-id", "http", 1)
+def test_the_own_load_sees_what_a_client_sees(environment: Environment) -> None:
+    load = BackgroundLoad(environment.url, 50.0, 8, "header:x-model-id", "http", 1)
     load.start()
     try:
         until(lambda: len(load.answered(0.0)) >= 20)
         answers = load.answered(0.0)
         assert {item.status for item in answers} == {200}
         assert {item.backend for item in answers} <= {"gpu-0", "gpu-1"}
-        stage.add("gpu-0", "failing-status", ["--status", "400"])
-        stage.add("gpu-1", "failing-status", ["--status", "400"])
+        environment.add("gpu-0", "failing-status", ["--status", "400"])
+        environment.add("gpu-1", "failing-status", ["--status", "400"])
         until(lambda: load.answered(0.0)[-1].status == 400)
     finally:
         load.stop()
@@ -273,18 +275,22 @@ def test_an_answer_that_is_none_of_a_mock_counts_all_the_same() -> None:
 
 
 @pytest.fixture(scope="module")
-def where(stage: Environment) -> Iterator[RunAddress]:
-    """The control interface of the stage."""
-    control = Control(stage)
+def where(environment: Environment) -> Iterator[RunAddress]:
+    """The control interface of the environment."""
+    control = Control(environment)
     yield RunAddress(0, control.url, control.token)
     control.close()
     with pytest.raises(TargetError, match="does not answer"):
         call_control(RunAddress(0, control.url, control.token), "GET", "/stage")
 
 
-def test_faults_are_set_listed_and_cleared_by_calls(stage: Environment, where: RunAddress) -> None:
-    told = call_control(where, "GET", "/stage")
-    assert (told["target"], told["url"], told["backends"]) == ("reference", stage.url, ["gpu-0", "gpu-1"])
+def test_faults_are_set_listed_and_cleared_by_calls(environment: Environment, where: RunAddress) -> None:
+    message = call_control(where, "GET", "/stage")
+    assert (message["target"], message["url"], message["backends"]) == (
+        "reference",
+        environment.url,
+        ["gpu-0", "gpu-1"],
+    )
     done = call_control(where, "POST", "/faults", {"backend": "gpu-0", "kind": "down", "words": ["--for", "20s"]})
     assert done["effective"] and "down on gpu-0 in force" in done["told"]
     assert [row["kind"] for row in call_control(where, "GET", "/faults")] == ["down"]
@@ -311,7 +317,7 @@ def test_what_makes_no_sense_is_refused(
         call_control(where, method, path, asked)
 
 
-def test_without_the_token_nothing_is_answered(stage: Environment, where: RunAddress) -> None:
+def test_without_the_token_nothing_is_answered(environment: Environment, where: RunAddress) -> None:
     for token in ("", "wrong", where.token + "x"):
         answer = call("POST", where.control + "/faults/clear", b"{}", {"x-steelyard-token": token})
         assert answer.status == 403

@@ -1,4 +1,4 @@
-"""From logs to rows, on logs made by hand: nothing lost, nothing invented, times from the start of the run."""
+"""From logs to rows, with hand-written logs: none lost, none added, times from the start of the run."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_one_still_open_has_no_end(tmp_path: Path) -> None:
 def test_an_end_without_an_outcome_is_a_failure_of_the_mock(tmp_path: Path) -> None:
     rows = logged(
         tmp_path,
-        attempt(0, 0.1),  # under way, or cut short by a kill
+        attempt(0, 0.1),  # in flight, or cut off by a kill
         LogRow(RowKind.INFERENCE, START_S, end_s=START_S + 0.2, outcome=RowOutcome.ANSWERED),
         LogRow(RowKind.INFERENCE, START_S, end_s=START_S + 0.2, outcome=RowOutcome.CLIENT_GONE),
         LogRow(RowKind.RESIDENCY_LOADED, START_S, end_s=START_S, outcome=RowOutcome.ANSWERED),
@@ -177,7 +177,7 @@ def test_connections() -> None:
     assert rows["closed_s"] == pytest.approx([0.5 + 1.0, nan], nan_ok=True)
 
 
-# --- double entry -----------------------------------------------------------------------------------------
+# --- reconciliation ---------------------------------------------------------------------------------------
 
 
 def test_reconcile_counts_what_has_no_partner(tmp_path: Path) -> None:

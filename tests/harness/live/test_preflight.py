@@ -1,4 +1,4 @@
-"""Before the run: every backend must be seen through the balancer, and what of our tags survives is found out."""
+"""The preflight: every backend must be reached through the balancer, and the surviving tags are determined."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TAG_HEADERS = re.compile(r"(?im)^(x-mock-tag|x-request-id):[^\n]*\n")
 
 
 class Running(Target):
-    """A balancer that runs already at `url`, or is started by `words`."""
+    """A balancer that already runs at `url`, or is started with `words`."""
 
     name = "strange"
     claims = Claims()
@@ -42,10 +42,10 @@ class Running(Target):
         self.url = f"http://{HOST}:{port}"
         self._words = words
 
-    def launch(self, place: Deployment) -> Launch:
+    def launch(self, deployment: Deployment) -> Launch:
         return Launch(files={}, start=self._words)
 
-    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
+    def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
         return ()
 
     def scaled(self, factor: float) -> None:
@@ -108,13 +108,13 @@ def nothing(call: Call) -> Call:
 
 
 def another_run(call: Call) -> Call:
-    """As if a load of somebody else's passed."""
+    """Simulate the load of another client."""
     changed = no_body(call)
     return replace(changed, head=re.sub(r"(?i)(x-mock-tag: )\w+", r"\g<1>0000000200001", changed.head))
 
 
 def round_robin(ports: list[int], *changes: Callable[[Call], Call]) -> Behave:
-    """Forwards in turn; request number n is changed by `changes[n]`, beginning anew at their end."""
+    """Forwards round-robin; request number n is changed by `changes[n]`, cyclically."""
     turn = itertools.count()
 
     async def behave(call: Call) -> None:
@@ -189,9 +189,9 @@ def test_a_backend_that_is_never_asked_is_named(
     balance: Callable[[Behave], int], block: PortBlock, fleet: FleetProcess, tmp_path: Path
 ) -> None:
     port = balance(round_robin([block.backend(1)], keep))
-    with pytest.raises(TargetError, match=r"^strange does not get ready: gpu-0 not seen through it after") as told:
+    with pytest.raises(TargetError, match=r"^strange does not get ready: gpu-0 not reached through it after") as caught:
         fly(port, fleet, tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -200,7 +200,7 @@ def test_another_runs_requests_do_not_count(
 ) -> None:
     port = balance(round_robin(ports_of(block), keep, another_run))
     with pytest.raises(
-        TargetError, match=r"gpu-1 not seen through it after .* well answered; does its configuration name"
+        TargetError, match=r"gpu-1 not reached through it after .* answered well; does its configuration name"
     ):
         fly(port, fleet, tmp_path)
 
@@ -210,7 +210,7 @@ def test_answers_alone_do_not_count(balance: Callable[[Behave], int], fleet: Fle
     async def busy(call: Call) -> None:
         await call.answer(status="503 Busy")
 
-    with pytest.raises(TargetError, match=r"gpu-0, gpu-1 not seen .*; last answer: 503"):
+    with pytest.raises(TargetError, match=r"gpu-0, gpu-1 not reached .*; last answer: 503"):
         fly(balance(busy), fleet, tmp_path)
 
 
@@ -226,7 +226,7 @@ def test_a_backend_that_answers_errors_alone_is_not_seen(
     fleet.set_fault("gpu-1", as_mock(FailingStatus("gpu-1", 0.0, status=500), 0))
     with pytest.raises(
         TargetError,
-        match=r"get ready: gpu-1 not seen .* [1-9]\d* of them well answered; gpu-1 answered 500; last answer: 5",
+        match=r"get ready: gpu-1 not reached .* [1-9]\d* answered well; gpu-1 answered 500; last answer: 5",
     ):
         fly(balance(round_robin(ports_of(block), change)), fleet, tmp_path)
 
@@ -275,22 +275,22 @@ def test_one_that_ends_at_the_first_request_is_not_asked_for_long(fleet: FleetPr
     balancer = Balancer(Running(port, sys.executable, "-c", ENDS, str(port)), Deployment(tmp_path, HOST, port, 0, ()))
     try:
         until(lambda: "up" in (tmp_path / "balancer.log").read_text())
-        with pytest.raises(TargetError) as told:
+        with pytest.raises(TargetError) as caught:
             preflight(balancer, fleet, ("gpu-0", "gpu-1"), Load(()), "http", NONCE, ALL)
     finally:
         balancer.stop()
     found = re.fullmatch(
         r"strange does not get ready: it ended after (\d+) requests; last failure: .*;"
         " exit status 1; last line: out of ideas",
-        str(told.value),
+        str(caught.value),
     )
-    assert found, told.value
+    assert found, caught.value
     assert int(found[1]) < 1000, "as many as fit into the moment in which it ended"
 
 
 @pytest.mark.usefixtures("impatient")
 def test_nobody_there(fleet: FleetProcess, tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match=r"gpu-0, gpu-1 not seen .*; last failure: ConnectionRefusedError"):
+    with pytest.raises(TargetError, match=r"gpu-0, gpu-1 not reached .*; last failure: ConnectionRefusedError"):
         fly(free_ports(1)[0], fleet, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM as a kind of Ctrl-C, and the folders of sessions that were killed."""
+"""SIGTERM handled like Ctrl-C, and folders of killed sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.live.session import LiveSession
 
 @pytest.fixture(autouse=True)
 def _default() -> Iterator[None]:
-    """SIGTERM as a process finds it at its start; whatever a test does."""
+    """The default SIGTERM handler, before and after each test."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -27,9 +27,9 @@ def _default() -> Iterator[None]:
 
 def test_sigterm_is_raised_once_and_given_back() -> None:
     give_back = take_sigterm()
-    with pytest.raises(KeyboardInterrupt) as told:
+    with pytest.raises(KeyboardInterrupt) as caught:
         signal.raise_signal(signal.SIGTERM)
-    assert told.type is TerminatedError
+    assert caught.type is TerminatedError
     signal.raise_signal(signal.SIGTERM)  # during the clean-up, which it must not break off
     assert signal.getsignal(signal.SIGTERM) != signal.SIG_IGN, "children would inherit that"
     give_back()
@@ -77,7 +77,7 @@ def test_a_session_takes_sigterm_for_as_long_as_it_is_open() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of temporary files, for the time of a test."""
+    """The folder of temporary files during a test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 

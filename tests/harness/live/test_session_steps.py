@@ -1,4 +1,4 @@
-"""What the timeline of a live run does beside single faults: restarts, the sentinel, changes that cannot be made."""
+"""Timeline of a live run, except single faults: restarts, the sentinel, unsupported changes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.harness.live.helpers import traffic
 SEED = 11
 AWAY_S = 0.5
 DEAD_S = 2.0
-"""What the sentinel counts for a ping without an answer."""
+"""The sentinel's value for a ping without an answer."""
 
 
 class NeverDrains(ReferenceTarget):
-    """The reference, if it could not drain."""
+    """The reference, without support for draining."""
 
-    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
-        """As ever, but for that."""
-        if any(item.draining for item in place.backends):
+    def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
+        """UnsupportedError for a drain, else as the reference."""
+        if any(item.draining for item in deployment.backends):
             raise UnsupportedError("cannot drain")
-        return super().change(place)
+        return super().change(deployment)
 
 
 @pytest.fixture(scope="module")

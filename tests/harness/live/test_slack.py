@@ -1,4 +1,4 @@
-"""Slack by second, on arrays made by hand, and the sentinel against a backend that answers, stalls or is gone."""
+"""Slack by second, with hand-written arrays, and the sentinel with a backend that answers, stalls or is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen of a stage from outside: figures of hand-written rows, and how snapshots are shown."""
+"""Statistics of an environment: figures of hand-written rows, and the display of snapshots."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_what_a_silent_backend_has_missed_goes_by_its_share_before() -> None:
     assert missed(Tail(), [late], 96.0) == 0.0  # nobody had any
 
 
-# --- how it is shown --------------------------------------------------------------------------------------
+# --- display ----------------------------------------------------------------------------------------------
 
 CALM = Attempts(started=25, errors=0, in_flight=2, p50_s=0.037, p99_s=0.04, last_s=99.9)
 NONE = Attempts(0, 0, 0, math.nan, math.nan, math.nan)
@@ -206,8 +206,8 @@ SEEN = ObservedBackend("gpu-0", "alive", CALM, Client(25, 0, 0.038, 0.045), 0.25
     ],
 )
 def test_states(seen: ObservedBackend, words: str, colour: str) -> None:
-    told, painted = state_of(seen)
-    assert told == words
+    message, painted = state_of(seen)
+    assert message == words
     if seen.membership == "":
         assert painted == colour
 

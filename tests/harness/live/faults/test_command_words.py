@@ -1,4 +1,4 @@
-"""Faults in the words of a command line."""
+"""Command-line syntax of faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of step shows in a live history as the table says, which the simulator is judged by too."""
+"""Every kind of step has the effects of the table in a live history; the simulator is tested with the same table."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from harness.scenario.faults import Step
 from tests.harness.fault_effects import CASES, IDS, Effect, Trial
 
 SEED = 11
-"""A draw in which every backend owns four keys or more."""
+"""A seed for which every backend owns four keys or more."""
 TRIES = 3
 NOISY_S = 0.02
 
 
 class Plays:
-    """The runs of the trials, one for each; noise of the machine is an answer to nothing but another run."""
+    """The runs of the trials; a noisy run is repeated."""
 
     def __init__(self, session: LiveSession) -> None:
         self._session = session
         self._runs: dict[Trial, History] = {}
 
     def lacking(self, trial: Trial, effect: Effect) -> list[str]:
-        """What the run of a trial lacks of an effect, played again while it lacks something and was noisy."""
+        """Missing effects of a trial's run, repeated while effects are missing and the run was noisy."""
         for _ in range(TRIES):
             if trial not in self._runs:
                 self._runs[trial] = self._session.play(trial.target, trial.scenario(), SEED)

@@ -1,4 +1,4 @@
-"""The fault way: each fault on a process or on the way to it bites and heals, at both kinds of fault proxy."""
+"""Fault injection: each process and transport fault takes effect and heals, with both kinds of fault proxy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.harness.live.helpers import PATIENCE_S, free_block, free_ports
 SICK = "gpu-1"
 SEED = os.getpid()
 LONG_S = 2.0
-"""Longer than a probe looks."""
+"""Longer than a probe waits."""
 
 FAULTS: tuple[ProcessFault | TransportFault, ...] = (
     Bandwidth(SICK, 0.0, 2.0),
@@ -65,7 +65,7 @@ FAULTS: tuple[ProcessFault | TransportFault, ...] = (
 )
 IDS = [f"{type(fault).__name__}-{number}" for number, fault in enumerate(FAULTS)]
 TRIES = 5
-"""A stall of the machine may look like a fault once, but not so often."""
+"""A stall of the machine may look like a fault once, but not this often."""
 
 
 def test_every_kind_is_here() -> None:
@@ -88,25 +88,27 @@ def fleet(block: PortBlock, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def opened(kind: str, block: PortBlock, folder: Path) -> FaultInjector:
-    way = FaultInjector(kind, block, folder)
-    way.await_ready()
+    injector = FaultInjector(kind, block, folder)
+    injector.await_ready()
     for number in range(2):
-        way.open(f"gpu-{number}", (HOST, block.proxy(number)), (HOST, block.backend(number)))
-    return way
+        injector.open(f"gpu-{number}", (HOST, block.proxy(number)), (HOST, block.backend(number)))
+    return injector
 
 
 @pytest.fixture(scope="module")
-def way(block: PortBlock, fleet: FleetProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultInjector]:
-    started = opened("embedded", block, tmp_path_factory.mktemp("way"))
+def injector(
+    block: PortBlock, fleet: FleetProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FaultInjector]:
+    started = opened("embedded", block, tmp_path_factory.mktemp("injector"))
     yield started
     started.stop()
 
 
 @pytest.fixture(scope="module")
-def real_way(
+def real_injector(
     fleet: FleetProcess, block: PortBlock, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FaultInjector]:
-    """The same with a real Toxiproxy, before the same fleet."""
+    """An injector with a real Toxiproxy, for the same fleet."""
     if shutil.which(REAL) is None:
         pytest.skip(f"no {REAL} on PATH")
     ports = free_block(SEED + 4, 2)
@@ -118,58 +120,58 @@ def real_way(
     started.stop()
 
 
-def assert_bites_and_heals(way: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault) -> None:
-    """Twice, and only at its own backend."""
-    sick, sound = way._addresses[SICK], way._addresses["gpu-0"]
+def assert_bites_and_heals(injector: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault) -> None:
+    """Twice, and only at the fault's backend."""
+    sick, sound = injector._addresses[SICK], injector._addresses["gpu-0"]
     for _ in range(2):
         assert answers(sick, PATIENCE_S)
         assert not all(is_effective(fault, sick) for _ in range(TRIES)), "a probe must not see what is not there"
-        assert way.begin(fault, fleet) is not None
+        assert injector.begin(fault, fleet) is not None
         assert answers(sound, PATIENCE_S)
-        way.heal(fault, fleet)
+        injector.heal(fault, fleet)
     assert answers(sick, PATIENCE_S)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=IDS)
 def test_a_fault_bites_heals_and_bites_again(
-    way: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault
+    injector: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault
 ) -> None:
-    assert_bites_and_heals(way, fleet, fault)
+    assert_bites_and_heals(injector, fleet, fault)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=IDS)
 def test_and_so_it_does_with_a_real_toxiproxy(
-    real_way: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault
+    real_injector: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault
 ) -> None:
-    assert_bites_and_heals(real_way, fleet, fault)
+    assert_bites_and_heals(real_injector, fleet, fault)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=IDS)
 def test_a_fault_that_does_not_bite_is_told(
-    way: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault, monkeypatch: pytest.MonkeyPatch
+    injector: FaultInjector, fleet: FleetProcess, fault: ProcessFault | TransportFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The probes must look: with the proxy's and the fleet's hands tied nothing bites."""
+    """If proxy and fleet do nothing, no probe may observe a fault."""
     monkeypatch.setattr(probes, "PROBE_S", 0.0)
     monkeypatch.setattr(probes, "SILENT_S", 2.0)
     for action in ("disable", "enable", "add_toxic"):
-        monkeypatch.setattr(way._proxy, action, lambda *_, **__: None)
+        monkeypatch.setattr(injector._proxy, action, lambda *_, **__: None)
     for action in ("kill", "pause"):
         monkeypatch.setattr(fleet, action, lambda _: None)
-    assert any(way.begin(fault, fleet) is None for _ in range(TRIES))
-    way._in_force[SICK].clear()  # it never was, and there is nothing to heal
+    assert any(injector.begin(fault, fleet) is None for _ in range(TRIES))
+    injector._in_force[SICK].clear()  # the fault was never set, so there is nothing to heal
 
 
-def test_a_toxic_that_is_there_already_is_our_error(way: FaultInjector, fleet: FleetProcess) -> None:
+def test_a_toxic_that_is_there_already_is_our_error(injector: FaultInjector, fleet: FleetProcess) -> None:
     fault = Latency(SICK, 0.0, 0.1)
-    assert way.begin(fault, fleet) is not None
-    with pytest.raises(HarnessError, match=r"^the fault proxy could not add latency to gpu-1: ") as told:
-        way.begin(fault, fleet)
-    assert "\n" not in str(told.value)
-    way.heal(fault, fleet)
+    assert injector.begin(fault, fleet) is not None
+    with pytest.raises(HarnessError, match=r"^the fault proxy could not add latency to gpu-1: ") as caught:
+        injector.begin(fault, fleet)
+    assert "\n" not in str(caught.value)
+    injector.heal(fault, fleet)
 
 
-def test_connections_are_told(way: FaultInjector) -> None:
-    assert {item.proxy for item in way.connections()} == {"gpu-0", "gpu-1"}
+def test_connections_are_told(injector: FaultInjector) -> None:
+    assert {item.proxy for item in injector.connections()} == {"gpu-0", "gpu-1"}
 
 
 def test_a_dead_fault_proxy_is_our_error(block: PortBlock, tmp_path: Path) -> None:
@@ -182,7 +184,9 @@ def test_a_dead_fault_proxy_is_our_error(block: PortBlock, tmp_path: Path) -> No
         started.connections()
 
 
-def test_one_that_runs_already_is_used_and_left_as_it_was(way: FaultInjector, block: PortBlock, tmp_path: Path) -> None:
+def test_one_that_runs_already_is_used_and_left_as_it_was(
+    injector: FaultInjector, block: PortBlock, tmp_path: Path
+) -> None:
     ports = free_block(SEED + 3, 1)
     guest = FaultInjector(f"http://{HOST}:{block.fault_control}", ports, tmp_path)
     guest.await_ready()
@@ -191,7 +195,7 @@ def test_one_that_runs_already_is_used_and_left_as_it_was(way: FaultInjector, bl
     guest.stop()
     guest.stop()
     assert not answers((HOST, ports.proxy(0)), PATIENCE_S)
-    assert answers(way._addresses["gpu-0"], PATIENCE_S)
+    assert answers(injector._addresses["gpu-0"], PATIENCE_S)
 
 
 def test_kinds_of_fault_proxy(block: PortBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +210,7 @@ def test_kinds_of_fault_proxy(block: PortBlock, tmp_path: Path, monkeypatch: pyt
 def test_one_that_does_not_run_is_told_at_once(
     block: PortBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a child of ours is waited for."""
+    """Only our own child process is waited for."""
     monkeypatch.setattr("harness.live.faults.injector.time.sleep", Mock(side_effect=AssertionError("waits")))
     port = free_ports(1)[0]
     advice = "start toxiproxy-server there, or leave --toxiproxy out"
@@ -218,7 +222,7 @@ def test_one_that_does_not_run_is_told_at_once(
     ("version", "fine"), [("2.6.9", False), ("1.10.0", False), ("2.7.0", True), ("2.12.0", True), ("git", True)]
 )
 def test_what_is_older_than_the_client_is_refused(
-    way: FaultInjector, block: PortBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, fine: bool
+    injector: FaultInjector, block: PortBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, fine: bool
 ) -> None:
     guest = FaultInjector(f"http://{HOST}:{block.fault_control}", block, tmp_path)
     monkeypatch.setattr(guest._proxy, "version", lambda: version)
@@ -226,13 +230,13 @@ def test_what_is_older_than_the_client_is_refused(
         guest.await_ready()
         assert (guest.kind, guest.version) == (f"http://{HOST}:{block.fault_control}", version)
         return
-    with pytest.raises(TargetError, match=rf" is Toxiproxy {version}, expected 2\.7 or later; ") as told:
+    with pytest.raises(TargetError, match=rf" is Toxiproxy {version}, expected 2\.7 or later; ") as caught:
         guest.await_ready()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_something_else_at_that_address_is_told(fleet: FleetProcess, block: PortBlock, tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match=r"^--toxiproxy .*the fault proxy could not tell its version: "):
+    with pytest.raises(TargetError, match=r"^--toxiproxy .*the fault proxy could not report its version: "):
         FaultInjector(f"{HOST}:{block.fleet_control}", block, tmp_path).await_ready()
 
 
@@ -246,49 +250,49 @@ def test_the_embedded_one_has_the_seed_of_the_run(
     assert words[words.index("--seed") + 1] == "77"
 
 
-# --- faults beside each other -----------------------------------------------------------------------------
+# --- simultaneous faults ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("inner", [Kill(SICK, 0.0), Restart(SICK, 0.0)], ids=str)
 def test_a_way_stays_closed_until_everybody_let_go(
-    way: FaultInjector, fleet: FleetProcess, inner: ProcessFault
+    injector: FaultInjector, fleet: FleetProcess, inner: ProcessFault
 ) -> None:
-    sick, outer = way._addresses[SICK], Down(SICK, 0.0)
+    sick, outer = injector._addresses[SICK], Down(SICK, 0.0)
     for first, second in ((outer, inner), (inner, outer)):
-        assert way.begin(outer, fleet) is not None
-        assert way.begin(inner, fleet) is not None
-        way.heal(first, fleet)
+        assert injector.begin(outer, fleet) is not None
+        assert injector.begin(inner, fleet) is not None
+        injector.heal(first, fleet)
         assert is_effective(outer, sick)
-        way.heal(second, fleet)
+        injector.heal(second, fleet)
         assert answers(sick, PATIENCE_S)
 
 
-def test_a_reset_does_not_open_a_closed_way(way: FaultInjector, fleet: FleetProcess) -> None:
-    sick, outer = way._addresses[SICK], Down(SICK, 0.0)
-    way.begin(outer, fleet)
+def test_a_reset_does_not_open_a_closed_way(injector: FaultInjector, fleet: FleetProcess) -> None:
+    sick, outer = injector._addresses[SICK], Down(SICK, 0.0)
+    injector.begin(outer, fleet)
     over = threading.Event()
     over.set()
-    way.begin(Reset(SICK, 0.0), fleet, over=over)
+    injector.begin(Reset(SICK, 0.0), fleet, over=over)
     assert is_effective(outer, sick)
-    way.heal(Reset(SICK, 0.0), fleet)
-    way.heal(outer, fleet)
+    injector.heal(Reset(SICK, 0.0), fleet)
+    injector.heal(outer, fleet)
     assert answers(sick, PATIENCE_S)
 
 
 def test_a_process_is_probed_by_itself(
-    way: FaultInjector, fleet: FleetProcess, monkeypatch: pytest.MonkeyPatch
+    injector: FaultInjector, fleet: FleetProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind a closed way, as behind a silent one, each looks alike from outside."""
+    """On a closed or silent link every fault looks the same from outside."""
     monkeypatch.setattr(probes, "PROBE_S", 0.0)
     for outer, inner in ((Down(SICK, 0.0), Kill(SICK, 0.0)), (Blackhole(SICK, 0.0), Pause(SICK, 0.0))):
-        way.begin(outer, fleet)
+        injector.begin(outer, fleet)
         with monkeypatch.context() as tied:
             for action in ("kill", "pause", "restart", "resume"):
                 tied.setattr(fleet, action, lambda _: None)
-            assert any(way.begin(inner, fleet) is None for _ in range(TRIES))
-            way.heal(inner, fleet)
-        way.heal(outer, fleet)
-    assert answers(way._addresses[SICK], PATIENCE_S)
+            assert any(injector.begin(inner, fleet) is None for _ in range(TRIES))
+            injector.heal(inner, fleet)
+        injector.heal(outer, fleet)
+    assert answers(injector._addresses[SICK], PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -305,13 +309,13 @@ def test_a_process_is_probed_by_itself(
     ids=lambda fault: type(fault).__name__,
 )
 def test_what_is_late_already_is_no_sign_of_another_fault(
-    way: FaultInjector, fleet: FleetProcess, fault: TransportFault, monkeypatch: pytest.MonkeyPatch
+    injector: FaultInjector, fleet: FleetProcess, fault: TransportFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A probe waits for what is late, sees the fault, and does not see it where it is not."""
-    sick, outer = way._addresses[SICK], Latency(SICK, 0.0, 0.6)
-    assert way.begin(outer, fleet) is not None
+    """A probe waits for delayed answers, observes the fault, and observes none if there is none."""
+    sick, outer = injector._addresses[SICK], Latency(SICK, 0.0, 0.6)
+    assert injector.begin(outer, fleet) is not None
     assert not all(is_effective(fault, sick, (outer,)) for _ in range(TRIES))
-    assert way.begin(fault, fleet) is not None
-    way.heal(fault, fleet)
-    way.heal(outer, fleet)
+    assert injector.begin(fault, fleet) is not None
+    injector.heal(fault, fleet)
+    injector.heal(outer, fleet)
     assert answers(sick, PATIENCE_S)

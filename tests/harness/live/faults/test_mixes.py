@@ -1,4 +1,4 @@
-"""Overlapping faults show in a live history as the table says, which the simulator is judged by too."""
+"""Overlapping faults have the effects of the table in a live history; the simulator is tested with the same table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.fault_mixes import CASES, RUNS, lacking, scenario
 from tests.harness.live.helpers import traffic
 
 SEED = 11
-"""A draw in which every backend owns four keys or more."""
+"""A seed for which every backend owns four keys or more."""
 TRIES = 3
 NOISY_S = 0.02
 
@@ -29,7 +29,7 @@ def session() -> Iterator[LiveSession]:
 
 @pytest.fixture(scope="module")
 def histories(session: LiveSession) -> list[History]:
-    """The runs, each played again while something is lacking and the machine was noisy."""
+    """The runs, each repeated while effects are missing and the machine was noisy."""
     played = []
     for run, mixes in enumerate(RUNS):
         for _ in range(TRIES):

@@ -1,4 +1,4 @@
-"""The book of faults in force, without a stage: what one thread does to it while another looks."""
+"""The faults in force, without an environment: changes by one thread while another reads them."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from harness.scenario.model import ClaimsError
 FLEET = cast(FleetProcess, None)
 
 
-class Way:
-    """Every fault bites at once."""
+class FakeInjector:
+    """An injector whose faults take effect at once."""
 
     def begin(self, fault: Fault, fleet: FleetProcess, seed: int) -> float | None:
-        """As the fault way's."""
+        """As the fault injector's."""
         return 1.0
 
     def heal(self, fault: Fault, fleet: FleetProcess) -> None:
-        """As the fault way's."""
+        """As the fault injector's."""
 
 
 class Meddling(str):
-    """A backend's name; while it is compared with another, a fault on a third is set, as from another thread."""
+    """A backend name whose comparison sets a fault on a third backend, as another thread might."""
 
     active_faults: ActiveFaults
-    asked = 0
+    comparisons = 0
 
     def __eq__(self, other: object) -> bool:
-        type(self).asked += 1
-        if type(self).asked <= 3:
-            self.active_faults.add(Latency(f"gpu-{type(self).asked + 1}", 0.0, 1.0))
+        type(self).comparisons += 1
+        if type(self).comparisons <= 3:
+            self.active_faults.add(Latency(f"gpu-{type(self).comparisons + 1}", 0.0, 1.0))
         return str(self) == str(other)
 
     __hash__ = str.__hash__
 
 
 def test_faults_of_other_backends_may_come_while_one_is_checked() -> None:
-    book = ActiveFaults(cast(FaultInjector, Way()), FLEET, 1)
-    book.add(Latency("gpu-0", 0.0, 1.0))
-    book.add(Latency("gpu-1", 0.0, 1.0))
-    Meddling.active_faults = book
+    faults = ActiveFaults(cast(FaultInjector, FakeInjector()), FLEET, 1)
+    faults.add(Latency("gpu-0", 0.0, 1.0))
+    faults.add(Latency("gpu-1", 0.0, 1.0))
+    Meddling.active_faults = faults
     with pytest.raises(ClaimsError, match=r"^latency is in force on gpu-0"):
-        book.add(Latency(Meddling("gpu-0"), 0.0, 1.0))
-    assert sorted(entry.fault.backend for entry in book.entries()) == ["gpu-0", "gpu-1", "gpu-2", "gpu-3", "gpu-4"]
+        faults.add(Latency(Meddling("gpu-0"), 0.0, 1.0))
+    assert sorted(entry.fault.backend for entry in faults.entries()) == ["gpu-0", "gpu-1", "gpu-2", "gpu-3", "gpu-4"]
 
 
 def test_the_first_two_on_a_backend_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One asks for the backend's lock while another is making it."""
-    book = ActiveFaults(cast(FaultInjector, Way()), FLEET, 1)
+    """Two threads request a backend's lock at the same time."""
+    faults = ActiveFaults(cast(FaultInjector, FakeInjector()), FLEET, 1)
     make, inner = threading.RLock, list[object]()
 
     def slow() -> object:
         if not inner:
             inner.append(None)
-            inner[0] = book._lock("gpu-0")
+            inner[0] = faults._lock("gpu-0")
         return make()
 
     monkeypatch.setattr("harness.live.faults.on_demand.threading.RLock", slow)
-    assert book._lock("gpu-0") is inner[0] is book._lock("gpu-0")
+    assert faults._lock("gpu-0") is inner[0] is faults._lock("gpu-0")

@@ -1,4 +1,4 @@
-"""What a probe takes for a fault, given what it sees of one exchange."""
+"""Decision of a probe for given results of an exchange."""
 
 from __future__ import annotations
 

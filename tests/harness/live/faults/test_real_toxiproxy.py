@@ -24,7 +24,7 @@ TRIES = 3
 NOISY_S = 0.02
 WAYS = next(trial for trial in TRIALS if trial.name == "ways")
 NAMES = ("health.failover.within-bound", "health.check-ups.independent")
-"""Their scenarios kill a backend, and silence one."""
+"""Properties whose scenarios kill a backend, and silence one."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def session() -> Iterator[LiveSession]:
 
 @pytest.fixture(scope="module")
 def ways(session: LiveSession) -> History:
-    """All faults of the way to a backend in one run, played again while something is lacking and it was noisy."""
+    """All transport faults in one run, repeated while effects are missing and the run was noisy."""
     for _ in range(TRIES):
         history = session.play(WAYS.target, WAYS.scenario(), SEED)
         if history.slack_s.max() <= NOISY_S or not any(WAYS.lacking(history, effect) for effect in WAYS.effects):
@@ -49,7 +49,7 @@ def test_every_fault_of_the_way_shows_and_heals(ways: History, effect: Effect) -
 
 
 def outcome(session: LiveSession, item: Property) -> Outcome:
-    """What becomes of the reference; what noise left undecided is played again."""
+    """Outcomes of the reference; inconclusive ones are repeated."""
     for _ in range(TRIES):
         record = Judge(ReferenceTarget(), SEED, {World.LIVE: session.play}).judge(item, World.LIVE)
         if record.outcome is not Outcome.INCONCLUSIVE:

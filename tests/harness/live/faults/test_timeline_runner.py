@@ -1,4 +1,4 @@
-"""Faults beside the timeline: in order on a backend, side by side on several, and nothing that fails is lost."""
+"""Faults in the background: in order on one backend, concurrent across backends, and no failure is lost."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FLEET = cast(FleetProcess, None)
 ONE, OTHER = Down("gpu-0", 1.0, 0.5), Down("gpu-1", 1.0)
 
 
-class Way:
-    """Takes until `go` to see a fault bite, or until it is told that it is over."""
+class FakeInjector:
+    """An injector whose faults take effect when `go` is set, or end when `over` is set."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -30,7 +30,7 @@ class Way:
         self.failing = False
 
     def begin(self, fault: Fault, fleet: FleetProcess, seed: int, over: threading.Event) -> float | None:
-        """As the fault way's."""
+        """As the fault injector's."""
         self.log.append(f"begin {fault.backend}")
         if self.failing:
             raise HarnessError("no fault proxy")
@@ -38,50 +38,52 @@ class Way:
         return time.monotonic() if self.go.is_set() else None
 
     def heal(self, fault: Fault, fleet: FleetProcess) -> None:
-        """As the fault way's."""
+        """As the fault injector's."""
         self.log.append(f"heal {fault.backend}")
 
 
 @pytest.fixture
-def way() -> Way:
-    return Way()
+def injector() -> FakeInjector:
+    return FakeInjector()
 
 
 @pytest.fixture
-def steps(way: Way) -> Iterator[LiveTimelineRunner]:
+def steps(injector: FakeInjector) -> Iterator[LiveTimelineRunner]:
     threads = threading.active_count()
-    made = LiveTimelineRunner(cast(FaultInjector, way), FLEET, {"gpu-0": 0, "gpu-1": 1}, 7)
+    made = LiveTimelineRunner(cast(FaultInjector, injector), FLEET, {"gpu-0": 0, "gpu-1": 1}, 7)
     made.start_s = time.monotonic()
     yield made
     made.close()
     until(lambda: threading.active_count() == threads)
 
 
-def test_backends_do_not_wait_for_each_other_and_steps_of_one_do(steps: LiveTimelineRunner, way: Way) -> None:
+def test_backends_do_not_wait_for_each_other_and_steps_of_one_do(
+    steps: LiveTimelineRunner, injector: FakeInjector
+) -> None:
     steps.begin(0, ONE)
     steps.begin(1, Latency("gpu-0", 1.0, 0.1))
     steps.begin(2, OTHER)
-    until(lambda: len(way.log) == 2)
-    assert sorted(way.log) == ["begin gpu-0", "begin gpu-1"]
+    until(lambda: len(injector.log) == 2)
+    assert sorted(injector.log) == ["begin gpu-0", "begin gpu-1"]
     assert steps.observed == {}
-    way.go.set()
+    injector.go.set()
     steps.finish()
-    assert len(way.log) == 3
+    assert len(injector.log) == 3
     assert steps.observed[1].asked_s >= steps.observed[0].effective_s
 
 
-def test_what_is_healed_is_probed_no_more(steps: LiveTimelineRunner, way: Way) -> None:
+def test_what_is_healed_is_probed_no_more(steps: LiveTimelineRunner, injector: FakeInjector) -> None:
     steps.begin(0, ONE)
-    until(lambda: way.log)
+    until(lambda: injector.log)
     steps.heal(0, ONE)
     steps.finish()
-    assert way.log == ["begin gpu-0", "heal gpu-0"]
+    assert injector.log == ["begin gpu-0", "heal gpu-0"]
     assert not steps.observed[0].took_effect
     assert 0.0 <= steps.observed[0].asked_s <= steps.observed[0].healed_s < PATIENCE_S
 
 
-def test_seen_steps_are_in_the_order_in_which_they_were_due(steps: LiveTimelineRunner, way: Way) -> None:
-    way.go.set()
+def test_seen_steps_are_in_the_order_in_which_they_were_due(steps: LiveTimelineRunner, injector: FakeInjector) -> None:
+    injector.go.set()
     join = Join("gpu-1", 0.5)
     steps.begin(1, OTHER)
     steps.begin(0, ONE)
@@ -93,37 +95,37 @@ def test_seen_steps_are_in_the_order_in_which_they_were_due(steps: LiveTimelineR
     assert isnan(seen[0].healed_s)
 
 
-def test_a_failure_is_told_by_the_next_look_and_in_the_end(steps: LiveTimelineRunner, way: Way) -> None:
-    way.failing = True
+def test_a_failure_is_told_by_the_next_look_and_in_the_end(steps: LiveTimelineRunner, injector: FakeInjector) -> None:
+    injector.failing = True
     steps.check()
     steps.begin(0, ONE)
 
-    def told() -> bool:
+    def message() -> bool:
         try:
             steps.check()
         except HarnessError:
             return True
         return False
 
-    until(told)
+    until(message)
     with pytest.raises(HarnessError, match=r"^no fault proxy$"):
         steps.finish()
 
 
-def test_closing_gives_up_what_waits(steps: LiveTimelineRunner, way: Way) -> None:
+def test_closing_gives_up_what_waits(steps: LiveTimelineRunner, injector: FakeInjector) -> None:
     steps.begin(0, ONE)
-    until(lambda: way.log)
+    until(lambda: injector.log)
     steps.begin(1, Latency("gpu-0", 1.0, 0.1))
     steps.close()
-    assert way.log == ["begin gpu-0"]
+    assert injector.log == ["begin gpu-0"]
     steps.check()  # what was given up has not failed
 
 
-# --- what faults of single requests have struck -----------------------------------------------------------
+# --- requests affected by request faults ------------------------------------------------------------------
 
 
-class Told:
-    """A fleet whose every fault has struck as many requests as it was asked for counts."""
+class FakeFleet:
+    """A fleet whose faults report as many affected requests as there were queries."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -135,9 +137,9 @@ class Told:
 
 
 @pytest.fixture
-def counted(way: Way) -> Iterator[LiveTimelineRunner]:
-    way.go.set()
-    made = LiveTimelineRunner(cast(FaultInjector, way), cast(FleetProcess, Told()), {"gpu-0": 0}, 7)
+def counted(injector: FakeInjector) -> Iterator[LiveTimelineRunner]:
+    injector.go.set()
+    made = LiveTimelineRunner(cast(FaultInjector, injector), cast(FleetProcess, FakeFleet()), {"gpu-0": 0}, 7)
     made.start_s = time.monotonic()
     yield made
     made.close()
@@ -151,19 +153,19 @@ STATUS, SLOW, KILL, PAUSE = (
 )
 
 
-def test_hits_are_read_at_the_heal_and_at_the_end(counted: LiveTimelineRunner, way: Way) -> None:
+def test_hits_are_read_at_the_heal_and_at_the_end(counted: LiveTimelineRunner, injector: FakeInjector) -> None:
     counted.begin(0, STATUS)
     counted.begin(1, SLOW)
     counted.begin(2, Evict("gpu-0", 0.0))
     counted.heal(0, STATUS)
     counted.finish()
     assert [counted.observed[position].hits for position in range(3)] == [1, 2, None]
-    assert way.log.count("heal gpu-0") == 1
+    assert injector.log.count("heal gpu-0") == 1
 
 
 @pytest.mark.parametrize("end", [KILL, FailingStatus("gpu-0", 1.0, 503)], ids=lambda fault: type(fault).__name__)
 def test_what_another_ends_is_counted_before_and_healed_no_more(
-    counted: LiveTimelineRunner, way: Way, end: Fault
+    counted: LiveTimelineRunner, injector: FakeInjector, end: Fault
 ) -> None:
     counted.begin(0, STATUS)
     counted.begin(1, end)
@@ -171,7 +173,7 @@ def test_what_another_ends_is_counted_before_and_healed_no_more(
     counted.finish()
     ended, other = counted.observed[0], counted.observed[1]
     assert (ended.hits, ended.healed_s) == (1, other.effective_s)
-    assert way.log == ["begin gpu-0", "begin gpu-0"]
+    assert injector.log == ["begin gpu-0", "begin gpu-0"]
 
 
 def test_a_stopped_process_is_not_asked(counted: LiveTimelineRunner) -> None:

@@ -1,4 +1,4 @@
-"""What is left of a load process when it ends early: nothing."""
+"""Clean-up of a load process that ends early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.scenario.model import HarnessError
 
 
 class Starting:
-    """A load process that never gets ready: `ending` happens meanwhile."""
+    """A load process that does not become ready; `ending` runs meanwhile."""
 
     stopped = 0
 
@@ -23,11 +23,11 @@ class Starting:
         (workdir / "load.log").write_text(engine)
 
     def await_ready(self) -> None:
-        """Run into what happens."""
+        """Run `ending`."""
         self.ending()
 
     def ending(self) -> None:
-        """SIGTERM comes."""
+        """Receive SIGTERM."""
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("SIGTERM was ignored")
 
@@ -37,15 +37,15 @@ class Starting:
 
 
 class Failing(Starting):
-    """The same, and it dies."""
+    """A load process that dies."""
 
     def ending(self) -> None:
-        """It dies."""
+        """Die."""
         raise HarnessError("the load process is not up")
 
 
 def unheard(number: int, frame: object) -> None:
-    """What else would end the tests."""
+    """Ignore the signal, which would end the tests."""
     raise AssertionError("SIGTERM found nobody")
 
 

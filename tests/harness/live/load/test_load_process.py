@@ -1,4 +1,4 @@
-"""The load process as the live world holds it: ready, jobs, and how it tells of its own end."""
+"""The load process of the live world: readiness, jobs, and the report of its end."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_a_job_that_cannot_be_played_is_an_error_and_the_next_one_works(
 ) -> None:
     wrong = job(backend, tmp_path / "missing" / "out.bin")
     shared.begin(wrong, tmp_path / "job.json")
-    with pytest.raises(HarnessError, match=r"^the load process: FileNotFoundError") as told:
+    with pytest.raises(HarnessError, match=r"^the load process: FileNotFoundError") as caught:
         shared.answer(PATIENCE_S)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     shared.begin(job(backend, tmp_path / "out.bin"), tmp_path / "job.json")
     answer = shared.answer(PATIENCE_S)
     assert answer is not None

@@ -23,6 +23,7 @@ from harness.load.asyncio_engine.engine import AsyncioEngine
 from harness.load.asyncio_engine.timer import SleepWaiting, Waiting, best_waiting
 from harness.load.job import LoadJob
 from harness.scenario.model import Failure, Load, Stream
+from tests.bench.quiet import Gate
 
 LEAN = Path(__file__).parents[1] / "harness" / "load" / "lean_server.py"
 RATE_PER_S, REQUESTS, ROUNDS = 2000.0, 1000, 8
@@ -58,7 +59,7 @@ def played(url: str, out: Path, waiting: Callable[[], Waiting], seed: int) -> Ro
     return read_requests(out)
 
 
-def test_lateness_at_two_thousand_a_second(url: str, tmp_path: Path) -> None:
+def test_delay_at_two_thousand_a_second(url: str, tmp_path: Path, gate: Gate) -> None:
     late_ms: dict[str, list[tuple[float, float]]] = {"engine": [], "sleep": []}
     for seed in range(ROUNDS):
         for name, waiting in (("engine", best_waiting), ("sleep", SleepWaiting)):
@@ -76,4 +77,4 @@ def test_lateness_at_two_thousand_a_second(url: str, tmp_path: Path) -> None:
         pytest.skip(f"too busy a machine: asyncio.sleep was {best['sleep'][0]:.1f} ms late (p50) at best")
     p50, p99 = best["engine"] / best["sleep"]
     print(f"ratios: p50 {p50:.2f}, p99 {p99:.2f}")
-    assert p50 <= P50_AT_MOST
+    gate.require(p50 <= P50_AT_MOST, f"p50 is {p50:.2f} of asyncio.sleep's, at most {P50_AT_MOST}")

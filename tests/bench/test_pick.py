@@ -25,6 +25,7 @@ from harness.balancer.members import Members
 from harness.balancer.settings import Settings
 from harness.gateway.protocol import Backend, Request
 from harness.scenario.model import Kind
+from tests.bench.quiet import Gate
 
 NODES = 150
 SIZES = (8, 64, 1000)
@@ -149,23 +150,30 @@ def measured() -> Measured:
 
 
 @pytest.mark.parametrize("backends", SIZES)
-def test_a_decision_costs_a_few_look_ups(measured: Measured, backends: int) -> None:
-    assert measured["pick", backends] / measured["look-up", backends] <= OVER_LOOK_UP
+def test_a_decision_costs_a_few_look_ups(measured: Measured, backends: int, gate: Gate) -> None:
+    ratio = measured["pick", backends] / measured["look-up", backends]
+    gate.require(ratio <= OVER_LOOK_UP, f"{ratio:.1f} look-ups, at most {OVER_LOOK_UP}")
 
 
-def test_a_decision_grows_no_faster_than_the_logarithm(measured: Measured) -> None:
+def test_a_decision_grows_no_faster_than_the_logarithm(measured: Measured, gate: Gate) -> None:
     fewest, most = SIZES[0], SIZES[-1]
     growth = math.log(most * NODES) / math.log(fewest * NODES)
-    assert measured["pick", most] / measured["pick", fewest] <= growth * OVER_LOG
+    ratio = measured["pick", most] / measured["pick", fewest]
+    gate.require(ratio <= growth * OVER_LOG, f"{ratio:.2f} times, at most {growth * OVER_LOG:.2f}")
 
 
-def test_updates_do_not_look_at_everybody(measured: Measured) -> None:
+def test_updates_do_not_look_at_everybody(measured: Measured, gate: Gate) -> None:
     """Two choices draw two, however many there are."""
-    assert measured["update", SIZES[-1]] / measured["update", SIZES[0]] <= OVER_LOG
+    ratio = measured["update", SIZES[-1]] / measured["update", SIZES[0]]
+    gate.require(ratio <= OVER_LOG, f"{ratio:.2f} times, at most {OVER_LOG}")
 
 
 @pytest.mark.parametrize("what", ["pick to end", "update to end"])
-def test_with_default_settings_nobody_looks_at_everybody_for_each_pick(measured: Measured, what: str) -> None:
+def test_with_default_settings_nobody_looks_at_everybody_for_each_pick(
+    measured: Measured, what: str, gate: Gate
+) -> None:
     for backends in SIZES:
-        assert measured[what, backends] / measured["look-up", backends] <= OVER_LOOK_UP_WHOLE
-    assert measured[what, SIZES[-1]] / measured[what, SIZES[0]] <= WHOLE_GROWTH
+        ratio = measured[what, backends] / measured["look-up", backends]
+        gate.require(ratio <= OVER_LOOK_UP_WHOLE, f"{ratio:.1f} look-ups, at most {OVER_LOOK_UP_WHOLE}")
+    growth = measured[what, SIZES[-1]] / measured[what, SIZES[0]]
+    gate.require(growth <= WHOLE_GROWTH, f"{growth:.2f} times, at most {WHOLE_GROWTH}")

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
+import psutil
 
+from tests.bench.quiet import Gate
 from tests.harness.live.balancers import balancing
 from tests.harness.live.helpers import HOST, ROOT
 
@@ -44,8 +45,8 @@ def printing_its_port(*words: str) -> Iterator[tuple[int, int]]:
 
 def cpu_s(pid: int) -> float:
     """Time that a process has used the processor so far, in user and system mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * TICK_S
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def cost_s(pid: int, port: int, requests: int) -> float:
@@ -59,8 +60,7 @@ def cost_s(pid: int, port: int, requests: int) -> float:
     return (after_s - before_s) / requests
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="CPU time of another process is read from /proc")
-def test_a_request_costs_little_more_than_through_a_bare_proxy(tmp_path: Path) -> None:
+def test_a_request_costs_little_more_than_through_a_bare_proxy(tmp_path: Path, gate: Gate) -> None:
     costs: dict[str, list[float]] = {"bare": [], "balancer": []}
     with ExitStack() as stack:
         _, backend_port = stack.enter_context(printing_its_port(str(BACKEND)))
@@ -79,4 +79,4 @@ def test_a_request_costs_little_more_than_through_a_bare_proxy(tmp_path: Path) -
     print(
         f"CPU per request: {medians['balancer'] * 1e6:.0f} µs, bare {medians['bare'] * 1e6:.0f} µs, ratio {ratio:.2f}"
     )
-    assert ratio <= MOST, costs
+    gate.require(ratio <= MOST, f"{ratio:.2f} of a bare proxy, at most {MOST}: {costs}")

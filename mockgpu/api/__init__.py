@@ -1,1 +1,1 @@
-"""Wire formats of the mock: OpenAI and KServe requests and answers, tags, metrics. Pure."""
+"""Wire formats of the mock, without I/O: OpenAI and KServe requests and responses, tags, metrics."""

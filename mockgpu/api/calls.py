@@ -1,4 +1,4 @@
-"""A call that is no inference, and its reply."""
+"""Request and response of the routes other than inference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mockgpu.api import wire
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """What came in; ``path`` is decoded."""
+    """A request; ``path`` is percent-decoded."""
 
     method: str
     path: str
@@ -21,7 +21,7 @@ class ApiCall:
 
 @dataclass(frozen=True, slots=True)
 class ApiReply:
-    """What goes out."""
+    """A response."""
 
     body: bytes = b""
     status: int = 200
@@ -35,7 +35,7 @@ def json_reply(data: object) -> ApiReply:
 
 
 def text_of(data: Mapping[str, object], name: str) -> str:
-    """A text of a body that must be there; raises BadRequestError."""
+    """A required, non-empty text field of a body; raises BadRequestError."""
     value = data.get(name)
     if not isinstance(value, str) or not value:
         raise wire.BadRequestError(f"{name} is {wire.shown(value)}, expected text", name)

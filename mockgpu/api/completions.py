@@ -1,7 +1,8 @@
-"""OpenAI's completions and chat completions, and the same service by GET, as bytes.
+"""OpenAI's completions and chat completions, and a completion by GET, as bytes.
 
-The mock's own words are all alike, one token each. Every event of a stream also bears ``token``, its number in the
-answer, and every answer ``backend``: so a lost, doubled or foreign part betrays itself; clients pass over both.
+The output repeats one word, which is one token. Every event of a stream also has the field ``token``, its number in
+the answer, and every answer ``backend``, so that lost, duplicated or foreign parts can be detected; clients ignore
+both.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from mockgpu.api.wire import BadRequestError, Events, ParsedRequest, Problem, Se
 
 
 class OpenAi:
-    """What all of OpenAI's forms have in common."""
+    """Base of OpenAI's wire formats."""
 
-    def load(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    def decode(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
         """The body as a JSON object."""
         return wire.read_json(body)
 
-    def build(self, ask: ParsedRequest) -> Iterable[None]:
-        """Nothing: words are made fast enough."""
+    def prepare(self, request: ParsedRequest) -> Iterable[None]:
+        """Nothing to prepare: the output is generated fast enough."""
         return ()
 
     def problem(self, problem: Problem) -> bytes:
-        """An error object as OpenAI has it."""
+        """An error object in OpenAI's form."""
         return wire.error(problem.message, problem.kind, problem.code, problem.param)
 
-    def broken(self, problem: Problem, number: int) -> bytes:
-        """The error as an event, and the sign that nothing follows, as vLLM and SGLang have it."""
+    def error_event(self, problem: Problem, number: int) -> bytes:
+        """The error as an event, then the end marker, as in vLLM and SGLang."""
         return b"data: %b\n\ndata: [DONE]\n\n" % self.problem(problem)
 
 
 def stream_options(data: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether a stream is asked for, and whether with usage; ``fields.check`` has seen the options."""
+    """Whether a stream is requested, and whether with usage; ``fields.check`` must have passed."""
     stream = data.get("stream")
     if not (stream is None or isinstance(stream, bool)):
         raise BadRequestError(f"stream is {wire.shown(stream)}, expected true or false", "stream")
@@ -47,61 +48,61 @@ def stream_options(data: Mapping[str, Any]) -> tuple[bool, bool]:
     return stream is True, usage is True
 
 
-def _head(ask: ParsedRequest, served: Served, kind: str) -> str:
-    """The beginning of every answer and event, up to its choices."""
+def _head(request: ParsedRequest, served: Served, kind: str) -> str:
+    """The start of an answer or event, up to its choices."""
     return (
         f'{{"id": "{wire.id_of(served.tag)}", "object": "{kind}", "created": {served.created}, '
-        f'"model": {quoted(ask.model)}, "backend": {quoted(served.backend)}, '
+        f'"model": {quoted(request.model)}, "backend": {quoted(served.backend)}, '
     )
 
 
-def _each(ask: ParsedRequest, choice: str) -> str:
-    """The same choice as often as it is asked for, each time with its index."""
-    if ask.choices == 1:
+def _repeated(request: ParsedRequest, choice: str) -> str:
+    """The choice repeated for each requested choice, with its index."""
+    if request.choices == 1:
         return f'{{"index": 0, {choice}}}'
-    return ", ".join([f'{{"index": {index}, {choice}}}' for index in range(ask.choices)])
+    return ", ".join([f'{{"index": {index}, {choice}}}' for index in range(request.choices)])
 
 
-def _afters(ask: ParsedRequest, choice: str) -> list[tuple[bytes, bytes]]:
-    """What follows a token's number in the events of each choice, and in the last ones."""
-    ends = ("null", f'"{ask.finish}"')
+def _token_suffixes(request: ParsedRequest, choice: str) -> list[tuple[bytes, bytes]]:
+    """For each choice the text after a token's number in an event, and in the last event."""
+    reasons = ("null", f'"{request.finish}"')
     return [
         (
-            f', "choices": [{{"index": {index}, {choice}, "finish_reason": {ends[0]}}}]}}\n\n'.encode(),
-            f', "choices": [{{"index": {index}, {choice}, "finish_reason": {ends[1]}}}]}}\n\n'.encode(),
+            f', "choices": [{{"index": {index}, {choice}, "finish_reason": {reasons[0]}}}]}}\n\n'.encode(),
+            f', "choices": [{{"index": {index}, {choice}, "finish_reason": {reasons[1]}}}]}}\n\n'.encode(),
         )
-        for index in range(ask.choices)
+        for index in range(request.choices)
     ]
 
 
-def _end(ask: ParsedRequest, served: Served, head: str) -> bytes:
-    """The end of a stream: usage, where it was asked for, and the sign that nothing follows."""
-    if not ask.include_usage:
+def _closing(request: ParsedRequest, served: Served, head: str) -> bytes:
+    """The end of a stream: usage if requested, and the end marker."""
+    if not request.include_usage:
         return b"data: [DONE]\n\n"
-    return f'data: {head}"choices": [], "usage": {wire.usage(ask, served)}}}\n\ndata: [DONE]\n\n'.encode()
+    return f'data: {head}"choices": [], "usage": {wire.usage(request, served)}}}\n\ndata: [DONE]\n\n'.encode()
 
 
 class Completions(OpenAi):
-    """``POST /v1/completions``. A body without a prompt has an empty one, but there must be a body."""
+    """``POST /v1/completions``. The body is required; without ``prompt`` the prompt is empty."""
 
-    def load(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    def decode(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
         """The body as a JSON object."""
         if not body:
             raise BadRequestError("the body is empty, expected a JSON object with a prompt", "prompt")
         return wire.read_json(body)
 
     def carriers(self, data: Mapping[str, Any]) -> tuple[object, object]:
-        """Its seed and its last prompt."""
+        """The seed and the last prompt."""
         return data.get("seed"), fields.last_of(data.get("prompt"))
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
-        """Headers win over the body; without ``max_tokens`` it is OpenAI's 16. ``best_of`` must be ``n``.
+    def parse(self, headers: Mapping[str, str], path_model: str, data: Mapping[str, Any]) -> ParsedRequest:
+        """Headers override the body; ``max_tokens`` defaults to 16, as in OpenAI. ``best_of`` must be ``n``.
 
-        Several prompts are one job, and each has ``n`` choices; the prefix cache is for those that come alone.
+        Several prompts are one job with ``n`` choices for each; only a single prompt uses the prefix cache.
         """
         fields.check(data, fields.COMPLETION)
         prompt = data.get("prompt")
-        # Always read: what is no prompt must not pass because a header says how long it is.
+        # Checked even if a header gives the prompt's length.
         prompts = ("",) if prompt is None else fields.prompts_of(prompt)
         count = len(prompts)
         output_tokens = wire.limit_of(data, "max_tokens")
@@ -111,8 +112,8 @@ class Completions(OpenAi):
         choices = wire.choices_of(data, output_tokens, count)
         each = choices // count
         if data.get("best_of") not in (None, each):
-            seen = wire.shown(data["best_of"])
-            raise BadRequestError(f"best_of is {seen}, expected n, here {each}: all that is made is given", "best_of")
+            given = wire.shown(data["best_of"])
+            raise BadRequestError(f"best_of is {given}, expected n ({each}): all choices are returned", "best_of")
         stopped = fields.stops_at_once(data.get("stop"), output_tokens)
         return ParsedRequest(
             wire.model_of(headers, data.get("model", "")),
@@ -125,50 +126,50 @@ class Completions(OpenAi):
             choices=choices,
         )
 
-    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
-        """A text_completion."""
-        choice = f'"text": "{wire.WORD * ask.output_tokens}", "logprobs": null, "finish_reason": "{ask.finish}"'
+    def whole(self, request: ParsedRequest, served: Served) -> WholeAnswer:
+        """A text_completion object."""
+        choice = f'"text": "{wire.WORD * request.output_tokens}", "logprobs": null, "finish_reason": "{request.finish}"'
         return WholeAnswer(
             (
-                f'{_head(ask, served, "text_completion")}"choices": [{_each(ask, choice)}], '
-                f'"usage": {wire.usage(ask, served)}}}'
+                f'{_head(request, served, "text_completion")}"choices": [{_repeated(request, choice)}], '
+                f'"usage": {wire.usage(request, served)}}}'
             ).encode()
         )
 
-    def events(self, ask: ParsedRequest, served: Served) -> Events:
-        """text_completion events; the last token's has the finish reason."""
-        head = _head(ask, served, "text_completion")
-        first, *further = _afters(ask, f'"text": "{wire.WORD}", "logprobs": null')
-        nothing = [
+    def events(self, request: ParsedRequest, served: Served) -> Events:
+        """text_completion events; the last one has the finish reason."""
+        head = _head(request, served, "text_completion")
+        first, *further = _token_suffixes(request, f'"text": "{wire.WORD}", "logprobs": null')
+        empty = [
             f'data: {head}"choices": [{{"index": {index}, "text": "", "logprobs": null, '
-            f'"finish_reason": "{ask.finish}"}}]}}\n\n'
-            for index in range(ask.choices)
+            f'"finish_reason": "{request.finish}"}}]}}\n\n'
+            for index in range(request.choices)
         ]
         return Events(
             before=f'data: {head}"token": '.encode(),
             after=first[0],
             last_after=first[1],
-            closing=_end(ask, served, head),
-            empty="".join(nothing).encode(),
+            closing=_closing(request, served, head),
+            empty="".join(empty).encode(),
             further=tuple(further),
         )
 
 
 class AnswerByGet(Completions):
-    """``GET /v1/models/{model}/answer``: a completion for which headers say all there is to say."""
+    """``GET /v1/models/{model}/answer``: a completion whose parameters are in headers."""
 
     def carriers(self, data: Mapping[str, Any]) -> tuple[object, object]:
-        """No body counts."""
+        """No carriers in a body."""
         return None, None
 
-    def load(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
-        """Nothing: a GET has no body that means anything."""
+    def decode(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+        """Empty: the body of a GET is ignored."""
         return {}
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
+    def parse(self, headers: Mapping[str, str], path_model: str, data: Mapping[str, Any]) -> ParsedRequest:
         """The model is in the path, the sizes in ``x-prompt-tokens`` and ``x-output-tokens``."""
         return ParsedRequest(
-            wire.model_of(headers, named),
+            wire.model_of(headers, path_model),
             wire.count_of(headers, "x-prompt-tokens", lambda: 0),
             wire.count_of(headers, "x-output-tokens", lambda: wire.DEFAULT_OUTPUT_TOKENS),
         )
@@ -178,7 +179,7 @@ class ChatCompletions(OpenAi):
     """``POST /v1/chat/completions``."""
 
     def carriers(self, data: Mapping[str, Any]) -> tuple[object, object]:
-        """Its seed and the text of its last message."""
+        """The seed and the text of the last message."""
         messages = data.get("messages")
         last = messages[-1] if isinstance(messages, list) and messages else None
         try:
@@ -186,8 +187,8 @@ class ChatCompletions(OpenAi):
         except BadRequestError:
             return data.get("seed"), None
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
-        """``max_completion_tokens`` wins over ``max_tokens``; without either the mock stops by itself after 16."""
+    def parse(self, headers: Mapping[str, str], path_model: str, data: Mapping[str, Any]) -> ParsedRequest:
+        """``max_completion_tokens`` takes precedence over ``max_tokens``; without either the output has 16 tokens."""
         fields.check(data, fields.CHAT)
         prompt = conversation(data.get("messages"), "messages")
         words = len(prompt.split())
@@ -206,41 +207,41 @@ class ChatCompletions(OpenAi):
             choices=wire.choices_of(data, output_tokens),
         )
 
-    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
-        """A chat.completion."""
+    def whole(self, request: ParsedRequest, served: Served) -> WholeAnswer:
+        """A chat.completion object."""
         choice = (
-            f'"message": {{"role": "assistant", "content": "{wire.WORD * ask.output_tokens}", "refusal": null}}, '
-            f'"logprobs": null, "finish_reason": "{ask.finish}"'
+            f'"message": {{"role": "assistant", "content": "{wire.WORD * request.output_tokens}", "refusal": null}}, '
+            f'"logprobs": null, "finish_reason": "{request.finish}"'
         )
         return WholeAnswer(
             (
-                f'{_head(ask, served, "chat.completion")}"choices": [{_each(ask, choice)}], '
-                f'"usage": {wire.usage(ask, served)}}}'
+                f'{_head(request, served, "chat.completion")}"choices": [{_repeated(request, choice)}], '
+                f'"usage": {wire.usage(request, served)}}}'
             ).encode()
         )
 
-    def events(self, ask: ParsedRequest, served: Served) -> Events:
-        """chat.completion.chunk events: the role, then a delta per token; the last one has the finish reason."""
-        head = _head(ask, served, "chat.completion.chunk")
-        first, *further = _afters(ask, f'"delta": {{"content": "{wire.WORD}"}}, "logprobs": null')
+    def events(self, request: ParsedRequest, served: Served) -> Events:
+        """chat.completion.chunk events: the role, then a delta per token; the last has the finish reason."""
+        head = _head(request, served, "chat.completion.chunk")
+        first, *further = _token_suffixes(request, f'"delta": {{"content": "{wire.WORD}"}}, "logprobs": null')
         roles = [
             f'data: {head}"choices": [{{"index": {index}, "delta": {{"role": "assistant", "content": ""}}, '
             f'"logprobs": null, "finish_reason": '
-            for index in range(ask.choices)
+            for index in range(request.choices)
         ]
         return Events(
             before=f'data: {head}"token": '.encode(),
             after=first[0],
             last_after=first[1],
-            closing=_end(ask, served, head),
+            closing=_closing(request, served, head),
             opening="".join([f"{role}null}}]}}\n\n" for role in roles]).encode(),
-            empty="".join([f'{role}"{ask.finish}"}}]}}\n\n' for role in roles]).encode(),
+            empty="".join([f'{role}"{request.finish}"}}]}}\n\n' for role in roles]).encode(),
             further=tuple(further),
         )
 
 
 def conversation(messages: object, name: str) -> str:
-    """The text of a list of messages, a line for each; raises BadRequestError naming ``name``."""
+    """The text of a list of messages, one per line; raises BadRequestError for the parameter ``name``."""
     if not isinstance(messages, list) or not messages:
         raise BadRequestError(f"{name} is {wire.shown(messages)}, expected a list of at least one message", name)
     lines = []
@@ -252,7 +253,7 @@ def conversation(messages: object, name: str) -> str:
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """The text of one message: its content, or the texts of its parts; what is no text counts nothing."""
+    """The text of one message: its content, or the texts of its parts; other parts are ignored."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""

@@ -1,6 +1,6 @@
-"""Well-known fields of OpenAI's requests: the types that they must have, prompts in their four forms, and stops.
+"""Known fields of OpenAI's requests: their types, the four forms of prompts, and stop texts.
 
-Values are JSON as it was decoded, however odd or deeply nested: nothing here recurses into it.
+Values are decoded JSON of any type and depth; no function here recurses into them.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any, TypeAlias
 from mockgpu.api.wire import WORD, BadRequestError, shown
 
 Rule: TypeAlias = tuple[Callable[[Any], bool], str]
-"""Whether a value is fine, and what is expected in words. Null always is: it stands for a field left out."""
+"""A test of a value and a text of what is expected. Null always passes, as if the field were missing."""
 
 
-def _number(least: float, most: float | None = None) -> Rule:
-    limit = sys.float_info.max if most is None else most
+def _number(minimum: float, maximum: float | None = None) -> Rule:
+    limit = sys.float_info.max if maximum is None else maximum
 
-    def fine(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= limit
+    def is_valid(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= limit
 
-    return fine, f"a number from {least:g}" + ("" if most is None else f" to {most:g}")
+    return is_valid, f"a number from {minimum:g}" + ("" if maximum is None else f" to {maximum:g}")
 
 
-def _whole(least: int, most: int | None = None) -> Rule:
-    expected = f"a whole number from {least}" + ("" if most is None else f" to {most}")
-    return lambda value: type(value) is int and value >= least and (most is None or value <= most), expected
+def _whole(minimum: int, maximum: int | None = None) -> Rule:
+    expected = f"a whole number from {minimum}" + ("" if maximum is None else f" to {maximum}")
+    return lambda value: type(value) is int and value >= minimum and (maximum is None or value <= maximum), expected
 
 
 def _list_of(kind: type, name: str) -> Rule:
@@ -93,19 +93,19 @@ EMBEDDING: dict[str, Rule] = {"encoding_format": _TEXT, "seed": _SEED, "stream":
 
 
 def check(data: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
-    """See that the well-known fields of a request have the right types; raises BadRequestError that names the first."""
+    """Check the types of the known fields of a request; raises BadRequestError for the first invalid one."""
     for name in data:
         if name in rules:
-            value, (fine, expected) = data[name], rules[name]
-            if value is not None and not fine(value):
+            value, (is_valid, expected) = data[name], rules[name]
+            if value is not None and not is_valid(value):
                 raise BadRequestError(f"{name} is {shown(value)}, expected {expected}", name)
 
 
 def prompts_of(given: object, name: str = "prompt") -> tuple[str, ...]:
-    """The prompts in a text, a list of texts, a list of token numbers, or a list of lists of these.
+    """The prompts in a text, a list of texts, a list of token ids, or a list of such lists.
 
-    Token numbers become words, so a prompt has as many tokens as words. Raises BadRequestError for anything else, a
-    mixed or an empty list too.
+    Token ids become words, so a prompt has as many tokens as words. Raises BadRequestError for anything else, mixed
+    and empty lists included.
     """
     if isinstance(given, str):
         return (given,)
@@ -129,19 +129,19 @@ def _words_of(tokens: list[int]) -> str:
 
 
 def words_in(prompts: tuple[str, ...]) -> int:
-    """Tokens of several prompts together."""
+    """Total number of tokens of the prompts."""
     return len(prompts[0].split()) if len(prompts) == 1 else sum([len(prompt.split()) for prompt in prompts])
 
 
 def last_of(given: object) -> object:
-    """Where a prompt may carry a tag: the text, or the last one of a list."""
+    """The part of a prompt that may carry a tag: the text, or the last item of a list."""
     return given[-1] if isinstance(given, list) and given else given
 
 
 def stops_at_once(stop: str | list[str] | None, output_tokens: int) -> bool:
-    """Whether one of the texts of ``stop``, which ``check`` has seen, occurs in an answer of so many tokens.
+    """Whether a text of ``stop`` (already checked) occurs in an answer of ``output_tokens`` tokens.
 
-    The mock's words are all alike: what occurs in the answer at all begins in its first word, so nothing is left of it.
+    The output repeats one word, so a stop text that occurs at all starts in the first word and the answer is empty.
     """
     if not stop:
         return False

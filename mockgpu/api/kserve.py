@@ -1,4 +1,4 @@
-"""KServe's open inference protocol v2 as Triton speaks it: inference, and what is said of models."""
+"""KServe's open inference protocol v2 in Triton's variant: inference and model metadata."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from mockgpu.api.wire import BadRequestError, Events, ParsedRequest, Problem, Se
 VERSION = "1"
 PROMPT, LIMIT, OUTPUT = "text_input", "max_tokens", "text_output"
 EXTENSIONS = ["model_repository", "model_configuration", "statistics", "binary_tensor_data"]
-_RAW = "\0raw"  # where a decoded body keeps the bytes behind its JSON; no JSON of a client can say so in its stead
+_RAW = "\0raw"  # key of the raw bytes after the JSON in a decoded body; see ``Infer.decode``
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPath:
-    """What a path below ``/v2/models/`` names; an empty ``version`` leaves it open."""
+    """A parsed path below ``/v2/models/``; an empty ``version`` means any."""
 
     model: str
     version: str
     action: str
 
 
-def place_of(path: str) -> ModelPath:
-    """Read ``{model}[/versions/{version}][/{action}]``; a model's name may itself contain slashes."""
+def parse_model_path(path: str) -> ModelPath:
+    """Parse ``{model}[/versions/{version}][/{action}]``; a model's name may contain slashes."""
     rest, slash, action = path.rpartition("/")
     if not slash or action not in ("ready", "infer", "config", "stats"):
         rest, action = path, ""
@@ -37,7 +37,7 @@ def place_of(path: str) -> ModelPath:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _InferOptions:
     version: str
     id: str
     binary: bool
@@ -46,12 +46,12 @@ class _Wanted:
 class Infer:
     """``POST /v2/models/{model}[/versions/{version}]/infer``.
 
-    Any inputs are taken. The first one of BYTES is the prompt, else every element counts as a token; ``max_tokens``
+    Any inputs are accepted. The first one of BYTES is the prompt, else every element counts as a token; ``max_tokens``
     is an input of one whole number or a parameter. There is one output, ``text_output``.
     """
 
-    def load(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
-        """The JSON part, with the raw bytes put beside it."""
+    def decode(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+        """The JSON part, with the raw bytes added under ``_RAW``, which replaces a client's field of that name."""
         data, raw = split_body(headers, body)
         return {**data, _RAW: raw}
 
@@ -63,13 +63,13 @@ class Infer:
             texts = ()
         return _parameters(data).get("seed"), texts[-1] if texts else None
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
-        """``named`` is the path below ``/v2/models/``."""
-        place = place_of(named)
-        if not place.model or place.action != "infer":
+    def parse(self, headers: Mapping[str, str], path_model: str, data: Mapping[str, Any]) -> ParsedRequest:
+        """``path_model`` is the path below ``/v2/models/``."""
+        path = parse_model_path(path_model)
+        if not path.model or path.action != "infer":
             raise BadRequestError("Request for unknown model: the path names none", status=404, code="model_not_found")
-        if place.version not in ("", VERSION):
-            problem = f"Request for unknown model: '{place.model}' version {place.version} is not found"
+        if path.version not in ("", VERSION):
+            problem = f"Request for unknown model: '{path.model}' version {path.version} is not found"
             raise BadRequestError(problem, status=404, code="model_not_found")
         inputs = read_inputs(data, data[_RAW])
         parameters = _parameters(data)
@@ -82,30 +82,30 @@ class Infer:
         output_tokens = wire.limit_of({LIMIT: limit.number} if limit else parameters, LIMIT)
         given_id = data.get("id")
         return ParsedRequest(
-            wire.model_of(headers, place.model),
+            wire.model_of(headers, path.model),
             wire.count_of(headers, "x-prompt-tokens", lambda: words if texts else others),
             wire.DEFAULT_OUTPUT_TOKENS if output_tokens is None else output_tokens,
             prompt="\n".join(texts),
-            details=_Wanted(VERSION, wire.clean(given_id) if isinstance(given_id, str) else "", _binary(data)),
+            details=_InferOptions(VERSION, wire.clean(given_id) if isinstance(given_id, str) else "", _binary(data)),
         )
 
-    def build(self, ask: ParsedRequest) -> Iterable[None]:
-        """Nothing: words are made fast enough."""
+    def prepare(self, request: ParsedRequest) -> Iterable[None]:
+        """Nothing to prepare: the output is generated fast enough."""
         return ()
 
-    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
-        """The answer, binary where that was asked for."""
-        wanted: _Wanted = ask.details
-        text = wire.WORD * ask.output_tokens
+    def whole(self, request: ParsedRequest, served: Served) -> WholeAnswer:
+        """The answer, binary if requested."""
+        options: _InferOptions = request.details
+        text = wire.WORD * request.output_tokens
         output: dict[str, Any] = {"name": OUTPUT, "datatype": "BYTES", "shape": [1]}
         answer = {
-            "model_name": ask.model,
-            "model_version": wanted.version,
-            "id": wanted.id or wire.id_of(served.tag),
+            "model_name": request.model,
+            "model_version": options.version,
+            "id": options.id or wire.id_of(served.tag),
             "parameters": {"backend": served.backend},
             "outputs": [output],
         }
-        if not wanted.binary:
+        if not options.binary:
             output["data"] = [text]
             return WholeAnswer(json.dumps(answer).encode())
         raw = packed_text(text)
@@ -113,16 +113,16 @@ class Infer:
         head = json.dumps(answer).encode()
         return WholeAnswer(head + raw, "application/octet-stream", {HEADER_LENGTH: str(len(head))})
 
-    def events(self, ask: ParsedRequest, served: Served) -> Events:
-        """There are no streams in this protocol; none is ever asked for."""
+    def events(self, request: ParsedRequest, served: Served) -> Events:
+        """The protocol has no streaming."""
         raise BadRequestError("an inference of KServe v2 can't be streamed")
 
     def problem(self, problem: Problem) -> bytes:
-        """An error as Triton puts it: text alone."""
+        """An error in Triton's form: the text only."""
         return error(problem.message)
 
-    def broken(self, problem: Problem, number: int) -> bytes:
-        """There are no streams in this protocol."""
+    def error_event(self, problem: Problem, number: int) -> bytes:
+        """The protocol has no streaming."""
         raise BadRequestError("an inference of KServe v2 can't be streamed")
 
 
@@ -136,7 +136,7 @@ def _texts(inputs: list[Any]) -> tuple[str, ...]:
 
 
 def _binary(data: Mapping[str, Any]) -> bool:
-    """Whether the output is to be binary: as its own entry says, else as the request says for all."""
+    """Whether the output is binary: by the output's own parameter, else by that of the request."""
     outputs = data.get("outputs")
     if outputs is not None and not isinstance(outputs, list):
         raise BadRequestError(f"outputs is {wire.shown(outputs)}, expected a list", "outputs")
@@ -197,9 +197,9 @@ def model_config(model: str, max_running: int) -> bytes:
 
 
 def model_stats(model: str, sums: Sums) -> bytes:
-    """``GET /v2/models/{model}/stats``; an execution is one request, since batches have no beginning or end."""
+    """``GET /v2/models/{model}/stats``; an execution is one request, since continuous batches have no start or end."""
 
-    def spent(count: int, seconds: float) -> dict[str, int]:
+    def duration(count: int, seconds: float) -> dict[str, int]:
         return {"count": count, "ns": round(seconds * 1e9)}
 
     answered = sums.answered
@@ -212,14 +212,14 @@ def model_stats(model: str, sums: Sums) -> bytes:
                     "inference_count": answered,
                     "execution_count": answered,
                     "inference_stats": {
-                        "success": spent(answered, sums.whole_s),
-                        "fail": spent(sums.failed, sums.failed_s),
-                        "queue": spent(answered, sums.queue_s),
-                        "compute_input": spent(answered, 0.0),
-                        "compute_infer": spent(answered, sums.service_s),
-                        "compute_output": spent(answered, 0.0),
-                        "cache_hit": spent(0, 0.0),
-                        "cache_miss": spent(0, 0.0),
+                        "success": duration(answered, sums.whole_s),
+                        "fail": duration(sums.failed, sums.failed_s),
+                        "queue": duration(answered, sums.queue_s),
+                        "compute_input": duration(answered, 0.0),
+                        "compute_infer": duration(answered, sums.service_s),
+                        "compute_output": duration(answered, 0.0),
+                        "cache_hit": duration(0, 0.0),
+                        "cache_miss": duration(0, 0.0),
                     },
                     "batch_stats": [],
                 }
@@ -229,7 +229,7 @@ def model_stats(model: str, sums: Sums) -> bytes:
 
 
 def index(states: Mapping[str, str], only_ready: bool) -> bytes:
-    """``POST /v2/repository/index``: what the repository holds, where ``states`` are those of the model."""
+    """``POST /v2/repository/index``: the models of the repository and their states (``GpuServer.model_states``)."""
     entries = []
     for name, state in states.items():
         if state == "ready":
@@ -241,6 +241,6 @@ def index(states: Mapping[str, str], only_ready: bool) -> bytes:
 
 
 def no_room(model: str) -> str:
-    """What Triton says when a model does not fit; it answers 400 then."""
-    why = "Internal: unable to allocate GPU memory"
-    return f"load failed for model '{model}': version {VERSION} is at UNAVAILABLE state: {why};"
+    """Triton's message when a model does not fit; the status is 400."""
+    reason = "Internal: unable to allocate GPU memory"
+    return f"load failed for model '{model}': version {VERSION} is at UNAVAILABLE state: {reason};"

@@ -1,8 +1,8 @@
-"""Tags tie a request to its attempts: which number of which run a request is, wherever it turns up.
+"""Tags identify a request by run and number, to match it with its attempts at backends.
 
-A tag is a 52-bit number, ``nonce << 21 | number``: it fits a JSON number exactly. Written out it is HEX, 13
+A tag is a 52-bit number, ``nonce << 21 | number``, which fits a JSON number exactly. As text it is HEX, 13
 lower-case hexadecimal digits. Balancers drop or rewrite some parts of a request, so a client puts the tag
-into four carriers, and a backend takes the first it finds:
+into four carriers, and a backend takes the first one present:
 
 ==============  ===================================
 header          ``x-mock-tag: HEX``
@@ -11,7 +11,7 @@ seed            field ``seed`` of a JSON body, as a number
 prompt          the prompt ends in ``#sy-HEX``
 ==============  ===================================
 
-Tag 0 means none.
+Tag 0 means no tag.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Carrier(IntFlag):
 
 
 def tag_of(nonce: int, number: int) -> int:
-    """The tag of request ``number`` (21 bits) in run ``nonce`` (31 bits); ValueError if either is too big."""
+    """The tag of request ``number`` (21 bits) in run ``nonce`` (31 bits); ValueError if either is too large."""
     if not (0 <= nonce < NONCE_LIMIT and 0 <= number < NUMBER_LIMIT):
         raise ValueError(f"nonce {nonce}, number {number}: expected less than {NONCE_LIMIT}, {NUMBER_LIMIT}")
     return nonce << NUMBER_BITS | number
 
 
 def nonce_of(tag: int) -> int:
-    """The run a tag belongs to."""
+    """The nonce of a tag's run."""
     return tag >> NUMBER_BITS
 
 
@@ -69,11 +69,11 @@ class Tags:
     def __init__(self, headers: Mapping[str, str]) -> None:
         header = parse_hex(headers.get("x-mock-tag", ""))
         request_id = headers.get("x-request-id", "")
-        identified = parse_hex(request_id[3:]) if request_id.startswith("sy-") else 0
-        self._by_carrier = [header, identified, 0, 0]
+        request_id_tag = parse_hex(request_id[3:]) if request_id.startswith("sy-") else 0
+        self._by_carrier = [header, request_id_tag, 0, 0]
 
     def read_body(self, seed: object, prompt: object) -> None:
-        """Look into the body's ``seed`` and ``prompt``, whatever they are."""
+        """Read the tags of the body's ``seed`` and ``prompt``, of any type."""
         if type(seed) is int and 0 < seed < TAG_LIMIT:
             self._by_carrier[2] = seed
         if isinstance(prompt, str) and prompt[-HEX_DIGITS - 4 : -HEX_DIGITS] == "#sy-":
@@ -87,7 +87,7 @@ class Tags:
 
     @property
     def carriers(self) -> int:
-        """The Carrier mask of those that bore ``tag``; one that bore another tag is not among them."""
+        """The Carrier mask of the carriers with ``tag``; carriers of another tag are not included."""
         header, request_id, seed, prompt = self._by_carrier
         tag = header or request_id or seed or prompt
         if tag == 0:
@@ -96,9 +96,9 @@ class Tags:
 
     @property
     def echo(self) -> int:
-        """The tag to answer with: the body's if it bore one, else the headers'.
+        """The tag for the answer: the body's if it has one, else the headers'.
 
-        So an answer that was made from one request's body and given to another betrays itself.
+        So an answer to one request's body that is delivered to another request can be detected.
         """
         header, request_id, seed, prompt = self._by_carrier
         return seed or prompt or header or request_id

@@ -1,8 +1,8 @@
-"""Tensors of KServe v2 requests and answers: JSON, and the binary extension, both ways.
+"""Tensors of KServe v2 requests and answers, as JSON and in the binary extension.
 
-With the extension the body is JSON, as long as ``Inference-Header-Content-Length`` says, and behind it the raw bytes
-of the tensors whose parameter ``binary_data_size`` says how many are theirs, in their order. Numbers are
-little-endian; an element of BYTES is its length in 4 bytes and then itself.
+With the extension the body is JSON of ``Inference-Header-Content-Length`` bytes, followed by the raw bytes of the
+tensors with the parameter ``binary_data_size`` (their number of bytes), in order. Numbers are little-endian; an
+element of BYTES is its length in 4 bytes, then its data.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _WHOLE = {
     "INT32": "i",
     "INT64": "q",
 }
-_MOST_DIMENSIONS = 64
+_MAX_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One input. ``texts`` are the elements of BYTES, ``number`` the element of a single whole number, else None."""
+    """One input. ``texts``: the elements of BYTES. ``number``: the element of a single whole number, else None."""
 
     name: str
     datatype: str
@@ -57,7 +57,7 @@ class Tensor:
 
 
 def split_body(headers: Mapping[str, str], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """The JSON part of a body and the raw bytes behind it; raises BadRequestError."""
+    """The JSON part of a body and the raw bytes after it; raises BadRequestError."""
     length = headers.get(HEADER_LENGTH)
     if length is None:
         return read_json(body), b""
@@ -67,7 +67,7 @@ def split_body(headers: Mapping[str, str], body: bytes) -> tuple[dict[str, Any],
 
 
 def read_inputs(data: Mapping[str, Any], raw: bytes) -> list[Tensor]:
-    """All inputs; raises BadRequestError where shape, type and data do not fit together."""
+    """All inputs; raises BadRequestError if shape, type and data do not match."""
     inputs = data.get("inputs")
     if not isinstance(inputs, list) or not inputs:
         raise BadRequestError(f"inputs is {shown(inputs)}, expected a list of tensors", "inputs")
@@ -78,9 +78,9 @@ def read_inputs(data: Mapping[str, Any], raw: bytes) -> list[Tensor]:
         tensor, raw = _read_input(given, raw)
         tensors.append(tensor)
     if len(tensors) > 1:
-        twice = [name for name, count in Counter(tensor.name for tensor in tensors).items() if count > 1]
-        if twice:
-            raise BadRequestError(f"two inputs are named {shown(twice[0])}, expected different names", "inputs")
+        duplicates = [name for name, count in Counter(tensor.name for tensor in tensors).items() if count > 1]
+        if duplicates:
+            raise BadRequestError(f"two inputs are named {shown(duplicates[0])}, expected distinct names", "inputs")
     if raw:
         raise BadRequestError(f"{len(raw)} bytes follow the tensors, expected none", "inputs")
     return tensors
@@ -105,8 +105,8 @@ def _read_input(given: Mapping[str, Any], raw: bytes) -> tuple[Tensor, bytes]:
 
 
 def _elements(name: str, shape: object) -> int:
-    fine = isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS
-    if not fine or not all(type(side) is int and 0 <= side < 2**31 for side in shape):  # type: ignore[attr-defined]
+    is_list = isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS
+    if not is_list or not all(type(size) is int and 0 <= size < 2**31 for size in shape):  # type: ignore[attr-defined]
         raise BadRequestError(f"input {shown(name)}: shape is {shown(shape)}, expected a list of sizes", "shape")
     return math.prod(shape)  # type: ignore[call-overload, no-any-return]
 
@@ -120,23 +120,23 @@ def _from_json(name: str, datatype: str, elements: int, data: object) -> Tensor:
             pending += reversed(item)
         else:
             flat.append(item)
-    _must_fit(name, len(flat), elements, "elements")
+    _check_count(name, len(flat), elements, "elements")
     if datatype == "BYTES":
         if not all(isinstance(item, str) for item in flat):
             raise BadRequestError(f"input {shown(name)}: its data are not all texts, expected text for BYTES", name)
         return Tensor(name, datatype, elements, tuple(str(item) for item in flat))
     whole = datatype in _WHOLE
     if whole:
-        least, most = _range_of(datatype)
-        fine = all(type(item) is int and least <= item <= most for item in flat)
+        minimum, maximum = _range_of(datatype)
+        valid = all(type(item) is int and minimum <= item <= maximum for item in flat)
     elif datatype == "BOOL":
-        fine = all(isinstance(item, bool) or (type(item) is int and item in (0, 1)) for item in flat)
+        valid = all(isinstance(item, bool) or (type(item) is int and item in (0, 1)) for item in flat)
     else:
-        fine = all(isinstance(item, int | float) and not isinstance(item, bool) for item in flat)
-    if not fine:
+        valid = all(isinstance(item, int | float) and not isinstance(item, bool) for item in flat)
+    if not valid:
         raise BadRequestError(f"input {shown(name)}: its data are not all numbers of {datatype}", name)
-    alone = flat[0] if elements == 1 and whole else None
-    return Tensor(name, datatype, elements, number=alone if type(alone) is int else None)
+    single = flat[0] if elements == 1 and whole else None
+    return Tensor(name, datatype, elements, number=single if type(single) is int else None)
 
 
 def _range_of(datatype: str) -> tuple[int, int]:
@@ -146,23 +146,25 @@ def _range_of(datatype: str) -> tuple[int, int]:
 
 def _from_bytes(name: str, datatype: str, elements: int, raw: bytes) -> Tensor:
     if datatype != "BYTES":
-        _must_fit(name, len(raw), elements * SIZES[datatype], "bytes")
-        alone = elements == 1 and datatype in _WHOLE
-        return Tensor(name, datatype, elements, number=struct.unpack("<" + _WHOLE[datatype], raw)[0] if alone else None)
-    texts, at = [], 0
-    while at + 4 <= len(raw):
-        end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
-        texts.append(raw[at + 4 : end].decode(errors="replace"))
-        at = end
-    if at != len(raw):
-        raise BadRequestError(f"input {shown(name)}: its last element is cut short", name)
-    _must_fit(name, len(texts), elements, "elements")
+        _check_count(name, len(raw), elements * SIZES[datatype], "bytes")
+        single = elements == 1 and datatype in _WHOLE
+        return Tensor(
+            name, datatype, elements, number=struct.unpack("<" + _WHOLE[datatype], raw)[0] if single else None
+        )
+    texts, offset = [], 0
+    while offset + 4 <= len(raw):
+        end = offset + 4 + int.from_bytes(raw[offset : offset + 4], "little")
+        texts.append(raw[offset + 4 : end].decode(errors="replace"))
+        offset = end
+    if offset != len(raw):
+        raise BadRequestError(f"input {shown(name)}: its last element is truncated", name)
+    _check_count(name, len(texts), elements, "elements")
     return Tensor(name, datatype, elements, tuple(texts))
 
 
-def _must_fit(name: str, seen: int, expected: int, what: str) -> None:
-    if seen != expected:
-        raise BadRequestError(f"input {shown(name)}: {seen} {what}, expected {expected} as its shape says", name)
+def _check_count(name: str, count: int, expected: int, unit: str) -> None:
+    if count != expected:
+        raise BadRequestError(f"input {shown(name)}: {count} {unit}, expected {expected} by its shape", name)
 
 
 def packed_text(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Updates of a model: ``POST /v1/updates``, a call that no inference server has; it stands for a change of state."""
+"""Updates of a model: ``POST /v1/updates``, a state change; no real inference server has this call."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from mockgpu.api.wire import BadRequestError, Events, ParsedRequest, Served, Who
 
 
 class Updates(OpenAi):
-    """Names its model as an inference does; ``details`` of what it asks is ``embedding`` or ``weights``."""
+    """The model is named as in an inference; ``ParsedRequest.details`` is ``embedding`` or ``weights``."""
 
     def carriers(self, data: Mapping[str, Any]) -> tuple[object, object]:
-        """Its seed and its prompt, which means nothing else here."""
+        """The seed and the prompt, which are used for tags only."""
         return data.get("seed"), fields.last_of(data.get("prompt"))
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
-        """``x-update`` says what it brings: an embedding, unless it says weights."""
-        what = headers.get("x-update", "embedding")
-        if what not in ("embedding", "weights"):
-            raise BadRequestError(f"x-update is {wire.shown(what)}, expected embedding or weights", "x-update")
+    def parse(self, headers: Mapping[str, str], path_model: str, data: Mapping[str, Any]) -> ParsedRequest:
+        """``x-update`` is the content of the update: ``embedding`` (default) or ``weights``."""
+        update = headers.get("x-update", "embedding")
+        if update not in ("embedding", "weights"):
+            raise BadRequestError(f"x-update is {wire.shown(update)}, expected embedding or weights", "x-update")
         return ParsedRequest(
-            wire.model_of(headers, data.get("model", "")), prompt_tokens=0, output_tokens=0, details=what
+            wire.model_of(headers, data.get("model", "")), prompt_tokens=0, output_tokens=0, details=update
         )
 
-    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
-        """That it is done."""
+    def whole(self, request: ParsedRequest, served: Served) -> WholeAnswer:
+        """The confirmation."""
         return WholeAnswer(wire.update_done(tag=served.tag, backend=served.backend))
 
-    def events(self, ask: ParsedRequest, served: Served) -> Events:
-        """There is no stream of an update; none is ever asked for."""
+    def events(self, request: ParsedRequest, served: Served) -> Events:
+        """Updates have no streaming form."""
         raise BadRequestError("an update can't be streamed", "stream")

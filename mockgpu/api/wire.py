@@ -1,4 +1,4 @@
-"""What all wire forms of the mock share, without any socket: what a request asks for, and small bodies of answers."""
+"""Shared parts of the mock's wire formats, without I/O: parsed requests, the ``Api`` protocol and small bodies."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any, Protocol, TypeAlias
 from mockgpu.api.tags import hex_of
 from mockgpu.gpu.events import State
 
-# One token of common byte-pair vocabularies, so that a client's tokenizer counts as the mock does.
+# One token of common byte-pair vocabularies, so that a client's tokenizer gets the same count.
 WORD = " the"
 DEFAULT_OUTPUT_TOKENS = 16
 JSON = "application/json"
 EVENTS = "text/event-stream"
 Headers: TypeAlias = Mapping[str, str]
-# Beyond the context of every model; so that no request can make the mock build gigabytes.
-_MOST_TOKENS = 1_000_000
-_MOST_TOKENS_OF_ALL = 1_000_000  # where there are several answers
-MOST_CHOICES = 128
+# Beyond the context length of every model; keeps answers well below gigabytes.
+_MAX_TOKENS = 1_000_000
+_MAX_TOTAL_TOKENS = 1_000_000  # over all choices
+MAX_CHOICES = 128
 
 
-# Half of what json.loads costs on a body of this size is what it does besides.
+# Called directly: half the cost of json.loads on small bodies is overhead around the scanner.
 _scan = json.JSONDecoder().raw_decode
-# Goes no deeper than it is told to, where repr() recurses until the stack is full; ``shown`` cuts the text.
+# Limits the depth, whereas repr() recurses until the stack overflows; ``shown`` truncates the text.
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 4, 200, 200, 200
 _SHORT.maxlist = _SHORT.maxdict = 20
 
 
 class BadRequestError(ValueError):
-    """A request that makes no sense; ``param`` names the part at fault."""
+    """An invalid request; ``param`` names the invalid part."""
 
     def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str = "bad_request") -> None:
         super().__init__(message)
@@ -44,11 +44,11 @@ class BadRequestError(ValueError):
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """What an inference request asks for, whatever its form.
+    """An inference request, independent of its wire format.
 
-    An empty ``model`` leaves the choice to the server. ``prompt`` is the text (or the token numbers) that the prefix
-    cache goes by, ``finish`` why the answer will end, ``details`` what only the request's own form understands.
-    ``choices`` answers are wanted, each of ``output_tokens``.
+    An empty ``model`` selects the default model. ``prompt`` is the text (or the token ids) for the prefix cache,
+    ``finish`` the finish reason, ``details`` data for the wire format only. The request is for ``choices`` answers of
+    ``output_tokens`` each.
     """
 
     model: str
@@ -64,7 +64,7 @@ class ParsedRequest:
 
 @dataclass(slots=True)
 class Served:
-    """What is known of a request once it is served. ``cached_tokens``: -1 where there is no prefix cache."""
+    """Data about a served request for its answer. ``cached_tokens``: -1 without a prefix cache."""
 
     tag: int
     backend: str
@@ -74,7 +74,7 @@ class Served:
 
 @dataclass(slots=True)
 class WholeAnswer:
-    """An answer that is not streamed."""
+    """A non-streamed answer."""
 
     body: bytes
     content_type: str = JSON
@@ -83,11 +83,11 @@ class WholeAnswer:
 
 @dataclass(slots=True)
 class Events:
-    """A streamed answer: ``opening`` goes out with the first token, ``closing`` after the last one.
+    """A streamed answer: ``opening`` is sent with the first token, ``closing`` after the last one.
 
-    The event of token n is ``before``, the number n + ``first_number``, ``after``; the last one has an ``after`` of its
-    own. ``empty`` takes the place of the tokens where there are none. Further choices each have an event with the same
-    number: ``further`` holds, for each, what stands there in place of ``after`` and of ``last_after``.
+    The event of token n is ``before``, the number n + ``first_number``, then ``after`` (``last_after`` for the last
+    token). ``empty`` replaces the token events if there are no tokens. Each further choice has an event with the same
+    number: ``further`` holds its replacements of ``after`` and ``last_after``.
     """
 
     before: bytes
@@ -100,17 +100,17 @@ class Events:
     further: tuple[tuple[bytes, bytes], ...] = ()
 
     def token(self, number: int, last: bool) -> bytes:
-        """The event of the token ``number``, counted from 0; those of all choices."""
+        """The events of token ``number`` (from 0) for all choices."""
         numbered = b"%b%d" % (self.before, number + self.first_number)
         text = numbered + (self.last_after if last else self.after)
         if self.further:
-            text += b"".join([numbered + both[last] for both in self.further])
+            text += b"".join([numbered + suffixes[last] for suffixes in self.further])
         return self.opening + text if number == 0 else text
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a request is not answered as asked; ``code`` is for machines."""
+    """Reason for an error response; ``code`` is machine-readable."""
 
     message: str
     kind: str
@@ -119,42 +119,42 @@ class Problem:
 
 
 class Api(Protocol):
-    """One wire form of inference: how its requests are read and its answers written. It keeps no state."""
+    """One wire format of inference: parses its requests and formats its answers. Stateless."""
 
-    def load(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
-        """The body, decoded; raises BadRequestError."""
+    def decode(self, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+        """The decoded body; raises BadRequestError."""
 
     def carriers(self, data: Mapping[str, Any]) -> tuple[object, object]:
-        """Where a body may carry a tag: its seed, and the end of its prompt. None, or anything, if it has none."""
+        """Parts of a body that may carry a tag: its seed and its prompt; None or any other type if it has none."""
 
-    def ask(self, headers: Mapping[str, str], named: str, data: Mapping[str, Any]) -> ParsedRequest:
-        """What is asked for; ``named`` is the model that the path names. Raises BadRequestError."""
+    def parse(self, headers: Mapping[str, str], path_model: str, data: Mapping[str, Any]) -> ParsedRequest:
+        """Parse a decoded request; ``path_model`` is the model in the path. Raises BadRequestError."""
 
-    def build(self, ask: ParsedRequest) -> Iterable[None]:
-        """Make beforehand what takes long in ``whole``, a little at each step, so that others are served in between."""
+    def prepare(self, request: ParsedRequest) -> Iterable[None]:
+        """Do the slow work of ``whole`` in advance, in small steps, so that other requests are served in between."""
 
-    def whole(self, ask: ParsedRequest, served: Served) -> WholeAnswer:
+    def whole(self, request: ParsedRequest, served: Served) -> WholeAnswer:
         """The answer in one piece."""
 
-    def events(self, ask: ParsedRequest, served: Served) -> Events:
+    def events(self, request: ParsedRequest, served: Served) -> Events:
         """The answer as events."""
 
     def problem(self, problem: Problem) -> bytes:
-        """The body of an answer that says what is wrong."""
+        """The body of an error response."""
 
-    def broken(self, problem: Problem, number: int) -> bytes:
-        """The end of a stream that says so after its head; the next event would be ``number``."""
+    def error_event(self, problem: Problem, number: int) -> bytes:
+        """The error event that ends a started stream; ``number`` is that of the next event."""
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """A JSON object; no body at all counts as an empty one."""
+    """The body as a JSON object; an empty body counts as an empty object."""
     if not body:
         return {}
     try:
         text = body.decode()
         data, end = _scan(text) if text[0] == "{" else (None, -1)
         if end != len(text):
-            data = json.loads(text)  # there is white space around it, or it is not what it should be
+            data = json.loads(text)  # surrounding white space or invalid JSON
     except UnicodeDecodeError as error:
         raise BadRequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     except (ValueError, RecursionError) as error:
@@ -165,7 +165,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def model_of(headers: Mapping[str, str], otherwise: object) -> str:
-    """The model that a request names; the header wins."""
+    """The model of a request: the header ``x-model-id``, else ``otherwise``."""
     model = headers.get("x-model-id") or otherwise
     if not isinstance(model, str):
         raise BadRequestError(f"model is {shown(model)}, expected text", "model")
@@ -173,81 +173,81 @@ def model_of(headers: Mapping[str, str], otherwise: object) -> str:
 
 
 def clean(text: str) -> str:
-    """The text without halves of surrogate pairs, which JSON can name and no encoding can write."""
+    """The text without lone surrogates, which JSON can express but no encoding can write."""
     return text.encode(errors="replace").decode()
 
 
 def count_of(headers: Mapping[str, str], name: str, otherwise: Callable[[], int]) -> int:
-    """The whole number in a header, else what ``otherwise`` says."""
+    """The whole number in a header, else the result of ``otherwise``."""
     text = headers.get(name)
     if text is None:
         return otherwise()
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= _MOST_TOKENS):
-        raise BadRequestError(f"header {name} is {shown(text)}, expected a whole number from 0 to {_MOST_TOKENS}", name)
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= _MAX_TOKENS):
+        raise BadRequestError(f"header {name} is {shown(text)}, expected a whole number from 0 to {_MAX_TOKENS}", name)
     return int(text)
 
 
 def limit_of(data: Mapping[str, Any], *names: str) -> int | None:
-    """The first of these limits of output tokens that is given (null is not), None if none is."""
+    """The first output token limit in ``names`` that is present and not null, else None."""
     for name in names:
         value = data.get(name)
         if value is None:
             continue
-        if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
-            raise BadRequestError(f"{name} is {shown(value)}, expected a whole number from 0 to {_MOST_TOKENS}", name)
+        if type(value) is not int or not 0 <= value <= _MAX_TOKENS:
+            raise BadRequestError(f"{name} is {shown(value)}, expected a whole number from 0 to {_MAX_TOKENS}", name)
         return value
     return None
 
 
 def choices_of(data: Mapping[str, Any], output_tokens: int, prompts: int = 1) -> int:
-    """How many answers of ``output_tokens`` each are wanted: as many as ``n`` says to each of the prompts."""
+    """Number of requested answers of ``output_tokens`` each: ``n`` for each prompt."""
     number = data.get("n")
     if number is None:
         number = 1
-    elif type(number) is not int or not 1 <= number <= MOST_CHOICES:
-        raise BadRequestError(f"n is {shown(number)}, expected a whole number from 1 to {MOST_CHOICES}", "n")
+    elif type(number) is not int or not 1 <= number <= MAX_CHOICES:
+        raise BadRequestError(f"n is {shown(number)}, expected a whole number from 1 to {MAX_CHOICES}", "n")
     choices: int = number * prompts
     if choices == 1:
         return 1
     name = "n" if prompts == 1 else "prompt"
-    if choices > MOST_CHOICES:
-        seen = f"{number} answers to each of {prompts} prompts"
-        raise BadRequestError(f"{name}: {seen} are asked for, expected at most {MOST_CHOICES} in all", name)
-    if choices * output_tokens > _MOST_TOKENS_OF_ALL:
-        seen = f"{choices} answers of {output_tokens} tokens"
-        raise BadRequestError(f"{name}: {seen} are asked for, expected at most {_MOST_TOKENS_OF_ALL} in all", name)
+    if choices > MAX_CHOICES:
+        size = f"{number} answers to each of {prompts} prompts"
+        raise BadRequestError(f"{name}: {size} are requested, expected at most {MAX_CHOICES} in total", name)
+    if choices * output_tokens > _MAX_TOTAL_TOKENS:
+        size = f"{choices} answers of {output_tokens} tokens"
+        raise BadRequestError(f"{name}: {size} are requested, expected at most {_MAX_TOTAL_TOKENS} in total", name)
     return choices
 
 
 def shown(value: object) -> str:
-    """A value for a message, not too long, however deeply nested, and without half surrogates."""
+    """A value as text for a message: at most 80 characters, without lone surrogates, for any nesting depth."""
     text = _SHORT.repr(value)
     return clean(text if len(text) <= 80 else text[:77] + "...")
 
 
 def id_of(tag: int) -> str:
-    """The id of an answer, by which its client knows it."""
+    """The id of an answer, which contains its tag."""
     return f"sy-{hex_of(tag)}" if tag else "sy-none"
 
 
 @lru_cache(maxsize=4096)
 def quoted(text: str) -> str:
-    """The text as JSON; the names in answers are few and come again and again."""
+    """The text as JSON; cached because answers repeat few names."""
     return json.dumps(text)
 
 
-def usage(ask: ParsedRequest, served: Served) -> str:
-    """OpenAI's account of tokens, as JSON."""
-    made = ask.output_tokens * ask.choices
-    total = ask.prompt_tokens + made
+def usage(request: ParsedRequest, served: Served) -> str:
+    """OpenAI's token usage, as JSON."""
+    made = request.output_tokens * request.choices
+    total = request.prompt_tokens + made
     cached = (
         f', "prompt_tokens_details": {{"cached_tokens": {served.cached_tokens}}}' if served.cached_tokens >= 0 else ""
     )
-    return f'{{"prompt_tokens": {ask.prompt_tokens}, "completion_tokens": {made}, "total_tokens": {total}{cached}}}'
+    return f'{{"prompt_tokens": {request.prompt_tokens}, "completion_tokens": {made}, "total_tokens": {total}{cached}}}'
 
 
 def update_done(*, tag: int, backend: str) -> bytes:
-    """The body of an answer to an update."""
+    """The response body of an update."""
     return json.dumps({"id": id_of(tag), "object": "update", "backend": backend}).encode()
 
 
@@ -257,12 +257,12 @@ def error(message: str, kind: str, code: str | int, param: str | None = None) ->
 
 
 def faults(report: list[dict[str, object]]) -> bytes:
-    """What ``mockgpu.faults.decisions.RequestFaults.report`` says of a backend's faults."""
+    """The body with a backend's faults, from ``mockgpu.faults.decisions.RequestFaults.report``."""
     return json.dumps({"faults": report}).encode()
 
 
 def health(state: State) -> bytes:
-    """What a backend reports of itself."""
+    """The body of ``GET /health``: readiness and load."""
     return json.dumps(
         {
             "ready": state.ready,

@@ -27,7 +27,7 @@ async def index(run: RunState, call: ApiCall) -> ApiReply:
 
 async def model(run: RunState, call: ApiCall) -> ApiReply:
     """``GET /v2/models/{model}[/versions/{version}][/ready|/config|/stats]``; 404 without a name."""
-    parsed = kserve.place_of(call.path.removeprefix("/v2/models/"))
+    parsed = kserve.parse_model_path(call.path.removeprefix("/v2/models/"))
     name = parsed.model
     if not name or not run.knows(name) or parsed.version not in ("", kserve.VERSION):
         which = f"'{name}'" + (f" version {parsed.version}" if parsed.version else "")

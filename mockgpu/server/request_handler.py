@@ -73,7 +73,7 @@ class RequestHandler:
         """Answer when all tokens are generated."""
         handle = self.job_handle
         assert handle is not None
-        for _ in () if handle.refused else self._api.build(parsed):
+        for _ in () if handle.refused else self._api.prepare(parsed):
             await asyncio.sleep(0)
             if handle.refused:  # while yielding
                 break
@@ -158,7 +158,7 @@ class RequestHandler:
     def _end_with_error(
         self, stream: EventStream, events: wire.Events, sent: int, problem: Problem
     ) -> web.StreamResponse:
-        event = self._garbled(self._api.broken(problem, events.first_number + sent if sent else 0))
+        event = self._garbled(self._api.error_event(problem, events.first_number + sent if sent else 0))
         stream.end(event)
         self._row.bytes_out += len(event)
         self._row.outcome = RowOutcome.CUT
@@ -298,7 +298,7 @@ class RequestHandler:
         handle = self.job_handle
         assert handle is not None
         submitted_s = handle.started_s - handle.queue_wait_s
-        self._run.counters.answered(
+        self._run.counters.record_answer(
             handle.job.model,
             ServedRequest(
                 parsed.prompt_tokens,

@@ -45,7 +45,7 @@ class RunState:
         self.clock = clock
         self.created = created
         self.counters = BackendCounters(setup)
-        self.engine = Engine(setup, clock, on_residency, self.counters.begun)
+        self.engine = Engine(setup, clock, on_residency, self.counters.record_first_token)
         self.faults = RequestFaults(name)
         self.words: dict[int, str] = {}  # word by token number, for detokenize
         self.sleep_calls = 0  # number of sleep and wake calls

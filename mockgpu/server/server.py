@@ -170,12 +170,12 @@ class MockBackend:
         handler = RequestHandler(run, api, request, row)
         try:
             body = await read_body(request, row)
-            data = api.load(headers, body)
+            data = api.decode(headers, body)
             tags.read_body(*api.carriers(data))
             self._record_tags(row, kind, tags)
             handler.tag = tags.echo
             row.retry = _retry_count(headers.get("x-stainless-retry-count"))
-            parsed = api.ask(headers, model, data)
+            parsed = api.parse(headers, model, data)
             base = run.resolve_model(parsed)
             row.model, row.prompt_tokens = parsed.model, parsed.prompt_tokens
             own = in_band_faults(headers, data)
@@ -231,7 +231,7 @@ class MockBackend:
                 run.adapter_request_ended(handle)
             if handle.job.kind == "inference" and (row.outcome is not RowOutcome.ANSWERED or row.status != 200):
                 aborted = row.outcome is RowOutcome.CLIENT_GONE
-                run.counters.failed(handle.job.model, row.end_s - row.arrival_s, aborted=aborted)
+                run.counters.record_failure(handle.job.model, row.end_s - row.arrival_s, aborted=aborted)
 
     @staticmethod
     def _submit(run: RunState, kind: RowKind, parsed: wire.ParsedRequest, base: str, decision: Serve) -> JobHandle:

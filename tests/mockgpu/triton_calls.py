@@ -65,7 +65,7 @@ def main() -> None:
     assert "version 7 is not found" in refused(client.infer, "tiny", [text_input("a", True)], model_version="7")
     client.unload_model("tiny")
     assert not client.is_model_ready("tiny")
-    assert "not there" in refused(client.infer, "tiny", [text_input("a", True)])
+    assert "does not exist" in refused(client.infer, "tiny", [text_input("a", True)])
     client.load_model("tiny")
     assert client.is_model_ready("tiny")
     client.close()

@@ -302,14 +302,14 @@ def test_the_mock_reads_tag_sizes_and_model(protocol: str, api: Api, named: str)
     for extra in ({}, {"payload_bytes": 5000}, {"session": 2, "history": (30, 4), "prompt_tokens": 44}):
         request = made(protocol=protocol, **extra)
         headers = dict(request.headers)
-        data = api.load(headers, request.body)
+        data = api.decode(headers, request.body)
         tags = Tags(headers)
         tags.read_body(*api.carriers(data))
         assert (tags.tag, tags.carriers) == (TAG, Carrier.HEADER | Carrier.REQUEST_ID | Carrier.SEED | Carrier.PROMPT)
-        ask = api.ask(headers, named, data)
-        assert (ask.model, ask.prompt_tokens, ask.output_tokens) == (KEY, extra.get("prompt_tokens", 8), 4)
+        parsed = api.parse(headers, named, data)
+        assert (parsed.model, parsed.prompt_tokens, parsed.output_tokens) == (KEY, extra.get("prompt_tokens", 8), 4)
         unaided = {name: value for name, value in headers.items() if not name.startswith("x-")}
-        bare = api.ask(unaided, named, data)
+        bare = api.parse(unaided, named, data)
         assert (bare.model, bare.output_tokens) == (KEY, 4)
 
 

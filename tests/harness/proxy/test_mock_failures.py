@@ -64,7 +64,7 @@ def test_without_the_bug_it_passes(session: LiveSession) -> None:
 
 
 def test_a_bug_that_shows_in_the_run_only(session: LiveSession, plant: Callable[[str], None]) -> None:
-    plant("AnswerByGet.ask")  # the preflight sends POST alone
+    plant("AnswerByGet.parse")  # the preflight sends POST alone
     record = judged(session)
     assert record.outcome is Outcome.ERROR
     assert record.reason.startswith("the mock gpu-0 itself failed at "), record.reason
@@ -74,7 +74,7 @@ def test_a_bug_that_shows_in_the_run_only(session: LiveSession, plant: Callable[
 def test_a_bug_that_shows_at_once_is_not_a_balancer_that_does_not_get_ready(
     session: LiveSession, plant: Callable[[str], None]
 ) -> None:
-    plant("Completions.ask")
+    plant("Completions.parse")
     record = judged(session)
     assert record.outcome is Outcome.ERROR
     assert record.reason.endswith(": RuntimeError: planted"), record.reason

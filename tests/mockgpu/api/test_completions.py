@@ -24,21 +24,21 @@ def events_of(events: Events, tokens: int) -> list[Any]:
 
 def test_a_completion_is_read() -> None:
     body = {"model": "m", "prompt": "a b c", "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}
-    ask = Completions().ask({}, "", body)
-    assert (ask.model, ask.prompt_tokens, ask.output_tokens, ask.prompt) == ("m", 3, 5, "a b c")
-    assert (ask.stream, ask.include_usage, ask.finish) == (True, True, "length")
+    request = Completions().parse({}, "", body)
+    assert (request.model, request.prompt_tokens, request.output_tokens, request.prompt) == ("m", 3, 5, "a b c")
+    assert (request.stream, request.include_usage, request.finish) == (True, True, "length")
     headers = {"x-model-id": "other", "x-prompt-tokens": "100"}
-    ask = Completions().ask(headers, "", body)
-    assert (ask.model, ask.prompt_tokens, ask.prompt) == ("other", 100, "a b c")
+    request = Completions().parse(headers, "", body)
+    assert (request.model, request.prompt_tokens, request.prompt) == ("other", 100, "a b c")
 
 
 def test_prompts_may_be_token_numbers_or_several() -> None:
-    assert Completions().ask({}, "", {"prompt": [5, 6, 7]}).prompt == "5 6 7"
-    ask = Completions().ask({}, "", {"prompt": ["a b", "c d e"]})
-    assert (ask.prompt_tokens, ask.prompt, ask.choices) == (5, "", 2)
-    ask = Completions().ask({}, "", {"prompt": [[1, 2], [3]], "n": 3, "best_of": 3})
-    assert (ask.prompt_tokens, ask.choices) == (3, 6)
-    assert Completions().ask({}, "", {"prompt": None}).prompt_tokens == 0
+    assert Completions().parse({}, "", {"prompt": [5, 6, 7]}).prompt == "5 6 7"
+    request = Completions().parse({}, "", {"prompt": ["a b", "c d e"]})
+    assert (request.prompt_tokens, request.prompt, request.choices) == (5, "", 2)
+    request = Completions().parse({}, "", {"prompt": [[1, 2], [3]], "n": 3, "best_of": 3})
+    assert (request.prompt_tokens, request.choices) == (3, 6)
+    assert Completions().parse({}, "", {"prompt": None}).prompt_tokens == 0
 
 
 def test_a_whole_completion() -> None:
@@ -75,8 +75,8 @@ def test_a_streamed_completion_numbers_its_tokens() -> None:
 
 
 def test_usage_comes_only_where_asked_for() -> None:
-    ask = ParsedRequest("m", 1, 1, True, False)
-    assert len(events_of(Completions().events(ask, SERVED), 1)) == 2
+    request = ParsedRequest("m", 1, 1, True, False)
+    assert len(events_of(Completions().events(request, SERVED), 1)) == 2
     (only, done) = events_of(Completions().events(ParsedRequest("m", 1, 0, True), SERVED), 0)
     (choice,) = only["choices"]
     assert (choice["text"], choice["finish_reason"], done) == ("", "length", "data: [DONE]")
@@ -84,20 +84,26 @@ def test_usage_comes_only_where_asked_for() -> None:
 
 def test_a_stop_that_occurs_leaves_nothing() -> None:
     for api, body in ((Completions(), {"prompt": "a"}), (ChatCompletions(), {"messages": [{"content": "a"}]})):
-        asks = [api.ask({}, "", {**body, "max_tokens": 2, "stop": stop}) for stop in (" the", ["\n", "e th"], "\n")]
-        assert [(ask.output_tokens, ask.finish) for ask in asks] == [(0, "stop"), (0, "stop"), (2, "length")]
-    assert json.loads(Completions().whole(asks[0], SERVED).body)["choices"][0]["text"] == ""
+        requests = [
+            api.parse({}, "", {**body, "max_tokens": 2, "stop": stop}) for stop in (" the", ["\n", "e th"], "\n")
+        ]
+        assert [(request.output_tokens, request.finish) for request in requests] == [
+            (0, "stop"),
+            (0, "stop"),
+            (2, "length"),
+        ]
+    assert json.loads(Completions().whole(requests[0], SERVED).body)["choices"][0]["text"] == ""
 
 
 def test_an_empty_body_is_refused() -> None:
     with pytest.raises(BadRequestError, match="the body is empty, expected"):
-        Completions().load({}, b"")
+        Completions().decode({}, b"")
 
 
 def test_an_answer_by_get_is_read_from_headers() -> None:
-    ask = AnswerByGet().ask({"x-prompt-tokens": "9", "x-output-tokens": "2"}, "org/m", {})
-    assert (ask.model, ask.prompt_tokens, ask.output_tokens, ask.stream) == ("org/m", 9, 2, False)
-    assert AnswerByGet().load({}, b"nonsense") == {}
+    request = AnswerByGet().parse({"x-prompt-tokens": "9", "x-output-tokens": "2"}, "org/m", {})
+    assert (request.model, request.prompt_tokens, request.output_tokens, request.stream) == ("org/m", 9, 2, False)
+    assert AnswerByGet().decode({}, b"nonsense") == {}
 
 
 def test_a_chat_is_read() -> None:
@@ -106,13 +112,13 @@ def test_a_chat_is_read() -> None:
         {"role": "user", "content": [{"type": "text", "text": "two words"}, {"type": "image_url", "image_url": {}}]},
         {"role": "assistant", "content": None},
     ]
-    ask = ChatCompletions().ask(
+    request = ChatCompletions().parse(
         {}, "", {"model": "m", "messages": messages, "max_tokens": 9, "max_completion_tokens": 4}
     )
-    assert ask.prompt == "system: be brief\nuser: two words\nassistant: "
-    assert (ask.prompt_tokens, ask.output_tokens, ask.finish) == (7, 4, "length")
-    ask = ChatCompletions().ask({}, "", {"messages": messages, "max_completion_tokens": None})
-    assert (ask.output_tokens, ask.finish) == (16, "stop")
+    assert request.prompt == "system: be brief\nuser: two words\nassistant: "
+    assert (request.prompt_tokens, request.output_tokens, request.finish) == (7, 4, "length")
+    request = ChatCompletions().parse({}, "", {"messages": messages, "max_completion_tokens": None})
+    assert (request.output_tokens, request.finish) == (16, "stop")
 
 
 @pytest.mark.parametrize(
@@ -194,16 +200,16 @@ def test_a_streamed_chat_without_tokens_still_says_why_it_ends() -> None:
 )
 def test_what_is_wrong_is_named(api: Any, body: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequestError) as error:
-        api.ask({}, "", body)
+        api.parse({}, "", body)
     assert error.value.param == param
     assert "expected" in str(error.value)
 
 
 def test_several_answers_may_be_asked_for() -> None:
-    asks = [Completions().ask({}, "", body) for body in ({}, {"n": None}, {"n": 1, "best_of": 1})]
-    assert [(ask.output_tokens, ask.choices) for ask in asks] == [(16, 1)] * 3
-    assert Completions().ask({}, "", {"n": 128, "best_of": 128}).choices == 128
-    assert ChatCompletions().ask({}, "", {"messages": [{"content": "x"}], "n": 2}).choices == 2
+    requests = [Completions().parse({}, "", body) for body in ({}, {"n": None}, {"n": 1, "best_of": 1})]
+    assert [(request.output_tokens, request.choices) for request in requests] == [(16, 1)] * 3
+    assert Completions().parse({}, "", {"n": 128, "best_of": 128}).choices == 128
+    assert ChatCompletions().parse({}, "", {"messages": [{"content": "x"}], "n": 2}).choices == 2
 
 
 THREE = ParsedRequest("m", 7, 2, True, True, choices=3)

@@ -17,7 +17,7 @@ SERVED = Served(1, "gpu-1", 5)
 
 def embed(**fields: Any) -> dict[str, Any]:
     api = Embeddings()
-    data: dict[str, Any] = json.loads(api.whole(api.ask({}, "", {"model": "m"} | fields), SERVED).body)
+    data: dict[str, Any] = json.loads(api.whole(api.parse({}, "", {"model": "m"} | fields), SERVED).body)
     return data
 
 
@@ -48,21 +48,21 @@ def test_texts_do_not_resemble_each_other() -> None:
 @pytest.mark.parametrize(("texts", "dimensions"), [(1, 4), (300, 100), (3, 5_000), (64, 64), (2_048, 1)])
 def test_many_are_made_in_slices_and_are_the_same(texts: int, dimensions: int) -> None:
     api, fields = Embeddings(), {"input": [f"x {number}" for number in range(texts)], "dimensions": dimensions}
-    ask = api.ask({}, "", fields)
-    made = [0, *(len(ask.details.made) for _ in api.build(ask))]
+    request = api.parse({}, "", fields)
+    made = [0, *(len(request.details.computed) for _ in api.prepare(request))]
     assert all(after - before <= max(1, 1_024 // dimensions) for before, after in pairwise([*made, texts]))
     assert (len(made) > 1) == (texts * dimensions > 1_024)
-    assert api.whole(ask, SERVED) == api.whole(api.ask({}, "", fields), SERVED)
+    assert api.whole(request, SERVED) == api.whole(api.parse({}, "", fields), SERVED)
 
 
 def test_who_is_refused_has_none_made(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[ParsedRequest] = []
 
-    def build(api: Embeddings, ask: ParsedRequest) -> list[None]:
-        made.append(ask)
+    def prepare(api: Embeddings, request: ParsedRequest) -> list[None]:
+        made.append(request)
         return []
 
-    monkeypatch.setattr(Embeddings, "build", build)
+    monkeypatch.setattr(Embeddings, "prepare", prepare)
 
     async def test(it: Any) -> None:
         status, body = await it.post("/v1/embeddings", input="a")

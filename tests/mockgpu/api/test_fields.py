@@ -49,7 +49,7 @@ def test_no_depth_is_too_deep(depth: int) -> None:
         with pytest.raises(BadRequestError):
             fields.check({"stop": given}, fields.COMPLETION)
         with pytest.raises(BadRequestError):
-            Embeddings().ask({}, "", {"input": given})
+            Embeddings().parse({}, "", {"input": given})
 
 
 RULES = {"completion": fields.COMPLETION, "chat": fields.CHAT, "response": fields.RESPONSE}

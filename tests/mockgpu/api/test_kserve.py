@@ -11,7 +11,7 @@ from mockgpu.api.kserve import (
     model_metadata,
     model_stats,
     no_room,
-    place_of,
+    parse_model_path,
     server_metadata,
 )
 from mockgpu.api.metrics import Sums
@@ -33,7 +33,7 @@ def read(
     if raw:
         headers |= {HEADER_LENGTH: str(len(head))}
     api = Infer()
-    return api.ask(headers, named, api.load(headers, head + raw))
+    return api.parse(headers, named, api.decode(headers, head + raw))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def read(
     ],
 )
 def test_paths_below_models(path: str, place: ModelPath) -> None:
-    assert place_of(path) == place
+    assert parse_model_path(path) == place
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_a_limit_is_one_whole_number(change: dict[str, Any]) -> None:
 
 
 def test_an_inference_is_read() -> None:
-    ask = read(inputs=[TEXT, LIMIT])
-    assert (ask.model, ask.prompt_tokens, ask.output_tokens, ask.prompt) == ("m", 3, 4, "one two three")
+    request = read(inputs=[TEXT, LIMIT])
+    assert (request.model, request.prompt_tokens, request.output_tokens, request.prompt) == ("m", 3, 4, "one two three")
     assert read(parameters={"max_tokens": 2}).output_tokens == 2
     assert read().output_tokens == 16
-    ask = read({"x-model-id": "other", "x-prompt-tokens": "50"})
-    assert (ask.model, ask.prompt_tokens) == ("other", 50)
+    request = read({"x-model-id": "other", "x-prompt-tokens": "50"})
+    assert (request.model, request.prompt_tokens) == ("other", 50)
 
 
 def test_without_text_every_element_is_a_token() -> None:
@@ -85,10 +85,10 @@ def test_without_text_every_element_is_a_token() -> None:
 
 def test_tags_are_in_the_parameters_and_at_the_end_of_the_text() -> None:
     api = Infer()
-    data = api.load({}, json.dumps({"inputs": [TEXT], "parameters": {"seed": 9}}).encode())
+    data = api.decode({}, json.dumps({"inputs": [TEXT], "parameters": {"seed": 9}}).encode())
     assert api.carriers(data) == (9, "one two three")
-    assert api.carriers(api.load({}, b"{}")) == (None, None)
-    assert api.carriers(api.load({}, b'{"parameters": 5, "inputs": [7]}')) == (None, None)
+    assert api.carriers(api.decode({}, b"{}")) == (None, None)
+    assert api.carriers(api.decode({}, b'{"parameters": 5, "inputs": [7]}')) == (None, None)
 
 
 def test_only_version_1_is_there() -> None:
@@ -127,8 +127,8 @@ def test_a_binary_answer(fields: dict[str, Any]) -> None:
 
 def test_an_output_says_for_itself_that_it_is_json() -> None:
     outputs = [{"name": "text_output", "parameters": {"binary_data": False}}]
-    ask = read(parameters={"binary_data_output": True}, outputs=outputs)
-    assert Infer().whole(ask, SERVED).headers is None
+    request = read(parameters={"binary_data_output": True}, outputs=outputs)
+    assert Infer().whole(request, SERVED).headers is None
 
 
 @pytest.mark.parametrize("outputs", [5, [{"name": "logits"}], ["text_output"], [{}]])

@@ -25,9 +25,9 @@ STATE = State(
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def samples_of(tally: BackendCounters, state: State = STATE, adapters: AdaptersInUse | None = None) -> Samples:
+def samples_of(counters: BackendCounters, state: State = STATE, adapters: AdaptersInUse | None = None) -> Samples:
     """Every sample of a page by name and labels; the page must be one that Prometheus' own parser reads."""
-    text = page(state, tally, SETUP, adapters or AdaptersInUse(), 1_700_000_000.0).decode()
+    text = page(state, counters, SETUP, adapters or AdaptersInUse(), 1_700_000_000.0).decode()
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -71,13 +71,13 @@ def test_gauges_and_counters_say_what_the_state_says() -> None:
 
 
 def test_requests_are_counted_under_their_model_and_others_under_the_default() -> None:
-    tally = BackendCounters(SETUP)
-    tally.begun("b", 0.3)
-    tally.answered("b", ServedRequest(8, 5, 0.1, 0.3, 0.7, "length"))
-    tally.answered("unlisted", ServedRequest(8, 0, 0.0, 0.0, 0.01, "stop"))
-    tally.failed("b", 2.0, aborted=True)
-    tally.failed("b", 1.0, aborted=False)
-    samples = samples_of(tally)
+    counters = BackendCounters(SETUP)
+    counters.record_first_token("b", 0.3)
+    counters.record_answer("b", ServedRequest(8, 5, 0.1, 0.3, 0.7, "length"))
+    counters.record_answer("unlisted", ServedRequest(8, 0, 0.0, 0.0, 0.01, "stop"))
+    counters.record_failure("b", 2.0, aborted=True)
+    counters.record_failure("b", 1.0, aborted=False)
+    samples = samples_of(counters)
     success = {
         (model, why): value(samples, "vllm:request_success_total", model_name=model, finished_reason=why)
         for model in ("b", 'any "one"') for why in ("length", "stop", "abort")
@@ -135,15 +135,15 @@ def test_histograms_count_as_counting_one_by_one_does() -> None:
 
 
 def test_nothing_is_lost_however_many_there_are_between_two_looks() -> None:
-    tally = BackendCounters(SETUP)
+    counters = BackendCounters(SETUP)
     for number in range(10_000):
-        tally.begun("b", 0.001 * (number % 50))
-        tally.answered("b", ServedRequest(1, 2, 0.0, 0.001 * (number % 50), 0.1, "length"))
-    samples = samples_of(tally)
+        counters.record_first_token("b", 0.001 * (number % 50))
+        counters.record_answer("b", ServedRequest(1, 2, 0.0, 0.001 * (number % 50), 0.1, "length"))
+    samples = samples_of(counters)
     assert value(samples, "vllm:time_to_first_token_seconds_count", model_name="b") == 10_000
     assert value(samples, "vllm:time_to_first_token_seconds_bucket", model_name="b", le="+Inf") == 10_000
-    assert tally.sums("b").answered == 10_000
-    assert len(tally.counts()["b"].pending) == len(tally.counts()["b"].begun) == 0
+    assert counters.sums("b").answered == 10_000
+    assert len(counters.counts()["b"].pending) == len(counters.counts()["b"].pending_first_tokens_s) == 0
 
 
 def test_adapters_show_only_where_there_are_slots_for_them() -> None:
@@ -170,12 +170,12 @@ def test_counting_costs_next_to_nothing() -> None:
     ]
     costs = []
     for _ in range(3):
-        tally = BackendCounters(SETUP)
+        counters = BackendCounters(SETUP)
         began_s = time.process_time()
         for each in seen:
-            tally.begun("b", each.first_token_s)
-            tally.answered("b", each)
-        tally.sums("b")
+            counters.record_first_token("b", each.first_token_s)
+            counters.record_answer("b", each)
+        counters.sums("b")
         costs.append((time.process_time() - began_s) / len(seen) * 1e6)
     print(f"{min(costs):.2f} µs a request")
     assert min(costs) < 10

@@ -12,16 +12,25 @@ SERVED = Served(TAG, "gpu-1", 5, cached_tokens=2)
 
 
 def test_input_is_text_or_messages() -> None:
-    ask = Responses().ask({}, "", {"input": "a b", "instructions": "be brief", "max_output_tokens": 3, "stream": True})
-    assert (ask.prompt, ask.prompt_tokens, ask.output_tokens, ask.stream) == ("be brief\na b", 4, 3, True)
-    ask = Responses().ask({}, "", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a b"}]}]})
-    assert (ask.prompt, ask.output_tokens) == ("user: a b", 16)
+    request = Responses().parse(
+        {}, "", {"input": "a b", "instructions": "be brief", "max_output_tokens": 3, "stream": True}
+    )
+    assert (request.prompt, request.prompt_tokens, request.output_tokens, request.stream) == (
+        "be brief\na b",
+        4,
+        3,
+        True,
+    )
+    request = Responses().parse(
+        {}, "", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a b"}]}]}
+    )
+    assert (request.prompt, request.output_tokens) == ("user: a b", 16)
     with pytest.raises(BadRequestError):
-        Responses().ask({}, "", {"input": 5})
+        Responses().parse({}, "", {"input": 5})
     with pytest.raises(BadRequestError):
-        Responses().ask({}, "", {"input": "x", "max_output_tokens": "many"})
+        Responses().parse({}, "", {"input": "x", "max_output_tokens": "many"})
     with pytest.raises(BadRequestError, match="instructions"):
-        Responses().ask({}, "", {"input": "x", "instructions": ["y"]})
+        Responses().parse({}, "", {"input": "x", "instructions": ["y"]})
 
 
 @pytest.mark.parametrize(
@@ -41,11 +50,11 @@ def test_a_whole_response() -> None:
 
 
 def test_a_response_that_a_limit_ends_is_incomplete() -> None:
-    ask = Responses().ask({}, "", {"input": "a", "max_output_tokens": 2})
-    data = json.loads(Responses().whole(ask, SERVED).body)
+    request = Responses().parse({}, "", {"input": "a", "max_output_tokens": 2})
+    data = json.loads(Responses().whole(request, SERVED).body)
     assert (data["status"], data["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert (data["output"][0]["status"], data["output"][0]["content"][0]["text"]) == ("incomplete", " the the")
-    last = Responses().events(ask, SERVED).closing.decode().split("\n\n")[-2]
+    last = Responses().events(request, SERVED).closing.decode().split("\n\n")[-2]
     kind, event = last.split("\n")
     assert (kind, json.loads(event[6:])["response"]["status"]) == ("event: response.incomplete", "incomplete")
 

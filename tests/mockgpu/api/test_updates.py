@@ -68,7 +68,7 @@ def test_strict_models_are_so_for_updates(serve: Any) -> None:
 
 def test_what_an_update_brings_is_named(serve: Any) -> None:
     with pytest.raises(BadRequestError, match="x-update is 'other', expected embedding or weights"):
-        Updates().ask({"x-update": "other"}, "", {})
+        Updates().parse({"x-update": "other"}, "", {})
 
     async def test(it: Any) -> None:
         await asyncio.gather(update(it, {}), update(it, WEIGHTS))

@@ -12,7 +12,7 @@ from harness.cli.catalogue import catalogue
 from harness.cli.chaos import chaos
 from harness.cli.errors import USAGE_ERROR, print_error, print_usage_error
 from harness.cli.fault import fault
-from harness.cli.load import load
+from harness.cli.load_command.command import load
 from harness.cli.run import run
 from harness.cli.targets import targets
 from harness.cli.toxiproxy import toxiproxy

@@ -19,14 +19,14 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli import app
-from harness.cli.load import _replay
+from harness.cli.load_command.command import _replay
 from harness.evidence.records import Rows, read_about, read_requests
 from harness.live.load import ad_hoc as load_run
 from harness.live.load.ad_hoc import Played
 from harness.scenario.model import ClaimsError, Failure
 from tests.harness.load.rows import rows_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 LEAN = ROOT / "tests" / "harness" / "load" / "lean_server.py"
 COMMAND = [sys.executable, "-c", "from harness.cli import main; main()", "load"]
 LONG_S = 60.0

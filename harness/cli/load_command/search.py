@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.cli.load_file import write_summary
+from harness.cli.load_command.output_files import write_summary
 
 
 def search_of(text: str, from_per_s: float, to_per_s: float, error_rate: float, duration_s: float | None) -> Any:
@@ -35,7 +35,7 @@ def run_search(search: Any, make: Callable[[float, float], Any], profile: str, a
     """Carry out a search, print and write its results; returns the exit code."""
     from dataclasses import asdict
 
-    from harness.cli.load_view import View, found_line, step_line
+    from harness.cli.load_command.view import View, found_line, step_line
     from harness.live.load.ad_hoc import generator
     from harness.load.results.search import WARM_UP_S
 

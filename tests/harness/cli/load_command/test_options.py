@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli import app
-from harness.cli.load_options import seconds_of
+from harness.cli.load_command.options import seconds_of
 from harness.load.workloads.profiles import PROFILES
 from harness.scenario.model import ClaimsError
 

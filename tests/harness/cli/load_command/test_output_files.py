@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.load_file import check_writable
+from harness.cli.load_command.output_files import check_writable
 from harness.scenario.model import ClaimsError
 
 

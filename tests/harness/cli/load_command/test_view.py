@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from harness.cli.load_view import View, found_line, none_good_line, progress_line, step_line, summary_lines, title_of
+from harness.cli.load_command.view import (
+    View,
+    found_line,
+    none_good_line,
+    progress_line,
+    step_line,
+    summary_lines,
+    title_of,
+)
 from harness.load.results.figures import figures_of
 from harness.load.results.search import RateResult, RateVerdict, Search, goal_of
 from harness.load.results.thresholds import threshold_of

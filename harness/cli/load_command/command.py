@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from harness.cli.load_options import (
+from harness.cli.load_command.options import (
     ByEngine,
     ChatCount,
     Columns,
@@ -72,7 +72,7 @@ def load(
     SIGTERM.
     """
     from harness.cli.errors import exit_on
-    from harness.cli.load_search import constant_rate, run_search, search_of
+    from harness.cli.load_command.search import constant_rate, run_search, search_of
     from harness.load.results.thresholds import threshold_of
     from harness.scenario.model import HarnessError
 
@@ -202,7 +202,7 @@ def _validate(out: Path, records: Path | None, profile: str, about: Mapping[str,
     """ClaimsError for mistakes that can be found before anything is sent. `profile`: empty for a trace."""
     from harness.claims.features import PROTOCOLS
     from harness.claims.validation import nearest
-    from harness.cli.load_file import check_writable
+    from harness.cli.load_command.output_files import check_writable
     from harness.live.load.ad_hoc import check_reachable
     from harness.load.wire import forms_of, request_of
     from harness.load.workloads.profiles import PROFILES
@@ -230,8 +230,8 @@ def _play(
     workload: Any, info: LoadInfo, thresholds: list[Any], about: dict[str, Any], out: Path, records: Path | None
 ) -> int:
     """Play one load, print and write its results; returns the exit code."""
-    from harness.cli.load_file import write_summary
-    from harness.cli.load_view import View, closing_line, summary_lines, threshold_line, title_of
+    from harness.cli.load_command.output_files import write_summary
+    from harness.cli.load_command.view import View, closing_line, summary_lines, threshold_line, title_of
     from harness.evidence.records import write_requests
     from harness.live.load.ad_hoc import generator
     from harness.load.results.figures import figures_of, on_time

@@ -1,0 +1,1 @@
+"""`steelyard load`: command, options, view, search and output files."""

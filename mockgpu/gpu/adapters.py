@@ -46,7 +46,7 @@ class Adapters:
         if self.slots.space == 0:
             raise ValueError(f"adapter {name!r}: max_adapters is 0, expected a GPU with slots for adapters")
         if self._bases.get(name, base) != base:
-            raise ValueError(f"adapter {name!r} belongs to {self._bases[name]!r}, expected that base, seen {base!r}")
+            raise ValueError(f"adapter {name!r} belongs to {self._bases[name]!r}, expected that base, got {base!r}")
         self.known[name] = self._bases[name] = base
         if self._has_base(base):
             self.slots.load(at_s, name)

@@ -126,7 +126,7 @@ def test_a_forgotten_adapter_is_refused_and_leaves_when_its_jobs_have_ended() ->
     server.unload_adapter(21.0, "x")
     server.unload_adapter(21.0, "never known")
     server.submit(21.0, inference(2, adapter="x"))
-    with pytest.raises(ValueError, match="adapter 'x' belongs to 'm', expected that base, seen 'other'"):
+    with pytest.raises(ValueError, match="adapter 'x' belongs to 'm', expected that base, got 'other'"):
         server.load_adapter(22.0, "x", "other")
     events = drain(server)
     assert (times(events, Finished), times(events, Refused)) == ({1: 23.0}, {2: 21.0})

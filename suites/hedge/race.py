@@ -1,6 +1,6 @@
-"""Hedging: a slow inference is joined by a second attempt elsewhere; the first good answer wins, a loser is cancelled.
+"""Hedging: a slow inference gets a second attempt elsewhere, the first good answer wins, the loser is cancelled.
 
-What it may cost, and when it is off, is judged in suites.hedge.cost.
+The cost of hedging, and when it must be off, is judged in suites.hedge.cost.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from suites.hedge.evidence import (
 from suites.hedge.scenarios import CANCELLED_WITHIN_S, GONE_WITHIN_S, OTHERS, stalls
 
 APART_S = 0.01
-"""Of two good answers that come closer together than this, either may be the first for the balancer."""
+"""If two good answers come within this time, either may be the first for the balancer."""
 
 
 @declare("hedge.delay.not-before", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def delay_not_before(history: History, claims: Claims) -> Findings:
-    """No request is hedged before it has lasted as long as the claimed quantile of its model's recent requests took.
+    """No request is hedged before its latency reaches the claimed quantile of its model's recent requests.
 
-    Recent are the last answers up to the claimed window, once the claimed minimum is known; of W of them the one of
-    rank ceil(quantile (W + 1)). A window that is given the winning attempt's own time in place of the request's leaves
-    out the wait for the hedge, and hedges twice as often; the common rank ceil(.95 W) hedges 5.9 % at W = 100. Judged
-    against the shortest delay that any count of the answers so far allows. Seen broken: by construction only.
+    Recent requests are the last answers, up to the claimed window, once the claimed minimum is known. Of W answers the
+    quantile is the one of rank ceil(quantile (W + 1)). A window that records the winning attempt's time instead of the
+    request's leaves out the wait for the hedge and hedges twice as often; the common rank ceil(.95 W) hedges 5.9 % at W
+    = 100. The bound is the shortest delay that any count of the answers so far allows. Seen broken: by construction
+    only.
     """
     hedge, requests, attempts = claims[Hedge], history.requests, history.attempts
     numbers = models(history, claims)
@@ -62,11 +63,11 @@ def delay_not_before(history: History, claims: Claims) -> Findings:
 
 @declare("hedge.backend.another", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def backend_another(history: History, claims: Claims) -> Findings:
-    """A hedge goes to another backend than the attempt that it joins.
+    """A hedge goes to another backend than the attempt it races.
 
-    The same backend is as slow the second time, and has more to do. With affinity the same choice is made again unless
-    what was tried is left out: a hedge that then finds itself at the first backend is either wasted or never sent.
-    Seen broken: a widely repeated sketch of a hedging balancer picks again by the same key.
+    The same backend is equally slow the second time, and has more work. A balancer with affinity repeats its choice
+    unless backends already tried are excluded; a hedge for the first backend is then either wasted or never sent. Seen
+    broken: a widely repeated sketch of a hedging balancer picks again by the same key.
     """
     legs = races(history)
     if not legs:
@@ -80,14 +81,14 @@ def backend_another(history: History, claims: Claims) -> Findings:
 
 @declare("hedge.first-good.wins", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def first_good_wins(history: History, claims: Claims) -> Findings:
-    """Of the attempts of a hedged request the first that brings a good answer is the one whose answer the client gets.
+    """The client of a hedged request gets the first good answer that any of its attempts brings.
 
-    Else the hedge was for nothing. Only requests whose other attempt had not answered by then, or much later, say who
-    won. Seen broken: go-resty/resty#1197 (cancelling the losers cancels the winner's body too).
+    Otherwise the hedge is useless. A request counts only if its other attempt had not answered by then, or answered
+    much later. Seen broken: go-resty/resty#1197 (cancelling the losers cancels the winner's body too).
     """
-    attempts, requests, brought = history.attempts, history.requests, good(history)
+    attempts, requests, has_answer = history.attempts, history.requests, good(history)
     for request, rows in races(history).items():
-        ended = [row for row in rows if brought[row]]
+        ended = [row for row in rows if has_answer[row]]
         if not ended:
             continue
         first = min(ended, key=lambda row: float(attempts["end_s"][row]))
@@ -98,49 +99,52 @@ def first_good_wins(history: History, claims: Claims) -> Findings:
         backend = int(attempts["backend"][first])
         answered = bool(requests["failure"][request] == Failure.NONE and requests["status"][request] < 300)
         got = int(requests["answered_by"][request]) if answered else UNSEEN
-        told = f"gpu-{got} at {requests['end_s'][request]:.3f} s" if answered else "nobody"
+        received = f"gpu-{got}'s at {requests['end_s'][request]:.3f} s" if answered else "none"
         note = (
-            f"request {request}: the first good answer was gpu-{backend}'s at {at_s:.3f} s, its client's that of {told}"
+            f"request {request}: the first good answer was gpu-{backend}'s at {at_s:.3f} s, its client got {received}"
         )
         yield held(got == backend, at_s, got, backend, note=note)
 
 
 @declare("hedge.error.goes-on", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def error_goes_on(history: History, claims: Claims) -> Findings:
-    """An error of one attempt does not end the race while the other may still bring a good answer.
+    """An error of one attempt does not end the request while another attempt may still bring a good answer.
 
-    A backend that fails is often the quickest. Judged where one attempt failed while another was at work that either
-    brought a good answer later or was given up right then, though its client was still there. Seen broken:
-    erpc/erpc#418 (the first result won, an error as well).
+    A failing backend is often the fastest. A request counts if one attempt failed while another was in progress that
+    later brought a good answer, or that the balancer cancelled at that moment although the client still waited. Seen
+    broken: erpc/erpc#418 (the first result won, an error as well).
     """
-    attempts, requests, brought, bad = history.attempts, history.requests, good(history), failed(history)
+    attempts, requests, has_answer, bad = history.attempts, history.requests, good(history), failed(history)
     answered, left = history.answered(), given_up(history)
     for request, rows in races(history).items():
-        lost = [row for row in rows if bad[row]]
-        if not lost:
+        errors = [row for row in rows if bad[row]]
+        if not errors:
             continue
-        at_s = min(float(attempts["end_s"][row]) for row in lost)
-        going_on = [row for row in rows if not bad[row] and attempts["end_s"][row] > at_s]
-        dropped = attempts["ending"] == Ending.CLIENT_GONE  # later on, a time limit may be the reason
+        at_s = min(float(attempts["end_s"][row]) for row in errors)
+        in_progress = [row for row in rows if not bad[row] and attempts["end_s"][row] > at_s]
+        dropped = attempts["ending"] == Ending.CLIENT_GONE  # later, a timeout may be the reason
         promising = [
             row
-            for row in going_on
-            if brought[row] or (dropped[row] and attempts["end_s"][row] <= at_s + CANCELLED_WITHIN_S)
+            for row in in_progress
+            if has_answer[row] or (dropped[row] and attempts["end_s"][row] <= at_s + CANCELLED_WITHIN_S)
         ]
         if not promising or (left[request] and not answered[request]):
             continue
         status = int(requests["status"][request])
-        note = f"request {request}: one attempt failed at {at_s:.3f} s with another at work, its client got {status}"
+        note = (
+            f"request {request}: one attempt failed at {at_s:.3f} s while another was in progress,"
+            f" its client got {status}"
+        )
         yield held(bool(answered[request]), at_s, status, (200, 299), note=note)
 
 
 @declare("hedge.loser.cancelled", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def loser_cancelled(history: History, claims: Claims) -> Findings:
-    """The attempt that lost is cancelled: its backend sees its client go within 100 ms of the winner's answer.
+    """The losing attempt is cancelled: its backend sees the connection close within 100 ms of the winner's answer.
 
-    What goes on without a reader is a whole answer's work: with every hedge 5 % more load for the same answers, and at
-    high load the hedges themselves overload a fleet. A loser that was about to answer anyway does not count. Seen
-    broken: joshrotenberg/tower-resilience#393 (losers run on as detached tasks).
+    An attempt that continues costs a full answer: 5 % more load if every hedge does so, and at high load the hedges
+    themselves overload a fleet. A loser that answers within these 100 ms does not count. Seen broken:
+    joshrotenberg/tower-resilience#393 (losers run on as detached tasks).
     """
     attempts, won = history.attempts, winners(history)
     for request, rows in races(history).items():
@@ -154,35 +158,36 @@ def loser_cancelled(history: History, claims: Claims) -> Findings:
                 continue
             where = f"request {request}: gpu-{attempts['backend'][row]}, the loser,"
             if open_end:
-                yield held(False, at_s, 0, 1, note=f"{where} was never left")
+                yield held(False, at_s, 0, 1, note=f"{where} was never cancelled")
                 continue
             cancelled = attempts["ending"][row] == Ending.CLIENT_GONE
             if not cancelled and end_s - at_s <= CANCELLED_WITHIN_S:
                 continue
-            note = f"{where} {'was left' if cancelled else 'answered'} {(end_s - at_s) * 1000:.1f} ms after the winner"
+            ended = "was cancelled" if cancelled else "answered"
+            note = f"{where} {ended} {(end_s - at_s) * 1000:.1f} ms after the winner"
             yield within(end_s - at_s, 0.0, CANCELLED_WITHIN_S, at_s, until_s=end_s, note=note)
 
 
 @declare("hedge.settled.never", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
 def settled_never(history: History, claims: Claims) -> Findings:
-    """Nothing is sent for a request whose answer has begun, nor for one whose client has left.
+    """Nothing is sent for a request whose answer has begun or whose client has left.
 
-    The timer that would hedge it must end with it. Judged on clients that leave long before their request is due for a
-    hedge, and on all answers. Seen broken: thomhurst/Kevlar#14 (hedges after the caller had cancelled).
+    The hedge timer must end with the request. The check covers clients that leave long before their request is due for
+    a hedge, and all answers. Seen broken: thomhurst/Kevlar#14 (hedges after the caller had cancelled).
     """
     requests, attempts = history.requests, history.attempts
     left = given_up(history) & history.in_stream("impatient")
     begun = (requests["kind"] == Kind.INFERENCE) & history.answered()
     rows = inference_hedges(history)
-    for over, over_s, told in (
+    for settled, settled_s, reason in (
         (left, requests["end_s"], "clients left"),
         (begun, requests["first_byte_s"], "answered"),
     ):
-        if not over.any():
+        if not settled.any():
             continue
-        mine = rows[over[attempts["request"][rows]]]
-        late = mine[attempts["start_s"][mine] > over_s[attempts["request"][mine]] + GONE_WITHIN_S]
-        at_s = float(attempts["start_s"][late[0]]) if len(late) else float(np.nanmin(over_s[over]))
-        count = int(np.count_nonzero(over))
-        note = f"{len(late)} attempts were sent later for {count} requests ({told})"
+        mine = rows[settled[attempts["request"][rows]]]
+        late = mine[attempts["start_s"][mine] > settled_s[attempts["request"][mine]] + GONE_WITHIN_S]
+        at_s = float(attempts["start_s"][late[0]]) if len(late) else float(np.nanmin(settled_s[settled]))
+        count = int(np.count_nonzero(settled))
+        note = f"{len(late)} attempts were sent later for {count} requests ({reason})"
         yield held(not len(late), at_s, len(late), 0, sample=count, note=note)

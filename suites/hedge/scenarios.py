@@ -1,4 +1,4 @@
-"""Scenarios of the hedging family, each shared by several properties. No property is declared here."""
+"""Scenarios of the hedging family, each shared by several properties. This module declares no property."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from harness.scenario.model import Keys, Kind, Load, Phase, Scenario, Stream, Un
 from suites.scenarios import key_carrier
 
 OTHERS = (Breaker, Ejection, HealthChecks, HealthShare, BoundedLoad)
-"""Features that would take a slow or failing backend away before a hedge has to."""
+"""Features that would take a slow or failing backend out of rotation before a hedge is needed."""
 
 BREAKER_OTHERS = (Ejection, HealthChecks, HealthShare, BoundedLoad)
-"""The same where a breaker is what takes a backend away."""
+"""The same list for scenarios in which the breaker takes the backend out."""
 
 SHORT, LONG = "short", "long"
-"""The streams of those whose clients wait; the second begins the names of several."""
+"""Names of the streams whose clients wait for an answer; the second is a prefix of several names."""
 
 MODELS = 8
 RATE_PER_S = 300.0
@@ -28,64 +28,65 @@ LONG_TOKENS = (36, 48, 60, 72, 84, 96)
 """Service takes 8.5, 150.5 and 200.5 ms, and 18.5 to 48.5 ms in steps of six."""
 
 LONG_SHARE = 2.0
-"""Requests that are long, for each that is beyond the claimed quantile: so the delay is that of a long one, and the
-rank above or below it is often six milliseconds off."""
+"""Long requests for each request beyond the claimed quantile. The delay is then that of a long request, and the rank
+above or below it often differs by six milliseconds."""
 
 GIVE_UP_S = 0.06
-"""How long an impatient client waits for what takes 200 ms, and is due for a hedge after 150."""
+"""Timeout of an impatient client. Its request takes 200 ms and is due for a hedge after 150 ms."""
 
 STALL_S = 0.08
 STALLED_SHARE = 0.8
-"""Of the requests beyond the claimed quantile, how many a stall may hit: were it all, the delay would be a stall's."""
+"""Share of the requests beyond the claimed quantile that a stall may hit. With 1 the delay would be a stall's."""
 
 SLOWNESS = 30.0
-"""A request that arrives in a stall takes 255 ms: a hedge that wins leaves a loser with far more than 100 ms
-to go. The longest takes 1.5 s."""
+"""A request that arrives in a stall takes 255 ms, so the loser of a race that a hedge wins has far more than 100 ms
+left. The longest request takes 1.5 s."""
 
 ERRORS_S = 0.3
-"""How long the others fail: until all that are hedged in a stall have been."""
+"""How long the other backends fail: until all requests that are hedged in a stall have been hedged."""
 
 LEAST_SPACING_S = 0.5
 
 SLOWDOWN, SLOWDOWN_S = 18.0, 0.45
-"""All requests take 150 ms and more for this long: each of those that come before such times are known calls for a
-hedge, and yet a backend has no more than twenty inside at a time."""
+"""Every request takes at least 150 ms for this long. Each request that arrives before such latencies are known calls
+for a hedge, yet no backend has more than twenty in flight."""
 
 AFTERWARDS_S = 0.4
-"""All is as quick again as it was, and delays are still those of the slow time: timers of requests that have long been
-answered would go off in plenty."""
+"""Service is as fast as before, while delays still come from the slow period. Leaked timers of answered requests would
+fire now."""
 
 EDGE_S = 0.05
-"""Between the end of one fault and the next, so that a live run keeps their order."""
+"""Time between the end of one fault and the next, so that a live run keeps their order."""
 
 OVERLOAD_S = 0.7
 SETTLE_S = 0.2
 
 OVERLOADED = 64.0
-"""Requests inside for each backend, on average, from which on no balancer can take its fleet for idle: in a scenario
-that normally has one or two inside each. Judged where no threshold is claimed."""
+"""Average requests in flight per backend from which a fleet is certainly not idle; the scenario normally has one or
+two. Used where no threshold is claimed."""
 
 BEYOND = 1.25
-"""A claimed threshold is passed for certain with so many times as many inside, some of them on their way."""
+"""Factor on a claimed threshold. Above it the threshold is certainly exceeded, although some requests are still on the
+network."""
 
 FULL_WITHIN = 0.55
-"""Share of the overload's time after which so many are inside."""
+"""Share of the overload's duration after which the fleet has that many requests in flight."""
 
 CANCELLED_WITHIN_S = 0.1
-"""From a winner's answer until the loser's backend sees its client go (published)."""
+"""Longest time from a winner's answer until the loser's backend sees the connection close (published)."""
 
 GONE_WITHIN_S = 0.05
-"""From the moment at which a client leaves, or has its answer, until nothing is sent for it any more. The timer of an
-impatient client's request, if it went on, would hedge 90 ms later."""
+"""Longest time after a client leaves, or has its answer, during which attempts may still be sent. A leaked timer of an
+impatient client's request would hedge 90 ms later."""
 
 
 def warm_s(hedge: Hedge) -> float:
-    """Until the delay of every model is known."""
+    """Time until the delay of every model is known, in seconds."""
     return hedge.minimum * MODELS / RATE_PER_S + SETTLE_S
 
 
 def keyed(end_s: float, hedge: Hedge) -> tuple[Stream, ...]:
-    """Short requests, and long ones of several lengths, for the same models, up to `end_s`."""
+    """Short requests and long ones of several lengths, for the same models, up to `end_s`."""
     long_per_s = RATE_PER_S * LONG_SHARE * (1 - hedge.quantile)
     each_per_s = long_per_s / len(LONG_TOKENS)
     long = [_stream(f"{LONG}-{tokens}", each_per_s, end_s, tokens) for tokens in LONG_TOKENS]
@@ -93,26 +94,26 @@ def keyed(end_s: float, hedge: Hedge) -> tuple[Stream, ...]:
 
 
 def _stream(name: str, rate_per_s: float, end_s: float, tokens: int) -> Stream:
-    """Requests up to `end_s`: one deviation fewer than on average, or some slow stream would last a second longer."""
+    """Requests up to `end_s`: one deviation fewer than the mean, or a slow stream would last a second longer."""
     requests = int(rate_per_s * end_s - math.sqrt(rate_per_s * end_s))
     keys = Keys(MODELS, "sweep")
     return Stream(name, 0.0, rate_per_s, requests, keys, arrivals="poisson", output_tokens=tokens)
 
 
 def overloaded(hedge: Hedge) -> float:
-    """Requests inside for each backend, on average, from which on a fleet is overloaded."""
+    """Average requests in flight per backend from which a fleet counts as overloaded."""
     return OVERLOADED if hedge.load_threshold is None else BEYOND * hedge.load_threshold
 
 
 def _flood(hedge: Hedge, backends: int, start_s: float) -> Stream:
-    """What it takes besides the usual load to overload a fleet that answers nothing, or as much as a run carries."""
-    wanted_per_s = overloaded(hedge) * backends / (FULL_WITHIN * OVERLOAD_S) - RATE_PER_S
-    rate_per_s = min(max(wanted_per_s, 1 / OVERLOAD_S), MOST_FLOOD_PER_S)
+    """Extra load that overloads a fleet that answers nothing, limited to the most that a run can carry."""
+    required_per_s = overloaded(hedge) * backends / (FULL_WITHIN * OVERLOAD_S) - RATE_PER_S
+    rate_per_s = min(max(required_per_s, 1 / OVERLOAD_S), MOST_FLOOD_PER_S)
     return Stream("flood", start_s, rate_per_s, round(rate_per_s * OVERLOAD_S), Keys(MODELS, "sweep"), "poisson")
 
 
 def _patience(hedge: Hedge, stalls_s: float, spacing_s: float) -> tuple[Stream, Stream]:
-    """Clients that make a slow model's delay known, and then others that leave before it."""
+    """Clients that make a slow model's delay known, followed by clients that leave before that delay."""
     first = hedge.minimum + 10
     return (
         Stream("patient", 0.0, first / (stalls_s - SETTLE_S), first, output_tokens=PATIENT_TOKENS),
@@ -121,10 +122,10 @@ def _patience(hedge: Hedge, stalls_s: float, spacing_s: float) -> tuple[Stream, 
 
 
 def stalls(claims: Claims) -> Scenario:
-    """Backends stall in turn; then half of them stall while the others fail, twice; then all are slow for once.
+    """Backends stall in turn; then half stall while the others fail, twice; then all are slow once.
 
-    A stall hits the requests that arrive in 80 ms. Every backend stalls equally often, so that it does not matter who
-    owns which model.
+    A stall slows the requests that arrive in 80 ms. Every backend stalls equally often, so the result does not depend
+    on which backend owns which model.
     """
     hedge = claims[Hedge]
     backends = claims.fleet(4, at_least=2)
@@ -166,11 +167,11 @@ def stalls(claims: Claims) -> Scenario:
 
 
 def overload(claims: Claims) -> Scenario:
-    """Once the delays are known all backends hang, and requests come in faster than ever.
+    """All backends hang once the delays are known, while the request rate rises above any rate before.
 
-    What hangs is let go, hundreds of requests at once, in a second of the run in which nothing is judged any more.
-    A hedge that is decided below a claimed threshold and seen above it took longer than the fleet takes to fill up
-    from the one to the other: a fifth of the interval.
+    Hundreds of hanging requests are released at once, in a second of the run that is not judged. A hedge that is
+    decided below a claimed threshold and observed above it took longer than the fleet takes to fill from one to the
+    other: a fifth of the interval.
     """
     hedge = claims[Hedge]
     if overloaded(hedge) > OVERLOADED:
@@ -178,26 +179,26 @@ def overload(claims: Claims) -> Scenario:
     backends = claims.fleet(4, at_least=2)
     overload_s = warm_s(hedge)
     end_s = overload_s + OVERLOAD_S
-    let_go_s = math.floor(end_s) + 1 + EDGE_S
+    released_s = math.floor(end_s) + 1 + EDGE_S
     return Scenario(
         name="overload",
         backends=backends,
         load=Load((*keyed(end_s, hedge), _flood(hedge, backends, overload_s)), key_carrier(claims)),
-        timeline=tuple(Hang(f"gpu-{number}", overload_s, for_s=let_go_s - overload_s) for number in range(backends)),
-        phases=(Phase("overload", overload_s, let_go_s),),
+        timeline=tuple(Hang(f"gpu-{number}", overload_s, for_s=released_s - overload_s) for number in range(backends)),
+        phases=(Phase("overload", overload_s, released_s),),
         intervals_s=(FULL_WITHIN * OVERLOAD_S,),
     )
 
 
 PROBE_SLOWNESS = 15.0
-"""A short request takes 130 ms: longer than any delay here, and no reason for a breaker to open."""
+"""A short request takes 130 ms: longer than any delay here, and not slow enough to open a breaker."""
 
 PROBING_S = 0.5
-"""How long the time after the open time is watched."""
+"""How long the period after the open time lasts."""
 
 
 def half_open(claims: Claims) -> Scenario:
-    """All backends but one fail until their breakers open; from then on they answer, slowly, and so do their probes."""
+    """All backends but one fail until their breakers open; then they answer slowly, so their probes are slow."""
     hedge, breaker = claims[Hedge], claims[Breaker]
     if breaker.failures is None:
         raise UnsupportedError("the breaker does not trip on failures in a row")

@@ -1,1 +1,1 @@
-"""Retries: what is tried again, where, how often, by which deadline."""
+"""Retries: which failures are retried, where, how often, by which deadline."""

@@ -1,4 +1,4 @@
-"""Retries: what is tried again, where, how often, and what never is."""
+"""Retries: which failures are retried, where, how often, and which are never retried."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from suites.retry.evidence import counts, dropped, followers, inference, refused
 from suites.scenarios import can_get, key_carrier
 
 OTHERS = (Breaker, Ejection, HealthChecks, HealthShare, BoundedLoad)
-"""Features that would take a failing backend away, or an attempt elsewhere, before a retry has to."""
+"""Features that would take a failing backend out of rotation, or send an attempt elsewhere, before a retry is needed.
+"""
 
 RATE_PER_S = 150.0
 FEW_PER_S = 40.0
 UPDATES_PER_S = 50.0
 UNCLAIMED = (400, 404, 429, 500, 409, 501)
-"""Statuses that retries leave alone unless they are claimed; the first four that are not are tried."""
+"""Statuses that are not retried unless they are claimed. The scenario sends the first four that are not claimed."""
 
 RETRY_AFTER_S = 1.0
-"""The shortest that a backend can ask for in whole seconds."""
+"""Shortest Retry-After that a backend can send in whole seconds."""
 
 PREFERRED = 503
 
 
 def retried_status(claims: Claims) -> int | None:
-    """A status that is claimed to be tried again, 503 if it is one; None if there is none."""
+    """A status that is claimed to be retried: 503 if it is claimed; None if no status is."""
     statuses = claims[Retry].statuses
     return PREFERRED if PREFERRED in statuses else next(iter(statuses), None)
 
 
 def failures(claims: Claims) -> Scenario:
-    """One of three backends fails in every way that a request can fail, then all of them do, in turn.
+    """One of three backends fails in every way that a request can fail; then all of them do, in turn.
 
-    While all fail there is so little traffic that a budget lasts for all attempts of some requests.
+    While all backends fail, the request rate is so low that a budget lasts for all attempts of some requests.
     """
     backends = claims.fleet(3, at_least=2)
     everyone = [f"gpu-{number}" for number in range(backends)]
@@ -48,25 +49,25 @@ def failures(claims: Claims) -> Scenario:
     timeline: list[RequestFault] = []
     phases: list[Phase] = []
 
-    def stretch(name: str, faults: Sequence[RequestFault]) -> None:
+    def add_phase(name: str, faults: Sequence[RequestFault]) -> None:
         spans_s = [(fault.at_s, heals_at_s(fault) or fault.at_s) for fault in faults]
         phases.append(Phase(name, min(spans_s)[0], max(spans_s)[1]))
         timeline.extend(faults)
 
     if status is not None:
-        stretch("one refuses", [FailingStatus(sick, 0.5, status, for_s=0.4)])
-    stretch("one drops", [Hang(sick, 1.0, for_s=0.2)])
-    stretch("one breaks off", [CutOff(sick, 1.3, for_s=0.3)])
-    others = [code for code in UNCLAIMED if code not in claims[Retry].statuses][:4]
-    for turn, code in enumerate(others):
+        add_phase("one refuses", [FailingStatus(sick, 0.5, status, for_s=0.4)])
+    add_phase("one drops", [Hang(sick, 1.0, for_s=0.2)])
+    add_phase("one breaks off", [CutOff(sick, 1.3, for_s=0.3)])
+    unclaimed = [code for code in UNCLAIMED if code not in claims[Retry].statuses][:4]
+    for turn, code in enumerate(unclaimed):
         at_s = 1.7 + 0.3 * turn
-        stretch(f"all say {code}", [FailingStatus(name, at_s, code, for_s=0.25) for name in everyone])
+        add_phase(f"all say {code}", [FailingStatus(name, at_s, code, for_s=0.25) for name in everyone])
     busy_s, end_s = 2.95, 4.0
-    stretch("all drop", _drops(everyone, 3.1))
+    add_phase("all drop", _drops(everyone, 3.1))
     if status is not None:
-        stretch("all refuse", [FailingStatus(name, 4.6, status, for_s=0.3) for name in everyone])
+        add_phase("all refuse", [FailingStatus(name, 4.6, status, for_s=0.3) for name in everyone])
         wait = [FailingStatus(name, 5.6, status, retry_after_s=RETRY_AFTER_S, for_s=0.3) for name in everyone]
-        stretch("all ask to wait", wait)
+        add_phase("all ask to wait", wait)
         end_s = 5.95
     return Scenario(
         name="failures",
@@ -79,9 +80,9 @@ def failures(claims: Claims) -> Scenario:
 
 
 def _drops(names: Sequence[str], start_s: float) -> list[RequestFault]:
-    """Four rounds in which each backend hangs and then drops all it holds, shifted against each other.
+    """Four rounds in which each backend hangs and then drops its requests, shifted against each other.
 
-    So a request that was dropped finds the next backend hanging, whether it is sent there at once or a moment later.
+    A request that was dropped then finds the next backend hanging, whether its retry is immediate or delayed.
     """
     return [
         Hang(name, start_s + 0.16 * turn + 0.05 * number, for_s=0.15)
@@ -91,7 +92,7 @@ def _drops(names: Sequence[str], start_s: float) -> list[RequestFault]:
 
 
 def _traffic(claims: Claims, busy_s: float, end_s: float) -> tuple[Stream, ...]:
-    """Inference, less of it from `busy_s` on, and updates where they pass."""
+    """Inference, at a lower rate from `busy_s` on, and updates where the target passes them."""
     methods = (Method.POST, Method.GET) if can_get(claims) else (Method.POST,)
     keys = Keys(60, "uniform")
     streams = [
@@ -104,7 +105,7 @@ def _traffic(claims: Claims, busy_s: float, end_s: float) -> tuple[Stream, ...]:
 
 
 def _in_phase(history: History, name: str) -> tuple[float, float] | None:
-    """Start and end of a stretch of `failures` as scenarios have it; None if this target has no such stretch."""
+    """Start and end of a phase of `failures` as scheduled; None if this target has no such phase."""
     for phase in history.scenario.phases:
         if phase.name == name:
             return phase.start_s, phase.end_s
@@ -113,10 +114,10 @@ def _in_phase(history: History, name: str) -> tuple[float, float] | None:
 
 @declare("retry.attempts.at-most", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
 def attempts_at_most(history: History, claims: Claims) -> Findings:
-    """A request gets no more attempts than claimed, whatever fails, GET or POST, over old connections or new ones.
+    """A request gets at most the claimed number of attempts, whatever fails, by GET or POST, on old or new connections.
 
-    Only requests that used all of them up count, each of which failed. Two layers that retry multiply: a client library
-    that repeats by itself what it lost on a pooled connection, or a proxy of its own in the chain. Seen broken:
+    Only requests count that used all their attempts, each of which failed. Two layers that retry multiply the number: a
+    client library that repeats requests lost on a pooled connection, or another proxy in the chain. Seen broken:
     BerriAI/litellm#34129, HKUDS/nanobot#2760.
     """
     number, turn = counts(history), turns(history)
@@ -129,17 +130,17 @@ def attempts_at_most(history: History, claims: Claims) -> Findings:
             if not len(rows):
                 continue
             most = int(number[rows].max())
-            note = f"{method.name}: {len(rows)} failed {limit} times (last: {cause}), and had {most} attempts at most"
+            note = f"{method.name}: {len(rows)} failed {limit} times (last: {cause}), with at most {most} attempts"
             yield held(most <= limit, at_s=0.0, observed=most, bound=limit, exact=True, sample=len(rows), note=note)
 
 
 @declare("retry.status.only-claimed", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
 def status_only_claimed(history: History, claims: Claims) -> Findings:
-    """An answer with a status that is not claimed to be tried again reaches its client as it is, after one attempt.
+    """An answer whose status is not claimed to be retried reaches its client unchanged, after one attempt.
 
-    What a client did wrong (400, 404) fails everywhere, and work on it may have been done (500); to try it again
-    multiplies errors by the number of attempts. 429 asks for less traffic, not more. Seen broken:
-    microsoft/AICentral#134 (400 was tried on every other server), livekit/agents#5831.
+    A client error (400, 404) fails on every backend, and a backend may have done the work before a 500; a retry
+    multiplies errors by the number of attempts. 429 asks for less traffic. Seen broken: microsoft/AICentral#134 (400
+    was tried on every other server), livekit/agents#5831.
     """
     attempts = history.attempts
     following = followers(history)
@@ -150,7 +151,7 @@ def status_only_claimed(history: History, claims: Claims) -> Findings:
         again = int(np.count_nonzero(following[rows] != UNSEEN))
         other = int(np.count_nonzero(history.requests["status"][attempts["request"][rows]] != status))
         wrong = max(again, other)
-        note = f"{status}: {again} of {len(rows)} tried again, {other} reached their client as something else"
+        note = f"{status}: {again} of {len(rows)} were retried, {other} reached their client with another status"
         at_s = float(attempts["start_s"][rows[0]])
         yield held(wrong == 0, at_s=at_s, observed=wrong, bound=0, exact=True, sample=len(rows), note=note)
 
@@ -159,8 +160,8 @@ def status_only_claimed(history: History, claims: Claims) -> Findings:
 def backend_another(history: History, claims: Claims) -> Findings:
     """A retry goes to another backend than the one that just failed, while there is another.
 
-    Whatever ails a backend lasts longer than a backoff. With affinity the same choice is made again unless what was
-    tried is left out. Seen broken: traefik/traefik#5177, kubernetes/ingress-nginx#4035 (a sticky cookie is
+    A backend's fault usually lasts longer than a backoff. A balancer with affinity repeats its choice unless backends
+    already tried are excluded. Seen broken: traefik/traefik#5177, kubernetes/ingress-nginx#4035 (a sticky cookie is
     applied again to the retry).
     """
     attempts = history.attempts
@@ -182,9 +183,9 @@ def backend_another(history: History, claims: Claims) -> Findings:
 def update_at_most_once(history: History, claims: Claims) -> Findings:
     """An update reaches a backend at most once, however its attempt ended.
 
-    It may have been carried out before its answer was lost, and carried out twice it is wrong. That holds for an
-    answer with an error, for a connection that drops, and for an answer that breaks off. Seen broken:
-    rancher/rancher#35424 (a slow POST replayed three times).
+    The backend may have carried it out before the answer was lost, and a second execution is wrong. The property covers
+    an answer with an error, a connection that drops, and an answer that breaks off. Seen broken: rancher/rancher#35424
+    (a slow POST replayed three times).
     """
     attempts = history.attempts
     following = followers(history)
@@ -205,11 +206,11 @@ def update_at_most_once(history: History, claims: Claims) -> Findings:
 
 @declare("retry.first-byte.never", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
 def first_byte_never(history: History, claims: Claims) -> Findings:
-    """Once an answer has begun its request is never tried again; where it breaks off its client sees that, once.
+    """A request whose answer has begun is never retried; if the answer breaks off, its client sees the break.
 
-    Tokens that were passed on can't be taken back, and a second answer begins with the first token again. A balancer
-    that held answers back until they are whole could try again, and would take streaming away. Seen broken:
-    aden-hive/hive#6541, zirkelc/ai-retry#51 (the client gets tokens 1 to 5, then 1 to N).
+    Tokens already passed on cannot be taken back, and a second answer begins with the first token again. A balancer
+    that buffers complete answers could retry, but could not stream. Seen broken: aden-hive/hive#6541,
+    zirkelc/ai-retry#51 (the client gets tokens 1 to 5, then 1 to N).
     """
     attempts = history.attempts
     begun = inference(history) & (attempts["ending"] == Ending.CUT) & ~np.isnan(attempts["first_byte_s"])
@@ -218,43 +219,43 @@ def first_byte_never(history: History, claims: Claims) -> Findings:
         return
     at_s = float(attempts["start_s"][rows[0]])
     again = int(np.count_nonzero(followers(history)[rows] != UNSEEN))
-    note = f"{again} of {len(rows)} answers that broke off were begun again"
+    note = f"{again} of {len(rows)} answers that broke off were started again"
     yield held(again == 0, at_s, again, 0, exact=True, sample=len(rows), note=note)
-    asked = history.requests[attempts["request"][rows]]
-    whole = int(np.count_nonzero((asked["failure"] == Failure.NONE) & (asked["status"] < 400)))
-    note = f"{whole} of {len(rows)} answers that broke off looked whole to their clients"
-    yield held(whole == 0, at_s, whole, 0, exact=True, sample=len(rows), note=note)
+    requests = history.requests[attempts["request"][rows]]
+    complete = int(np.count_nonzero((requests["failure"] == Failure.NONE) & (requests["status"] < 400)))
+    note = f"{complete} of {len(rows)} answers that broke off looked complete to their clients"
+    yield held(complete == 0, at_s, complete, 0, exact=True, sample=len(rows), note=note)
 
 
 @declare("retry.retry-after.honoured", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
 def retry_after_honoured(history: History, claims: Claims) -> Findings:
     """A retry waits as long as the backend asked for in Retry-After, or is not made at all.
 
-    Judged while all backends ask for it, so there is no better place to go (RFC 9110, section 10.2.3). Seen broken:
+    Judged while all backends send Retry-After, so no better backend exists (RFC 9110, section 10.2.3). Seen broken:
     BerriAI/litellm#7669 (all attempts burnt within milliseconds).
     """
     span = _in_phase(history, "all ask to wait")
     if span is None:
         raise UnsupportedError("claims to retry no status")
     attempts = history.attempts
-    asked = inference(history) & (turns(history) == 0) & refused(history, claims) & started_in(history, *span)
-    rows = np.flatnonzero(asked)
+    limited = inference(history) & (turns(history) == 0) & refused(history, claims) & started_in(history, *span)
+    rows = np.flatnonzero(limited)
     if not len(rows):
         return
     following = followers(history)[rows]
     again = following != UNSEEN
     if not again.any():
-        note = f"none of {len(rows)} was tried again"
+        note = f"none of {len(rows)} was retried"
         yield held(True, span[0], 0, 0, until_s=span[1], sample=len(rows), note=note)
         return
     waits_s = attempts["start_s"][following[again]] - attempts["end_s"][rows[again]]
     shortest_s = float(waits_s.min())
-    asked_s = _asked_to_wait_s(history)
-    note = f"{int(again.sum())} of {len(rows)} tried again, after {shortest_s:.3f} s at the earliest"
+    low_s = _retry_after_s(history)
+    note = f"{int(again.sum())} of {len(rows)} were retried, after {shortest_s:.3f} s at the earliest"
     until_s = float(attempts["start_s"][following[again]].max())
-    yield within(shortest_s, asked_s, float("inf"), span[0], until_s=until_s, sample=int(again.sum()), note=note)
+    yield within(shortest_s, low_s, float("inf"), span[0], until_s=until_s, sample=int(again.sum()), note=note)
 
 
-def _asked_to_wait_s(history: History) -> float:
-    """What Retry-After says in this scenario, which may be stretched."""
+def _retry_after_s(history: History) -> float:
+    """Retry-After of this scenario in seconds, which may be scaled."""
     return max(step.retry_after_s or 0.0 for step in history.scenario.timeline if isinstance(step, FailingStatus))

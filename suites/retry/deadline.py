@@ -1,4 +1,4 @@
-"""Retries against the clock: one deadline over all attempts, and what becomes of those that ran into a time limit."""
+"""Retries and time: one deadline for all attempts of a request, and no retry of attempts that timed out."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ SENDING_S = 0.5
 RATE_PER_S = 80.0
 UPDATES_PER_S = 30.0
 FREE_AFTER = 0.6
-"""Share of the deadline after which the first backend lets go: then a retry has less than half of it left."""
+"""Share of the deadline after which the first backend drops its requests; a retry then has less than half of it left.
+"""
 
 PATIENCE = 2.0
 """Clients wait for twice the deadline, so that they see whether the balancer keeps it."""
 
 NOTICE_S = 0.05
-"""What a request and its answer may take between client and balancer: the balancer's own clock runs in between."""
+"""Time that a request and its answer may take between client and balancer; the balancer's clock runs in between."""
 
 USED_UP = 0.9
-"""A request has put a deadline to the test if it took at least this share of it."""
+"""A request tests a deadline if it took at least this share of it."""
 
 
 def _deadline_s(claims: Claims) -> float:
+    """The claimed deadline in seconds; UnsupportedError if none is claimed."""
     deadline_s = claims[Retry].deadline_s
     if deadline_s is None:
         raise UnsupportedError("no deadline is claimed")
@@ -39,7 +41,7 @@ def _deadline_s(claims: Claims) -> float:
 
 
 def time_runs_out(claims: Claims) -> Scenario:
-    """All backends hang; after .6 of the deadline the first drops what it holds, and retries find the next hanging."""
+    """All backends hang; after .6 of the deadline the first drops its requests, and retries find the next hanging."""
     deadline_s = _deadline_s(claims)
     backends = claims.fleet(2)
     patience_s = PATIENCE * deadline_s
@@ -64,18 +66,18 @@ def time_runs_out(claims: Claims) -> Scenario:
 
 @declare("retry.deadline.holds", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=time_runs_out)
 def deadline_holds(history: History, claims: Claims) -> Findings:
-    """One deadline spans all attempts of a request: it is answered by then, and no attempt begins after it.
+    """One deadline covers all attempts of a request: it is answered by then, and no attempt begins later.
 
-    A time limit for each attempt alone multiplies with their number, and with the backoffs between them; what is
-    answered after its client has lost interest was work for nothing. Seen broken: line/armeria#627,
-    linkerd/linkerd#494, googleapis/java-bigtable-hbase#1858.
+    A separate timeout for each attempt multiplies with the number of attempts, and the backoffs add to it; an answer
+    after the client has lost interest is wasted work. Seen broken: line/armeria#627, linkerd/linkerd#494,
+    googleapis/java-bigtable-hbase#1858.
     """
     deadline_s = _deadline_s(claims)
     requests, attempts = history.requests, history.attempts
     took_s = requests["end_s"] - requests["sent_s"]
-    number = counts(history)
-    judged = (number > 0) & (took_s >= USED_UP * deadline_s)
-    for name, mask in (("after one attempt", number == 1), ("after several attempts", number > 1)):
+    attempt_counts = counts(history)
+    judged = (attempt_counts > 0) & (took_s >= USED_UP * deadline_s)
+    for name, mask in (("after one attempt", attempt_counts == 1), ("after several attempts", attempt_counts > 1)):
         rows = np.flatnonzero(judged & mask)
         if not len(rows):
             continue
@@ -101,14 +103,14 @@ def deadline_holds(history: History, claims: Claims) -> Findings:
     scenario=time_runs_out,
 )
 def timeout_only_claimed(history: History, claims: Claims) -> Findings:
-    """What ran into a time limit is not tried again unless that is claimed, and an update never is.
+    """An attempt that timed out is not retried unless that is claimed, and an update never is.
 
-    The backend may still be at work on it: to send it elsewhere doubles the load of a fleet that is too slow already,
-    and carries an update out twice. Seen broken: rancher/rancher#35424.
+    The backend may still be working on it: a retry elsewhere doubles the load of a fleet that is already too slow, and
+    carries an update out twice. Seen broken: rancher/rancher#35424.
     """
     following = followers(history)
     patient = history.requests["failure"] != Failure.TIMEOUT
-    # Where the client left first the balancer had no choice to make.
+    # If the client left first, the balancer had no decision to make.
     judged = given_up(history) & (patient[history.attempts["request"]] | (following != UNSEEN))
     kinds = {"updates": updates(history)}
     if not claims[Retry].on_timeout:
@@ -118,6 +120,6 @@ def timeout_only_claimed(history: History, claims: Claims) -> Findings:
         if not len(rows):
             continue
         again = int(np.count_nonzero(following[rows] != UNSEEN))
-        note = f"{name}: {again} of {len(rows)} that ran into a time limit reached a backend again"
+        note = f"{name}: {again} of {len(rows)} that timed out reached a backend again"
         at_s = float(history.attempts["start_s"][rows[0]])
         yield held(again == 0, at_s, again, 0, exact=True, sample=len(rows), note=note)

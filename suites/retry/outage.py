@@ -1,7 +1,7 @@
-"""Retries in an outage: a budget keeps them from making it worse, and from making it last.
+"""Retries in an outage: a budget keeps retries from making an outage worse or longer.
 
 The published case (shared by many texts on retry storms): offered 1,000/s, capacity 1,200/s falling to 120/s for ten
-seconds, three attempts. Attempts peak at 2,876/s with retries at once, 2,820/s with backoff (after the outage, which
+seconds, three attempts. Attempts peak at 2,876/s with immediate retries, 2,820/s with backoff (after the outage, which
 lasts 20 s longer), 1,100/s with a budget of 10 %; without retries at 1,000/s.
 """
 
@@ -26,24 +26,24 @@ RECOVERY_S = 4.0
 """Published: seconds until attempts are back to normal after the outage, with backoff and a budget of 10 %."""
 
 NORMAL = 1.05
-"""Attempts for each fresh request from which on things are back to normal; any limit in 1.04 to 1.07 says the same."""
+"""Largest normal number of attempts per fresh request; any limit in 1.04 to 1.07 gives the same result."""
 
 WINDOW_S = 1.0
 STEP_S = 0.1
 BURST_S = 0.2
-"""A backend takes at once what it could take in this time: nothing is refused before the outage because arrivals come
-at random, and none of its capacity is lost where slack still leaves a second decided."""
+"""A backend accepts at once what it could accept in this time. Nothing is refused before the outage because of random
+arrivals, and no capacity is lost while a second can still be decided despite slack."""
 
 LOGGED_WITHIN = 0.05
-"""Share of a budget's window that may pass between a balancer's own count and what a backend logs."""
+"""Share of a budget's window that may pass between a balancer's own count and a backend's log entry."""
 
 EDGE = 0.05
-"""Share of answers by which the ends of an outage, set twice, may differ between two runs."""
+"""Share of answers by which two runs may differ, as each sets the start and end of an outage itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutageSize:
-    """How large an outage is: fresh requests and capacity a second, and how long each stretch lasts."""
+    """Size of an outage: fresh requests and capacity per second, and the duration of each phase."""
 
     rate_per_s: float
     capacity_per_s: float
@@ -58,6 +58,7 @@ QUARTER = OutageSize(250.0, 300.0, 30.0, before_s=0.8, outage_s=3.0, after_s=REC
 
 
 def _outage(name: str, size: OutageSize, claims: Claims) -> Scenario:
+    """Scenario of an outage of this size; UnsupportedError if its status is not claimed to be retried."""
     if REFUSAL not in claims[Retry].statuses:
         raise UnsupportedError(f"does not claim to retry {REFUSAL}")
     backends = claims.fleet(1, at_least=1)
@@ -98,7 +99,7 @@ def full_outage(claims: Claims) -> Scenario:
 
 
 def _span(history: History) -> tuple[float, float]:
-    """When the outage was seen to begin and to be over."""
+    """Observed start and end of the outage."""
     times = sorted(step.effective_s for step in history.steps)
     backends = history.scenario.backends
     return times[2 * backends - 1], times[3 * backends - 1]
@@ -115,11 +116,11 @@ def _span(history: History) -> tuple[float, float]:
     scenario=quarter_outage,
 )
 def budget_every_window(history: History, claims: Claims) -> Findings:
-    """In every window of time there are no more retries than the claimed share of its fresh requests plus the floor.
+    """In every time window, retries stay within the claimed share of its fresh requests plus the floor.
 
-    Fresh requests are counted, not taken from a nominal rate, and a window may lie anywhere: a budget that is counted
-    by the clock lets two of them through around each full second. Judged where failures called for more retries than
-    that. Seen broken: envoyproxy/envoy#30205 (retries that wait in backoff were not counted),
+    Fresh requests are counted, not derived from a nominal rate, and a window may start anywhere: a budget that is reset
+    each second lets two budgets through around each full second. Judged where failures called for more retries than the
+    budget. Seen broken: envoyproxy/envoy#30205 (retries that wait in backoff were not counted),
     envoyproxy/envoy-mobile#811 (retries taken for fresh requests).
     """
     yield from _budget(history, claims)
@@ -138,9 +139,9 @@ def _budget(history: History, claims: Claims) -> Findings:
     if not len(retries_s):
         return
     slack_s = np.array([history.worst_slack_s(at_s - window_s, at_s) for at_s in retries_s.tolist()])
-    late_s = LOGGED_WITHIN * window_s + slack_s
-    retries = _counted(retries_s, retries_s - window_s + late_s, retries_s)
-    allowed = _allowed(share, _fresh(history, retries_s - window_s - late_s, retries_s)) + floor
+    tolerance_s = LOGGED_WITHIN * window_s + slack_s
+    retries = _counted(retries_s, retries_s - window_s + tolerance_s, retries_s)
+    allowed = _allowed(share, _fresh(history, retries_s - window_s - tolerance_s, retries_s)) + floor
     called_for = _counted(failed_s, retries_s - window_s, retries_s) > allowed
     stretches = ((retries_s - retries_s[0]) / window_s).astype(np.int64)
     for stretch in np.unique(stretches):
@@ -148,36 +149,36 @@ def _budget(history: History, claims: Claims) -> Findings:
         if not len(rows):
             continue
         worst = rows[int((retries - allowed)[rows].argmax())]
-        seen, bound = int(retries[worst]), int(allowed[worst])
+        count, bound = int(retries[worst]), int(allowed[worst])
         end_s = float(retries_s[worst])
-        note = f"{seen} retries in {window_s:g} s, allowed {bound}: {share:g} of the fresh requests, plus {floor}"
-        yield held(seen <= bound, end_s - window_s, seen, bound, until_s=end_s, sample=seen, note=note)
+        note = f"{count} retries in {window_s:g} s, allowed {bound}: {share:g} of the fresh requests, plus {floor}"
+        yield held(count <= bound, end_s - window_s, count, bound, until_s=end_s, sample=count, note=note)
 
 
 def _allowed(share: float, fresh: Numbers) -> Numbers:
-    """Whole retries that a share of so many fresh requests allows; .29 of 100 is 29, whatever binary fractions say."""
+    """Whole retries that this share of the fresh requests allows; .29 of 100 is 29 despite binary rounding."""
     whole: Numbers = np.floor(share * fresh + 1e-6).astype(np.int64)
     return whole
 
 
 def _counted(times_s: Times, from_s: Times, to_s: Times) -> Numbers:
-    """How many of `times_s` (sorted) lie in each window, both ends included."""
+    """Number of `times_s` (sorted) in each window, both ends included."""
     counted: Numbers = np.searchsorted(times_s, to_s, "right") - np.searchsorted(times_s, from_s, "left")
     return counted
 
 
 def _fresh(history: History, from_s: Times, to_s: Times) -> Numbers:
-    """How many requests a balancer may have counted as fresh in each window, at most.
+    """Largest number of requests that a balancer may have counted as fresh in each window.
 
-    It does so between a request's departure from its client and its first arrival at a backend.
+    It counts a request between its departure from the client and its first arrival at a backend.
     """
     requests = history.requests
     first = history.first_attempts()
-    seen_s = np.where(first >= 0, history.attempts["start_s"][first], np.inf)
+    first_s = np.where(first >= 0, history.attempts["start_s"][first], np.inf)
     sent = ~np.isnan(requests["sent_s"])
     sent_s = np.sort(requests["sent_s"][sent])
-    gone_s = np.sort(seen_s[sent])
-    counted: Numbers = np.searchsorted(sent_s, to_s, "right") - np.searchsorted(gone_s, from_s, "left")
+    reached_s = np.sort(first_s[sent])
+    counted: Numbers = np.searchsorted(sent_s, to_s, "right") - np.searchsorted(reached_s, from_s, "left")
     return counted
 
 
@@ -195,24 +196,26 @@ def _fresh(history: History, from_s: Times, to_s: Times) -> Numbers:
 def outage_answers(history: History, claims: Claims) -> Findings:
     """In an outage no fewer requests are answered than without any retry.
 
-    The same arrivals are played in the simulator under a policy that tries once. Capacity that is left goes to somebody
-    either way; a balancer that gives fresh requests up for its retries, or stops altogether, wastes it.
+    The simulator plays the same arrivals under a policy that tries once. The remaining capacity serves some request in
+    either case; a balancer that abandons fresh requests in favour of its retries, or stops altogether, wastes it.
     """
     yield from _answers(history)
 
 
 def _answers(history: History) -> Findings:
+    """Compare the number of answers with that of the baseline."""
     baseline = _answered_in_outage(history.baseline("round_robin"))
     if not baseline:
         return
-    seen = _answered_in_outage(history)
+    answered = _answered_in_outage(history)
     bound = (1 - EDGE) * baseline
     began_s, over_s = _span(history)
-    note = f"{seen} requests of the outage were answered, {baseline} without retries"
-    yield held(seen >= bound, began_s, seen, bound, until_s=over_s, sample=baseline, note=note)
+    note = f"{answered} requests of the outage were answered, {baseline} without retries"
+    yield held(answered >= bound, began_s, answered, bound, until_s=over_s, sample=baseline, note=note)
 
 
 def _answered_in_outage(history: History) -> int:
+    """Number of answered requests that were due during the outage."""
     began_s, over_s = _span(history)
     due_s = history.requests["intended_s"]
     return int(np.count_nonzero(history.answered() & (due_s >= began_s) & (due_s < over_s)))
@@ -220,17 +223,17 @@ def _answered_in_outage(history: History) -> int:
 
 @declare("retry.outage.recovers", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=quarter_outage)
 def outage_recovers(history: History, claims: Claims) -> Findings:
-    """Four seconds after an outage there are at most 1.05 attempts for each fresh request again, and it stays so.
+    """Four seconds after an outage there are again at most 1.05 attempts per fresh request, until the end.
 
-    What was put off during an outage comes back after it. Without a budget that is more than a fleet can take, so it
-    fails again and is put off again: the outage outlives its cause. Seen broken: every text on retry storms and
-    metastable failures (Bronson et al., HotOS 2021).
+    Retries that were delayed during an outage arrive after it. Without a budget they exceed the fleet's capacity, fail
+    and are delayed again, so the outage outlives its cause. Seen broken: every text on retry storms and metastable
+    failures (Bronson et al., HotOS 2021).
     """
     yield from _recovery(history, claims)
 
 
 def _recovery(history: History, claims: Claims) -> Findings:
-    """The time after the outage from which on every window of a second is normal."""
+    """Time after the outage from which every window of one second is normal."""
     _, over_s = _span(history)
     attempts = history.attempts
     turn = turns(history)
@@ -263,15 +266,15 @@ def _recovery(history: History, claims: Claims) -> Findings:
     off=OTHERS,
     scenario=full_outage,
     baselines=("round_robin",),
-    # 1,100 attempts a second for sixteen seconds are more than two cores carry calmly; live has the quarter of it.
+    # 1,100 attempts a second for sixteen seconds are too many for two cores; live runs use a quarter of that.
     worlds=(World.SIM,),
 )
 def outage_full_size(history: History, claims: Claims) -> Findings:
-    """The published outage, 1,000/s against a capacity that falls from 1,200/s to 120/s for ten seconds, is survived.
+    """The published outage is survived: 1,000/s against a capacity that falls from 1,200/s to 120/s for ten seconds.
 
     Attempts peak within the budget (published: 1,100/s; 2,876/s without one), no fewer requests are answered than
-    without retries, and four seconds later all is normal again (20 s with backoff alone). At this size in virtual time
-    only; its quarter is judged over sockets too.
+    without retries, and four seconds later all is normal again (20 s with backoff alone). The full size is judged in
+    virtual time only; a quarter of it is also judged over sockets.
     """
     retry = claims[Retry]
     if retry.budget_share is not None:
@@ -281,17 +284,17 @@ def outage_full_size(history: History, claims: Claims) -> Findings:
 
 
 def _peak(history: History, retry: Retry, share: float) -> Finding:
-    """The window with most attempts for the fresh requests in it."""
+    """Compare the attempts in every window with its fresh requests plus the budget; the worst window."""
     turn = turns(history)
     all_s = np.sort(history.attempts["start_s"][turn >= 0])
     starts_s = np.arange(0.0, history.scenario.end_s - retry.budget_window_s, STEP_S)
     ends_s = starts_s + retry.budget_window_s
-    seen = _counted(all_s, starts_s, ends_s)
+    attempts = _counted(all_s, starts_s, ends_s)
     fresh = _fresh(history, starts_s, ends_s)
     allowed = fresh + _allowed(share, fresh) + retry.budget_floor
-    worst = int((seen - allowed).argmax())
-    note = f"peak {int(seen.max())} attempts in {retry.budget_window_s:g} s"
+    worst = int((attempts - allowed).argmax())
+    note = f"peak {int(attempts.max())} attempts in {retry.budget_window_s:g} s"
     at_s = float(starts_s[worst])
     return held(
-        bool((seen <= allowed).all()), at_s, int(seen[worst]), int(allowed[worst]), sample=len(all_s), note=note
+        bool((attempts <= allowed).all()), at_s, int(attempts[worst]), int(allowed[worst]), sample=len(all_s), note=note
     )

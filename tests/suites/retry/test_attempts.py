@@ -261,7 +261,7 @@ def test_the_earliest_retry_counts() -> None:
 
 def test_to_give_up_honours_it_too() -> None:
     (found,) = judged(retry_after_honoured, Asked((Try(5.7, 0, 503),), 503))
-    assert told([found]) == [(True, 0, 0, 1)] and "none of 1 was tried again" in found.note
+    assert told([found]) == [(True, 0, 0, 1)] and "none of 1 was retried" in found.note
 
 
 def test_only_answers_that_asked_for_it_count() -> None:

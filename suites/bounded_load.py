@@ -1,4 +1,4 @@
-"""Bounded load: one hot key fills its home up to the bound and no further, spills over, and comes home."""
+"""Bounded load: one hot key fills its home backend up to the bound, spills to other backends, and returns home."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ HOT_PER_S, CROWD_PER_S = 320.0, 80.0
 
 HOT_SHARE = HOT_PER_S / (HOT_PER_S + CROWD_PER_S)
 MARGIN = 0.75
-"""A bound above this share of what the hot key has in flight would hardly be reached."""
+"""Largest bound as a share of the hot key's requests in flight; a larger bound would hardly be reached."""
 
 RUSH_S = 1.5
 ALONE_REQUESTS, ALONE_PER_S = 10, 10.0
 REST_S = 0.3
 QUIET_S = 0.075
-"""A request met an idle fleet if none had been under way for so long before it, by what clients saw.
+"""A request met an idle fleet if none had been in progress for this long before it, as clients saw it.
 
-Nearly the whole time between two of them, so that a balancer's books may be late by as much.
+This is nearly the whole time between two of them, so a balancer's counts may lag by as much.
 """
 
 BOOKKEEPING_S = 0.005
-"""A balancer may count a request as in flight for so long after its client had the answer."""
+"""Longest time for which a balancer may count a request as in flight after its client had the answer."""
 
 CROWD_KEYS = 200
 
@@ -44,12 +44,12 @@ def hot_key(claims: Claims) -> Scenario:
     """A key alone in an idle fleet; then a rush of it (16 in flight) among others (4 in flight); then alone again.
 
     Answers take 50 ms in the rush, 2.5 ms outside it. With four backends and a factor of 1.25 a backend may have 7 in
-    flight where the hot key's home would have 17.
+    flight, while the hot key's home would have 17.
     """
     backends = claims.fleet(4, at_least=3)
     factor = claims[BoundedLoad].factor
     if factor / backends > MARGIN * HOT_SHARE:
-        raise UnsupportedError(f"with a factor of {factor:g} over {backends} backends one may have nearly everything")
+        raise UnsupportedError(f"with a factor of {factor:g} one of {backends} backends may take nearly all load")
     server = ModelServer()
     tokens = round(SERVICE_S / server.decode_step_s)
     rush_start_s = 0.1 + ALONE_REQUESTS / ALONE_PER_S
@@ -84,7 +84,10 @@ def hot_key(claims: Claims) -> Scenario:
 
 @dataclass(frozen=True, slots=True)
 class RushArrival:
-    """A request of the rush got to a backend, which had `in_flight` then with it; `bound`: as many as it may have."""
+    """Arrival of a request of the rush at a backend.
+
+    `in_flight` counts the backend's requests including this one; `bound` is the largest number allowed.
+    """
 
     at_s: float
     backend: int
@@ -93,23 +96,24 @@ class RushArrival:
 
 
 def bound_of(factor: float, total: int, backends: int) -> int:
-    """ceil(factor × total ÷ backends); a product that is whole but for its last bits is not rounded up."""
+    """ceil(factor × total ÷ backends); a product that differs from an integer only by rounding is not rounded up."""
     return math.ceil(factor * total / backends - 1e-9)
 
 
 def arrivals_under_pressure(history: History, claims: Claims) -> list[RushArrival]:
-    """The arrivals at backends when the hot key alone had more under way than its home may have.
+    """The arrivals at backends while the hot key alone had more requests in flight than its home may have.
 
-    A backend counts what has arrived and not ended there; the balancer counted no less when it placed the last of
-    these, at some time between this request's leaving its client and its arrival. All in flight are those whose
-    clients waited at some time in between, and those only just answered, which is as many as the balancer can have
-    counted, or more. So neither the way nor a late look can make a backend seem above its bound that was not.
+    A backend counts the requests that have arrived and not ended there; the balancer counted no fewer when it placed
+    the last of these, at some time between this request's departure from its client and its arrival. The total in
+    flight counts requests whose clients waited at some time in between, and those answered just before: at least as
+    many as the balancer can have counted. So neither network time nor a late count can make a backend look above its
+    bound when it was not.
     """
     scenario, requests = history.scenario, history.requests
     attempts = history.attempts[history.attempts["request"] >= 0]
     sent = requests[np.isfinite(requests["sent_s"])]
-    asked_s = np.sort(sent["sent_s"])
-    told_s = np.sort(np.nan_to_num(sent["end_s"], nan=np.inf)) + BOOKKEEPING_S
+    sent_times_s = np.sort(sent["sent_s"])
+    counted_until_s = np.sort(np.nan_to_num(sent["end_s"], nan=np.inf)) + BOOKKEEPING_S
     hot_s = np.sort(requests["sent_s"][history.in_stream("hot")])
     rush = history.in_stream("hot") | history.in_stream("crowd")
     service_s = _service_s(scenario)
@@ -121,7 +125,7 @@ def arrivals_under_pressure(history: History, claims: Claims) -> list[RushArriva
         ends_s = np.sort(np.nan_to_num(here["end_s"], nan=np.inf))
         for row in here[rush[here["request"]]]:
             at_s, sent_s = float(row["start_s"]), float(requests["sent_s"][row["request"]])
-            total = _until(asked_s, at_s) - int(np.searchsorted(told_s, sent_s, side="left"))
+            total = _until(sent_times_s, at_s) - int(np.searchsorted(counted_until_s, sent_s, side="left"))
             bound = bound_of(factor, total, scenario.backends)
             if _until(hot_s, at_s) - _until(hot_s, at_s - service_s) > bound:
                 found.append(RushArrival(at_s, number, _until(starts_s, at_s) - _until(ends_s, at_s), bound))
@@ -129,18 +133,18 @@ def arrivals_under_pressure(history: History, claims: Claims) -> list[RushArriva
 
 
 def _service_s(scenario: Scenario) -> float:
-    """How long a backend works on a request of the hot key in the rush."""
+    """Service time of a hot key's request in the rush, in seconds."""
     hot, server = scenario.load.streams[scenario.load.index("hot")], scenario.server
     return hot.prompt_tokens / server.prefill_tokens_per_s + hot.output_tokens * server.decode_step_s
 
 
 def _until(times_s: Times, at_s: float) -> int:
-    """How many of the sorted times are no later than `at_s`."""
+    """Number of sorted times that are no later than `at_s`."""
     return int(np.searchsorted(times_s, at_s, side="right"))
 
 
 def _in_quiet(history: History, stream: str) -> Mask:
-    """Which requests of a stream were sent when nothing else was under way, nor just had been."""
+    """Requests of a stream that were sent while no other request was in progress, or just had been."""
     requests = history.requests
     quiet_s = history.scenario.intervals_s[0]
     chosen = history.in_stream(stream)
@@ -152,12 +156,12 @@ def _in_quiet(history: History, stream: str) -> Mask:
     return chosen
 
 
-def _turned_away(history: History) -> Numbers:
+def _rejected(history: History) -> Numbers:
     """Numbers of the requests in the rush that no backend saw and whose clients got no answer."""
     requests = history.requests
     rush = history.in_stream("hot") | history.in_stream("crowd")
-    ours = np.isin(requests["failure"], (Failure.NOT_SENT, Failure.STALE_CONNECTION))
-    return np.flatnonzero(rush & ~ours & ~history.answered() & (history.first_attempts() == UNSEEN))
+    client_failures = np.isin(requests["failure"], (Failure.NOT_SENT, Failure.STALE_CONNECTION))
+    return np.flatnonzero(rush & ~client_failures & ~history.answered() & (history.first_attempts() == UNSEEN))
 
 
 # --- properties ---------------------------------------------------------------------------------------------
@@ -173,9 +177,10 @@ def _turned_away(history: History) -> Numbers:
 def hot_key_capped(history: History, claims: Claims) -> Findings:
     """However hot a key is, no backend gets a request that puts it above ceil(factor × all in flight ÷ backends).
 
-    The new request counts among all in flight. Judged at every arrival at which the hot key alone would have filled
-    its home beyond the bound; a finding for each second. Seen broken: apache/dubbo#4103 and zalando/skipper#1769 (plain
-    consistent hashing, for want of a bound); Envoy with hash_balance_factor 125 was measured at 1.8 times the mean.
+    The new request counts among all in flight. The check covers every arrival at which the hot key alone would have
+    filled its home beyond the bound, with a finding for each second. Seen broken: apache/dubbo#4103 and
+    zalando/skipper#1769 (plain consistent hashing, for want of a bound); Envoy with hash_balance_factor 125 was
+    measured at 1.8 times the mean.
     """
     arrivals = arrivals_under_pressure(history, claims)
     for second in sorted({int(arrival.at_s) for arrival in arrivals}):
@@ -202,25 +207,25 @@ def hot_key_capped(history: History, claims: Claims) -> Findings:
     scenario=hot_key,
 )
 def spill_not_rejected(history: History, claims: Claims) -> Findings:
-    """A request whose home is full goes to another backend; it is not turned away while others have room.
+    """A request whose home is full goes to another backend; it is not rejected while others have capacity.
 
-    With a factor of 1 or more there is always room somewhere. Turned away is what no backend saw and got no answer.
-    Seen broken: haproxy/haproxy#2893 (the cap was looked at after the server had been chosen), envoyproxy/envoy#11888
-    (a number of tries that need not meet a host with room).
+    With a factor of 1 or more some backend always has capacity. A rejected request is one that no backend saw and that
+    got no answer. Seen broken: haproxy/haproxy#2893 (the cap was looked at after the server had been chosen),
+    envoyproxy/envoy#11888 (a number of tries that need not meet a host with room).
     """
     arrivals = arrivals_under_pressure(history, claims)
     if not arrivals:
         return
     rush = history.in_stream("hot") | history.in_stream("crowd")
-    asked, away = int(np.count_nonzero(rush)), len(_turned_away(history))
+    sent, rejected = int(np.count_nonzero(rush)), len(_rejected(history))
     yield held(
-        not away,
+        not rejected,
         at_s=arrivals[0].at_s,
         until_s=arrivals[-1].at_s,
-        observed=away,
+        observed=rejected,
         bound=0,
-        sample=asked,
-        note=f"{away} of {asked} requests turned away in the rush",
+        sample=sent,
+        note=f"{rejected} of {sent} requests were rejected in the rush",
     )
 
 
@@ -232,11 +237,11 @@ def spill_not_rejected(history: History, claims: Claims) -> Findings:
     scenario=hot_key,
 )
 def spill_comes_home(history: History, claims: Claims) -> Findings:
-    """When the load is gone, requests of the hot key go to its home again, and not to where they spilled.
+    """When the load is gone, requests of the hot key go to its home again, and not to the backends they spilled to.
 
-    Its home is where it went before the rush. Judged are requests that were alone in the fleet: one at a time, as
-    a bounded hash moves keys whenever something is in flight. No public report is known; to remember each spill like
-    a session's new home would break it, and with every rush the keys' caches would wander.
+    Its home is the backend it used before the rush. Only requests that were alone in the fleet count, one at a time, as
+    a bounded hash moves keys whenever something is in flight. No public report is known. A balancer that remembers each
+    spill as a session's new home would break it, and with every rush the keys' caches would move.
     """
     first = history.first_backends()
     before = first[_in_quiet(history, "alone") & (first != UNSEEN)]
@@ -244,25 +249,25 @@ def spill_comes_home(history: History, claims: Claims) -> Findings:
     pressure = arrivals_under_pressure(history, claims)
     if not (pressure and len(before) and len(after)):
         return
-    if poor := sliver(history, "alone") or sliver(history, "again"):
-        yield undecided(poor)
+    if too_few := sliver(history, "alone") or sliver(history, "again"):
+        yield undecided(too_few)
         return
-    for what, count in (("before", len(before)), ("after", len(after))):
+    for when, count in (("before", len(before)), ("after", len(after))):
         if count < ENOUGH * ALONE_REQUESTS:
-            yield undecided(f"only {count} of {ALONE_REQUESTS} requests {what} the rush met an idle fleet")
+            yield undecided(f"only {count} of {ALONE_REQUESTS} requests {when} the rush met an idle fleet")
             return
     home = int(before[0])
     if (before != home).any():
         yield undecided(f"the hot key went to {len(np.unique(before))} backends before the rush: it has no home")
         return
-    astray = int(np.count_nonzero(after != home))
+    misplaced = int(np.count_nonzero(after != home))
     phase = history.scenario.phase("again")
     yield held(
-        not astray,
+        not misplaced,
         at_s=phase.start_s,
         until_s=phase.end_s,
-        observed=astray,
+        observed=misplaced,
         bound=0,
         sample=len(after),
-        note=f"{astray} of {len(after)} requests after the rush did not go home to gpu-{home}",
+        note=f"{misplaced} of {len(after)} requests after the rush did not go home to gpu-{home}",
     )

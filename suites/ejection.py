@@ -1,4 +1,4 @@
-"""Passive ejection: who fails in a row gets nothing for a while, and never are too many out at once."""
+"""Passive ejection: a backend that fails repeatedly gets nothing for a while, and ejections never exceed their cap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.scenario.model import Keys, Load, Phase, Scenario, Stream, Unsuppor
 from suites.scenarios import key_carrier
 
 MASKS = (Retry, Hedge, Breaker)
-"""A second attempt, which is no failure of its own to a backend's count, and what takes a backend away as well."""
+"""Second attempts, which are no separate failures in a backend's count, and another feature that removes a backend."""
 
 OTHERS = (BoundedLoad, HealthChecks, HealthShare)
 
@@ -23,27 +23,29 @@ KEYS = Keys(200, "sweep")
 FAILURE = 500
 FAILING = "failing"
 
-STAYS = 2.5
-"""So many times the claimed time of an ejection lasts a fault: two ejections come to their end."""
+FAULT_TIMES = 2.5
+"""Duration of a fault in multiples of the claimed ejection time: two ejections end within it."""
 
 TRAVEL_S = 0.02
-"""Over sockets, what is on its way between balancer and backend may differ by so much beside the measured slack."""
+"""Over sockets, times at a backend and in the balancer may differ by this network time in addition to the measured
+slack."""
 
 WINDOW_SHARE = 0.25
-"""Of the time of an ejection: who gets nothing for so long is taken for one that is out."""
+"""Share of the ejection time after which a backend without requests counts as ejected."""
 
 LEAST_IN_WINDOW = 25
-"""Requests for each backend in such a window, so that nobody in rotation goes without by chance."""
+"""Mean requests per backend in such a window, so that no backend in rotation goes without by chance."""
 
 
 def _failing(name: str, claims: Claims, backends: int, sick: int) -> Scenario:
+    """Scenario in which the first `sick` backends fail every request; UnsupportedError if claims rule it out."""
     ejection = claims[Ejection]
     if FAILURE not in ejection.statuses:
         raise UnsupportedError(f"an answer of {FAILURE} is not claimed to count as a failure")
     rate_per_s = max(RATE_PER_S, LEAST_IN_WINDOW * backends / (WINDOW_SHARE * ejection.open_s))
-    lasts_s = STAYS * ejection.open_s + 4 * ejection.failures * backends / rate_per_s
+    lasts_s = FAULT_TIMES * ejection.open_s + 4 * ejection.failures * backends / rate_per_s
     if rate_per_s > 2000 or lasts_s > 20:
-        raise UnsupportedError(f"ejections of {ejection.open_s:g} s are too short or too long to be seen")
+        raise UnsupportedError(f"ejections of {ejection.open_s:g} s are too short or too long to observe")
     traffic = Stream("traffic", START_S, rate_per_s, int(lasts_s * rate_per_s), KEYS)
     return Scenario(
         name=name,
@@ -61,57 +63,62 @@ def one_fails(claims: Claims) -> Scenario:
 
 
 def many_fail(claims: Claims) -> Scenario:
-    """All backends but one fail every request, which are more than may be out."""
+    """All backends but one fail every request: more than may be ejected."""
     if claims[Ejection].cap_share is None:
         raise UnsupportedError("no cap is claimed")
     backends = claims.fleet(4, at_least=3)
     if claims[Ejection].most_ejected(backends) >= backends - 1:
-        raise UnsupportedError(f"a cap of {claims[Ejection].cap_share:g} is none for {backends} backends")
+        raise UnsupportedError(f"a cap of {claims[Ejection].cap_share:g} limits nothing for {backends} backends")
     return _failing("many-fail-in-a-row", claims, backends, sick=backends - 1)
 
 
-def _late_s(history: History) -> float:
-    """By how much the times of what backends saw may differ from those in the balancer; 0 in virtual time."""
+def _clock_difference_s(history: History) -> float:
+    """Largest difference between times at backends and in the balancer, in seconds; 0 in virtual time."""
     slack_s = history.worst_slack_s(0.0, history.scenario.end_s)
     return slack_s + TRAVEL_S if slack_s else 0.0
 
 
 @declare("ejection.out.gets-nothing", needs=(Ejection,), without=MASKS, off=OTHERS, scenario=one_fails)
 def out_gets_nothing(history: History, claims: Claims) -> Findings:
-    """After the claimed number of failures in a row a backend gets nothing for the claimed time.
+    """After the claimed number of consecutive failures a backend gets nothing for the claimed time.
 
-    A finding for each ejection: the last of so many failures is followed by no attempt until the time is over. What had
-    been sent before is no breach. Seen broken: a default share of 10 % of four backends, measured, ejected nobody.
+    There is a finding for each ejection: no attempt follows the last of these failures until the time is over. Requests
+    sent before the ejection are no violation. Seen broken: a default share of 10 % of four backends, measured, ejected
+    nobody.
     """
     fault = history.step("FailingStatus", "gpu-0")
     if fault is None:
         return
-    ejection, late_s = claims[Ejection], _late_s(history)
+    ejection, clock_difference_s = claims[Ejection], _clock_difference_s(history)
     mine = history.attempts[(history.attempts["backend"] == fault.backend) & (history.attempts["request"] >= 0)]
     over_s, end_s = -np.inf, history.scenario.phase(FAILING).end_s
     while True:
-        failed_s = np.sort(mine["end_s"][(mine["start_s"] >= over_s - late_s) & (mine["status"] == FAILURE)])
+        failed_s = np.sort(
+            mine["end_s"][(mine["start_s"] >= over_s - clock_difference_s) & (mine["status"] == FAILURE)]
+        )
         if len(failed_s) < ejection.failures:
             return
         began_s = float(failed_s[ejection.failures - 1])
         over_s = began_s + ejection.open_s
         if over_s > end_s:
             return
-        during = (mine["start_s"] > began_s + late_s) & (mine["start_s"] < over_s - late_s)
+        during = (mine["start_s"] > began_s + clock_difference_s) & (mine["start_s"] < over_s - clock_difference_s)
         strays = int(np.count_nonzero(during))
         note = (
-            f"gpu-{fault.backend} had failed {ejection.failures} in a row at {began_s:.2f} s: {strays} in its time out"
+            f"gpu-{fault.backend} had failed {ejection.failures} in a row at {began_s:.2f} s:"
+            f" {strays} attempts while ejected"
         )
         yield held(strays == 0, began_s, strays, 0, until_s=over_s, note=note)
 
 
 @declare("ejection.cap.never-more", needs=(Ejection,), without=MASKS, off=OTHERS, scenario=many_fail)
 def cap_never_more(history: History, claims: Claims) -> Findings:
-    """However many backends fail, no more than the claimed share of them is out at once, though one always may be.
+    """However many backends fail, at most the claimed share of them is ejected at once, though one always may be.
 
-    Failures that hit nearly everybody are rarely the backends' own. Who gets nothing for a quarter of the claimed time
-    is taken for one that is out, as each in rotation is due 25 requests in that, on average. Judged is the worst
-    moment, if anyone was out at all. Seen broken: istio/istio#20135 (all were ejected, and nothing was left).
+    Failures at nearly all backends are rarely the backends' own fault. A backend that gets nothing for a quarter of the
+    claimed time counts as ejected, as each backend in rotation is due 25 requests in that time on average. The worst
+    moment is judged, if any backend was ejected. Seen broken: istio/istio#20135 (all were ejected, and nothing was
+    left).
     """
     ejection, scenario = claims[Ejection], history.scenario
     phase, window_s = scenario.phase(FAILING), WINDOW_SHARE * ejection.open_s
@@ -120,21 +127,22 @@ def cap_never_more(history: History, claims: Claims) -> Findings:
     out = np.zeros(len(moments_s), dtype=np.int64)
     for number in range(scenario.backends):
         out += _silent(np.sort(attempts["start_s"][attempts["backend"] == number]), moments_s, window_s)
-    # The last one never fails, so it is never out: where it got nothing either, something stood still on the way.
+    # The last backend never fails and is never ejected: if it got nothing either, the network or the balancer stalled.
     healthy = np.sort(attempts["start_s"][attempts["backend"] == scenario.backends - 1])
     out[_silent(healthy, moments_s, window_s)] = 0
     if not len(out) or not out.any():
         return
     worst = int(out.argmax())
-    seen, most, at_s = int(out[worst]), ejection.most_ejected(scenario.backends), float(moments_s[worst])
+    observed, most, at_s = int(out[worst]), ejection.most_ejected(scenario.backends), float(moments_s[worst])
     note = (
-        f"{seen} of {scenario.backends} backends got nothing for {window_s:g} s until {at_s:.2f} s, at most {most} may"
+        f"{observed} of {scenario.backends} backends got nothing for {window_s:g} s until {at_s:.2f} s;"
+        f" at most {most} may be ejected"
     )
-    yield held(seen <= most, at_s - window_s, seen, most, until_s=at_s, note=note)
+    yield held(observed <= most, at_s - window_s, observed, most, until_s=at_s, note=note)
 
 
 def _silent(times_s: Times, moments_s: Times, window_s: float) -> Mask:
-    """At which moments none of `times_s` (sorted) lies in the window before."""
+    """Moments with none of `times_s` (sorted) in the window before."""
     until = np.searchsorted(times_s, moments_s, "right")
     silent: Mask = until == np.searchsorted(times_s, moments_s - window_s, "left")
     return silent

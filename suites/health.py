@@ -1,4 +1,4 @@
-"""Health: the traffic of a backend that dies goes elsewhere, soon; one that hangs delays no health checks of others."""
+"""Health: traffic leaves a dead backend within the claimed time; a hanging one delays no health checks of others."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BEFORE_S = 1.25
 AFTER_S = 1.5
 RATE_PER_S = 120.0
 KEYS = 200
-"""So many that a victim without half of its fair share of them is a matter of three deviations."""
+"""With this many keys, a victim with less than half of its fair share would be three standard deviations off."""
 
 SEEN_SHARE = 0.5
-"""The victim must have had at least half of its fair share before it dies, else its death proves nothing."""
+"""Smallest part of its fair share that the victim must have had before it dies; otherwise its death proves nothing."""
 
 
 def one_dies(claims: Claims) -> Scenario:
-    """One of three backends is killed and stays dead; 120 requests/s, GET and POST in turn where both pass.
+    """One of three backends is killed and stays dead; 120 requests/s, alternating GET and POST where both pass.
 
-    180 of them are sent later than the claimed time: a balancer that goes on as before would lose a third of these.
+    180 of them are sent after the claimed time: a balancer that does not react would lose a third of these.
     """
     backends = claims.fleet(3, at_least=3)
     within_s = claims[Failover].within_s
@@ -59,10 +59,10 @@ def one_dies(claims: Claims) -> Scenario:
 def failover_within_bound(history: History, claims: Claims) -> Findings:
     """After a backend dies, no request sent later than the claimed time is lost, whether GET or POST.
 
-    Lost means no 2xx answer; observed is when the last lost request was sent, in seconds after the death. Nothing is
-    switched off for it: retries, ejection, breakers and checks may all help. It counts only if the victim was seen
-    receiving its share before. Seen broken: passive ejection that counts only failures which a retry would be allowed
-    for, so that POST traffic never ejects (nginx without non_idempotent).
+    A lost request has no 2xx answer; the observed value is the time from the death to the last lost request's
+    departure. No feature is switched off: retries, ejection, breakers and checks may all help. It counts only if the
+    victim was seen receiving its share before. Seen broken: passive ejection that counts only failures which a retry
+    would be allowed for, so that POST traffic never ejects (nginx without non_idempotent).
     """
     death = history.step("Kill", VICTIM)
     if death is None:
@@ -84,7 +84,7 @@ def failover_within_bound(history: History, claims: Claims) -> Findings:
         lost = int(np.count_nonzero(late & mine & ~answered))
         failed_s = sent_s[mine & ~answered & (sent_s >= death.effective_s)]
         last_s = float(failed_s.max()) - death.effective_s if len(failed_s) else 0.0
-        note = f"{method.name}: {len(failed_s)} lost since the death, {lost} of {judged} sent later than the bound"
+        note = f"{method.name}: {len(failed_s)} lost after the death, {lost} of {judged} sent later than the bound"
         yield within(
             last_s,
             low_s=0.0,
@@ -112,18 +112,17 @@ def _latencies(history: History) -> str:
 
 SILENT = "gpu-0"
 LATE_SHARE = 0.25
-"""A health check that is late by more of its time limit than this was kept waiting by another's: alone it would be on
-time, and behind one that hangs it is late by all of it."""
+"""Largest delay of a health check as a share of its timeout. An independent check is on time; a check that waits for a
+hanging one is late by the whole timeout."""
 
 TRICKLE_PER_S = 20.0
 PATIENCE_S = 0.5
 
 
 def one_is_silent(claims: Claims) -> Scenario:
-    """One of three backends accepts connections and says nothing, for so long that a health check runs out of time
-    there.
+    """One of three backends accepts connections and never answers, long enough for a health check to time out.
 
-    So long also that whoever checks one after the other leaves the others without a health check for half of that time.
+    A balancer that checks backends one after the other leaves the others without a health check for half of that time.
     """
     checks = claims[HealthChecks]
     backends = claims.fleet(3)
@@ -149,11 +148,11 @@ def one_is_silent(claims: Claims) -> Scenario:
 
 @declare("health.check-ups.independent", needs=(HealthChecks,), scenario=one_is_silent, attempts=False)
 def health_checks_independent(history: History, claims: Claims) -> Findings:
-    """A backend that hangs delays the health checks of no other: they go on at the claimed interval.
+    """A hanging backend does not delay the health checks of other backends, which continue at the claimed interval.
 
-    The longest time without a health check is judged at each of the others, while one runs out of its time limit at the
-    silent one. A loop that checks one backend after the other is late by that limit, for every backend that hangs: a
-    single hung server blinds the balancer to all others. Seen broken: a widely repeated sketch of a health checker.
+    The check takes the longest time without a health check at each other backend, while one times out at the silent
+    backend. A loop that checks one backend after the other is late by that timeout for every hanging backend: a single
+    hung server blinds the balancer to all others. Seen broken: a widely repeated sketch of a health checker.
     """
     silence = history.step("Blackhole", SILENT)
     if silence is None:
@@ -165,9 +164,9 @@ def health_checks_independent(history: History, claims: Claims) -> Findings:
             continue
         own_s = np.sort(history.health_checks["at_s"][history.health_checks["backend"] == number])
         if not len(own_s):
-            yield undecided(f"no health check of gpu-{number} was seen at all", silence.effective_s)
+            yield undecided(f"no health check of gpu-{number} was observed", silence.effective_s)
             continue
         during_s = own_s[(own_s > silence.effective_s) & (own_s < end_s)]
         gap_s = float(np.diff([silence.effective_s, *during_s, end_s]).max())
-        note = f"gpu-{number}: {len(during_s)} health checks, {gap_s * 1000:.0f} ms at most without one"
+        note = f"gpu-{number}: {len(during_s)} health checks, longest gap {gap_s * 1000:.0f} ms"
         yield within(gap_s, 0.0, high_s, silence.effective_s, until_s=end_s, sample=len(during_s), note=note)

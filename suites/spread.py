@@ -1,6 +1,6 @@
-"""Spread: requests without a key are shared out over the fleet, also when they come over one connection.
+"""Spread: requests without a key are distributed over the fleet, even when they arrive over one connection.
 
-And where load is claimed to count, a backend that has much more in flight than the others gets less.
+Where load is claimed to count, a backend that has many more requests in flight than the others gets fewer.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from suites.health_share.connections import inside
 from suites.scenarios import CALM, disturbing_intervals_s, sliver, undisturbed
 
 Zone = tuple[float, float]
-"""A share lies within it, both ends included."""
+"""Smallest and largest conforming share, both inclusive."""
 
 Violating = tuple[float | None, float | None]
-"""A share is at most the one or at least the other."""
+"""A violating share is at most the first value or at least the second."""
 
 RATE_PER_S = 400.0
 TURNS = 100
-"""Requests per backend where round robin is claimed: each full turn must be exact, so few would do."""
+"""Requests per backend where round robin is claimed; few are enough, since each full turn must be exact."""
 
 
 def _zone(backends: int, policy: str) -> tuple[Zone, Violating]:
     """Conforming share 1/n; violating from 40 % less or more on.
 
-    By latency a backend may be favoured, or passed over, as far as the better of two goes: to 2/n. Violating is then
-    from half way to everything on, which nothing is where there are only two.
+    A balancer that picks by latency may favour or avoid a backend as far as the better of two does: up to 2/n.
+    Violating shares start half way between that and 1; with only two backends there are none, which raises
+    UnsupportedError.
     """
     fair = 1.0 / backends
     if policy != "ewma":
         return (fair, fair), (0.6 * fair, 1.4 * fair)
     if backends < 3:
-        raise UnsupportedError("ewma may send all to one of two backends")
+        raise UnsupportedError("ewma may send every request to one of two backends")
     return (0.0, 2 * fair), (None, fair + 0.5)
 
 
@@ -85,15 +86,15 @@ def one_connection_even(history: History, claims: Claims) -> Findings:
     Round robin, weighted or not, is exact to one request for each worker that counts on its own; all weights are equal
     here. Other policies are judged by a sequential test per backend: share 1/n against 40 % less or more, false alarms
     1e-4 in all, power .999. With `ewma` latencies decide, so a share is at most 2/n, and violates half way from there
-    to everything. Seen broken: layer-4 balancing, which sends everything that comes over one connection to one backend.
+    to 1. Seen broken: layer-4 balancing, which sends all requests of one connection to one backend.
     """
     first = history.first_backends()
     first = first[first >= 0]
     backends = history.scenario.backends
     if not len(first):
         return
-    if poor := sliver(history, "updates"):
-        yield undecided(poor)
+    if too_few := sliver(history, "updates"):
+        yield undecided(too_few)
         return
     end_s = history.scenario.end_s
     if claims[Spread].is_round_robin:
@@ -117,34 +118,36 @@ def one_connection_even(history: History, claims: Claims) -> Findings:
 
 SLOW = "gpu-0"
 UPDATE_S, SLOWNESS = 0.02, 20.0
-"""A quick backend's update, and how many times as long one takes at the slow backend: 0.4 s."""
+"""Service time of an update at a fast backend in seconds, and the factor at the slow backend: 0.4 s."""
 
 STEADY_PER_S = 300.0
-"""Two in flight at each of three quick backends: few against the ten that a salvo leaves at the slow one."""
+"""Two in flight at each of three fast backends: few compared with the ten that a salvo leaves at the slow backend."""
 
 SALVO, SALVO_PER_S, SALVO_EVERY_S = 40, 4000.0, 0.5
-"""So many updates at once, within half the time of one, so that each backend gets its share before any has ended."""
+"""Updates in a salvo, sent within half the service time of one, so that each backend gets its share before any has
+ended."""
 
 CLEARLY_MORE = 3
-"""So many more in flight leave no doubt, though a balancer's count and a backend's differ by what is on its way."""
+"""A difference in flight that is certain, although the counts of a balancer and of a backend differ by the requests on
+the network."""
 
 
 def loaded_zone(backends: int) -> tuple[Zone, Violating]:
-    """Conforming up to 40 % less than 1/n, which is what picks at random give; violating from 10 % less on."""
+    """Conforming up to 40 % less than 1/n (random picks give 1/n); violating from 10 % less on."""
     fair = 1.0 / backends
     return (0.0, 0.6 * fair), (None, 0.9 * fair)
 
 
 def one_slow(claims: Claims) -> Scenario:
-    """A steady stream of updates to a fleet of which one takes twenty times as long, and salvos that fill all of it.
+    """A steady stream of updates to a fleet in which one backend takes twenty times as long, and salvos to all of it.
 
-    The quick ones are through with a salvo at once, so for most of the time until the next one only the slow backend
-    has many in flight. There are as many salvos as it takes for the sequential test if a balancer minds no load.
+    The fast backends finish a salvo at once, so for most of the time until the next salvo only the slow backend has
+    many requests in flight. The number of salvos is what the sequential test needs if a balancer ignores load.
     """
     if claims.protocol != "http":
         raise UnsupportedError(f"protocol {claims.protocol} has no updates")
     if not claims[Spread].is_load_aware:
-        raise UnsupportedError(f"{claims[Spread].policy} minds no load")
+        raise UnsupportedError(f"{claims[Spread].policy} ignores load")
     backends = claims.fleet(4)
     salvos = math.ceil(2 * ShareTest(*loaded_zone(backends)).cap / (STEADY_PER_S * SALVO_EVERY_S))
     streams = [
@@ -168,15 +171,15 @@ def one_slow(claims: Claims) -> Scenario:
     needs=(Spread,),
     off=CALM,
     scenario=one_slow,
-    # Salvos at 4,000/s, which over sockets would be told apart from slack by nobody.
+    # Salvos at 4,000/s, which cannot be distinguished from slack over sockets.
     worlds=(World.SIM,),
 )
 def loaded_avoided(history: History, claims: Claims) -> Findings:
-    """Where load is claimed to count, a backend that has clearly more in flight than all others gets less.
+    """Where load is claimed to count, a backend with clearly more requests in flight than all others gets less.
 
-    Judged are the updates sent while one that is twenty times slower has at least three more inside than any other. By
-    two choices or fewest connections it gets none of them. A sequential test: up to 0.6/n against 0.9/n or more, as 1/n
-    is what picks at random give, false alarms 1e-4, power .999. Seen broken: vllm-project/router#215 (a count of
+    The check counts the updates sent while a backend that is twenty times slower has at least three more in flight than
+    any other. With two choices or fewest connections it gets none of them. A sequential test: up to 0.6/n against 0.9/n
+    or more, as random picks give 1/n, false alarms 1e-4, power .999. Seen broken: vllm-project/router#215 (a count of
     requests in flight that went astray), sgl-project/sglang#15473 (loads that were not read counted as 0).
     """
     slow = history.step("Slow", SLOW)

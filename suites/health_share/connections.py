@@ -1,4 +1,4 @@
-"""Health-weighted shares, last part: a backend with many active connections gets less, by the weight of those."""
+"""Health-weighted shares: a backend with many active connections gets less, by the weight of the connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from suites.health_share.scenarios import (
     Zone,
     cap_of,
     failing_score,
-    need_telling,
+    require_detectable,
     share_of,
     updates,
 )
@@ -26,16 +26,16 @@ from suites.health_share.shares import MASKS
 
 CROWD = "crowd"
 UPDATE_S, HELD_S = 0.001, 1.6
-"""How long the one backend takes for an update, and how long the other."""
+"""Service time of an update at the normal backend, and at the crowded one, in seconds."""
 
 BEYOND = 1.1
-"""So many times the connections that cost the whole component are aimed at, because picks are a matter of chance."""
+"""Target number of connections as a multiple of those that cost the whole component, because picks are random."""
 
 MOST_PER_S, MOST_REQUESTS = 1000.0, 10_000
 
 
 def crowded_share(claims: Claims, backends: int) -> float:
-    """Share of the crowded backend where all of them fail every request."""
+    """Share of the crowded backend where all backends fail every request."""
     return share_of(failing_score(claims) - claims[HealthShare].connections, backends, failing_score(claims))
 
 
@@ -46,17 +46,17 @@ def crowded_zone(claims: Claims, backends: int) -> tuple[Zone, Zone]:
 
 
 def full_connections(claims: Claims) -> int:
-    """So many active connections cost a backend the whole component."""
+    """Number of active connections that costs a backend the whole component."""
     return claims[HealthShare].free_connections + claims[HealthShare].connection_span
 
 
 def one_is_crowded(claims: Claims) -> Scenario:
-    """One of two backends holds each request for 1.6 s, which makes 660 at a time, and the other answers at once.
+    """One of two backends holds each request for 1.6 s, 660 at a time, and the other answers at once.
 
-    All answers are cut off, so that both fail and the connections weigh more in what is left of their scores: scores of
-    .5 and .6 are told apart with 6,500 requests, .9 and 1 with 20,000. No latency plays a part then.
+    All answers are cut off, so that both backends fail and the connections are a larger part of their remaining scores:
+    6,500 requests distinguish scores of .5 and .6, and 20,000 requests .9 and 1. Latency has no effect then.
     """
-    need_telling(claims, ("errors",))
+    require_detectable(claims, ("errors",))
     backends = claims.fleet(2)
     rate_per_s = BEYOND * full_connections(claims) / (crowded_share(claims, backends) * HELD_S)
     if rate_per_s > MOST_PER_S:
@@ -64,7 +64,7 @@ def one_is_crowded(claims: Claims) -> Scenario:
     zones = crowded_zone(claims, backends)
     if zones[0][1] >= zones[1][1] or (cap := cap_of(zones)) > MOST_REQUESTS:
         weight = claims[HealthShare].connections
-        raise UnsupportedError(f"the weight of connections is {weight:g}, too little to be seen")
+        raise UnsupportedError(f"the weight of connections is {weight:g}, too little to detect")
     judged_s = START_S + HELD_S + 2 * HANDOVER_S
     end_s = judged_s + BEYOND * cap / rate_per_s
     slowness = HELD_S / UPDATE_S
@@ -83,7 +83,7 @@ def one_is_crowded(claims: Claims) -> Scenario:
 
 
 def inside(history: History, backend: int, at_s: Times) -> Numbers:
-    """How many attempts a backend had inside at these times."""
+    """Number of attempts that a backend had in progress at these times."""
     own = history.attempts[history.attempts["backend"] == backend]
     began, ended = np.sort(own["start_s"]), np.sort(own["end_s"])  # nan, still inside, sorts last
     counts: Numbers = np.searchsorted(began, at_s, side="right") - np.searchsorted(ended, at_s, side="right")
@@ -91,7 +91,8 @@ def inside(history: History, backend: int, at_s: Times) -> Numbers:
 
 
 def _crowded(history: History, claims: Claims, backend: int, sent_s: Times) -> Mask:
-    """At which of these times a backend had more than enough inside, and no other more than costs nothing."""
+    """Times at which a backend had at least the connections that cost the whole component, and no other had more than
+    its free ones."""
     mask: Mask = inside(history, backend, sent_s) >= full_connections(claims)
     for other in range(history.scenario.backends):
         if other != backend:
@@ -105,16 +106,17 @@ def _crowded(history: History, claims: Claims, backend: int, sent_s: Times) -> M
     without=MASKS,
     off=(BoundedLoad,),
     scenario=one_is_crowded,
-    # 900 updates a second for ten seconds, each over a connection of its own: over sockets that holds too, but with
-    # 20 ms of slack on two cores, and for thirteen seconds, a tenth of what a whole live run takes.
+    # 900 updates a second for ten seconds, each over its own connection. This works over sockets too, but with 20 ms
+    # of slack on two cores, and takes thirteen seconds, a tenth of a whole live run.
     worlds=(World.SIM,),
 )
 def connections_by_their_weight(history: History, claims: Claims) -> Findings:
     """A backend with too many active connections gets less, by the weight of the connections and no more.
 
-    Judged are the picks made while it had all that cost it the component, and no other more than is free. With
-    weights of .4 and .1 scores of .5 and .6 are left, and a share of .4545 where one that ignores connections gives one
-    half. A sequential test tells them apart. Seen broken: by construction only.
+    The check counts the picks made while the backend had enough connections to lose the whole component, and no other
+    backend had more than the free number. With weights of .4 and .1 the scores are .5 and .6 and its share is .4545,
+    where a balancer that ignores connections gives one half. A sequential test distinguishes the two. Seen broken: by
+    construction only.
     """
     slow, phase = history.step("Slow", SICK), history.scenario.phase(CROWD)
     if slow is None:

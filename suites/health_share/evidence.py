@@ -1,4 +1,4 @@
-"""What a history says of health-weighted shares: who was picked, and what measured latencies and memory call for."""
+"""Queries on health-weighted shares: picks, and the shares that measured latencies and memory call for."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from suites.health_share.scenarios import HANDOVER_S, Zone, reported_s, tail_zon
 from suites.scenarios import ENOUGH
 
 TAIL_AT_LEAST = 0.02
-"""Share of a backend's answers that must be slow, twice what makes a p99, for its p99 to be slow however it is read."""
+"""Share of a backend's answers that must be slow, twice that of a p99, so that its p99 is slow by every definition."""
 
 
 def picks(history: History, from_s: float, to_s: float) -> Numbers | str:
-    """The backends picked for the updates that were sent in [from_s, to_s), in order; or why they say too little."""
+    """Backends picked for the updates sent in [from_s, to_s), in order; or the reason why they are too few."""
     requests = history.requests
     sent = (requests["kind"] == Kind.UPDATE) & (requests["sent_s"] >= from_s) & (requests["sent_s"] < to_s)
     backends = history.first_backends()[sent]
-    seen: Numbers = backends[backends != UNSEEN]
-    if len(seen) < ENOUGH * len(backends):
-        return f"only {len(seen)} of {len(backends)} requests reached a backend"
-    return seen
+    picked: Numbers = backends[backends != UNSEEN]
+    if len(picked) < ENOUGH * len(backends):
+        return f"only {len(picked)} of {len(backends)} requests reached a backend"
+    return picked
 
 
 def judge_share(
@@ -44,16 +44,16 @@ def judge_share(
         yield undecided(chosen, from_s)
     elif len(chosen):
         hits = (chosen == backend).tolist()
-        told = f"gpu-{backend} got {sum(hits)} of {len(hits)}; {note}"
-        yield sampled(hits, conform=zones[0], violate=zones[1], at_s=from_s, until_s=to_s, alpha=alpha, note=told)
+        text = f"gpu-{backend} got {sum(hits)} of {len(hits)}; {note}"
+        yield sampled(hits, conform=zones[0], violate=zones[1], at_s=from_s, until_s=to_s, alpha=alpha, note=text)
 
 
 def tail_share(history: History, claims: Claims, backend: int, from_s: float, to_s: float) -> Zone | str:
-    """Least and largest share that the measured latencies call for; or why they say nothing.
+    """Least and largest share that the measured latencies call for; or the reason why they are inconclusive.
 
-    The balancer sees more than a backend's own time and less than a client's, so both are worked out, from the answers
-    of the stretch and of one window before it. Who has too few answers has lost nothing by its latency, as claimed. If
-    that is `backend`, the share is what it had to have before it was left out.
+    The balancer measures more than a backend's own time and less than a client's, so both shares are computed, from the
+    answers of the period and of one window before it. As claimed, a backend with too few answers loses nothing by its
+    latency. If that applies to `backend`, the result is the share it must have had before it was excluded.
     """
     health, backends = claims[HealthShare], history.scenario.backends
     attempts = history.attempts
@@ -66,8 +66,8 @@ def tail_share(history: History, claims: Claims, backend: int, from_s: float, to
     )
     own = history.requests[attempts["request"][rows]]
     shares = []
-    for took_s in (attempts["end_s"][rows] - attempts["start_s"][rows], own["end_s"] - own["sent_s"]):
-        by_backend = [took_s[attempts["backend"][rows] == number] for number in range(backends)]
+    for latencies_s in (attempts["end_s"][rows] - attempts["start_s"][rows], own["end_s"] - own["sent_s"]):
+        by_backend = [latencies_s[attempts["backend"][rows] == number] for number in range(backends)]
         if len(by_backend[backend]) < health.minimum_calls:
             return tail_zone(claims, backends)[0]
         p99_s = {
@@ -78,8 +78,8 @@ def tail_share(history: History, claims: Claims, backend: int, from_s: float, to
         baseline_s = health.baseline_p99_s or float(np.median(list(p99_s.values())))
         if float(np.mean(by_backend[backend] > 2 * baseline_s)) < TAIL_AT_LEAST:
             return f"too few answers of gpu-{backend} were slow for a tail"
-        kept = {number: min(1.0, baseline_s / mine_s) for number, mine_s in p99_s.items()}
-        scores = [1 - health.latency * (1 - kept.get(number, 1.0)) for number in range(backends)]
+        latency_scores = {number: min(1.0, baseline_s / mine_s) for number, mine_s in p99_s.items()}
+        scores = [1 - health.latency * (1 - latency_scores.get(number, 1.0)) for number in range(backends)]
         shares.append(scores[backend] / sum(scores))
     return min(shares), max(shares)
 
@@ -94,7 +94,7 @@ class Holding:
 
 
 def holdings(history: History, stream: str) -> list[Holding]:
-    """What the requests of a stream held, in order."""
+    """Holdings by the requests of a stream, in order."""
     attempts = history.attempts
     rows = attempts[np.isin(attempts["request"], np.flatnonzero(history.in_stream(stream)))]
     return [
@@ -108,13 +108,14 @@ def holdings(history: History, stream: str) -> list[Holding]:
 
 
 def warmed(history: History, until_s: float) -> frozenset[int]:
-    """Backends with a model in memory, or on its way there, at some time until `until_s`."""
+    """Backends with a model in memory, or loading, at some time until `until_s`."""
     residency = history.residency
     return frozenset(residency["backend"][residency["at_s"] < until_s].tolist())
 
 
-def told_s(history: History, holding: Holding, claims: Claims) -> float:
-    """When the balancer had a report of that memory: at the next health check, or when one must have been answered."""
+def reported_at_s(history: History, holding: Holding, claims: Claims) -> float:
+    """Time at which the balancer had a report of that memory: at the next health check, or when one must have been
+    answered."""
     health_checks = history.health_checks
     later_s = health_checks["at_s"][
         (health_checks["backend"] == holding.backend) & (health_checks["at_s"] > holding.start_s)

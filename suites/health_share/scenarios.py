@@ -1,7 +1,7 @@
 """Scenarios of health-weighted shares and the shares that a score calls for. No property is declared here.
 
-All load that is judged is updates, each over a connection of its own: a sequential test wants one independent decision
-per request, and picks that stick to a connection for ten requests would raise its false alarms from 1e-4 to 41 %.
+All judged load consists of updates, each over its own connection: a sequential test needs one independent decision per
+request, and picks that stay with a connection for ten requests would raise its false alarms from 1e-4 to 41 %.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from harness.stats import ALPHA, ShareTest
 
 SICK = "gpu-1"
 RATE_PER_S = 750.0
-"""Rate of what is judged, in seconds of a run that are short."""
+"""Request rate in the short periods that are judged."""
 
 TRICKLE_PER_S = 100.0
-"""Rate of what only keeps windows filled and shows who is sent anything, at least."""
+"""Smallest request rate between judged periods: it keeps windows filled and shows which backends get requests."""
 
 TRICKLE = "trickle"
 CALLS_TO_SPARE = 1.5
-"""So many times the calls that a window must have."""
+"""Calls in a window as a multiple of the minimum."""
 
 START_S = 0.4
-"""The load begins when a fault that is to be there from the first request on has long been set."""
+"""Start of the load, when a fault that must be present from the first request on has long been set."""
 
 HANDOVER_S = 0.1
-"""An answer that left a backend this long ago is known to the balancer, and its connection is gone."""
+"""Time after which an answer that left a backend is known to the balancer and its connection is closed."""
 
-TELLING = 0.15
-"""A component that weighs less than this moves a share by so little that no test of this length could see it."""
+SMALLEST_WEIGHT = 0.15
+"""Smallest weight that is tested; a smaller one moves a share too little for a test of this length."""
 
 Zone = tuple[float, float]
 
@@ -43,7 +43,7 @@ def share_of(score: float, backends: int, others: float = 1.0) -> float:
 
 
 def even_zone(backends: int) -> tuple[Zone, Zone]:
-    """Conforming within 10 % of 1/n, as with a p99 that is half as long again by chance; violating from 50 % on."""
+    """Conforming within 10 % of 1/n, as with a p99 that is by chance 50 % longer; violating from 50 % on."""
     fair = 1.0 / backends
     return (0.9 * fair, 1.1 * fair), (0.5 * fair, 1.5 * fair)
 
@@ -71,40 +71,42 @@ def returned_zone(backends: int) -> tuple[Zone, Zone]:
 
 
 def cap_of(zones: tuple[Zone, tuple[float | None, float | None]], alpha: float = ALPHA) -> int:
-    """Most requests that the sequential test may need."""
+    """Largest number of requests that the sequential test may need."""
     return ShareTest(*zones, alpha).cap
 
 
-# --- what all scenarios ask of the claims -------------------------------------------------------------------
+# --- claims that all scenarios require ----------------------------------------------------------------------
 
 
-def need_telling(claims: Claims, components: tuple[str, ...]) -> None:
-    """UnsupportedError unless updates can pass, each component weighs enough, and something is left beside all."""
+def require_detectable(claims: Claims, components: tuple[str, ...]) -> None:
+    """Raise UnsupportedError unless updates can pass and each weight, and the rest beside all, can be detected."""
     if claims.protocol != "http":
         raise UnsupportedError(f"protocol {claims.protocol} has no updates")
     weights: dict[str, float] = {name: getattr(claims[HealthShare], name) for name in components}
     for name, weight in weights.items():
-        if weight < TELLING:
-            raise UnsupportedError(f"the weight of {name} is {weight:g}, below {TELLING:g} too little to be seen")
-    if (left := 1 - sum(weights.values())) < TELLING:
-        raise UnsupportedError(f"without {' and '.join(components)} a score is {left:.2g}, too little to be seen")
+        if weight < SMALLEST_WEIGHT:
+            raise UnsupportedError(
+                f"the weight of {name} is {weight:g}, below {SMALLEST_WEIGHT:g}: too little to detect"
+            )
+    if (left := 1 - sum(weights.values())) < SMALLEST_WEIGHT:
+        raise UnsupportedError(f"without {' and '.join(components)} a score is {left:.2g}, too little to detect")
 
 
 def updates(name: str, start_s: float, requests: int, rate_per_s: float = RATE_PER_S) -> Stream:
-    """Updates at a steady rate, each over a connection of its own."""
+    """Updates at a steady rate, each over its own connection."""
     return Stream(name, start_s, rate_per_s, requests, kind=Kind.UPDATE, connections=Connections.FRESH)
 
 
 def _burst(name: str, start_s: float, cap: int) -> Stream:
-    """Updates that make `cap` of them together with a trickle, or a few more."""
+    """Updates that amount to `cap` together with a trickle, or slightly more."""
     return updates(name, start_s, math.ceil(cap * RATE_PER_S / (RATE_PER_S + TRICKLE_PER_S)) + 2)
 
 
 def _trickle(claims: Claims, share: float, start_s: float, end_s: float) -> Stream:
-    """Updates that give a backend with this share of them half as many calls again as its window must have.
+    """Updates that give a backend with this share of them 1.5 times the minimum number of calls in its window.
 
-    So two thirds of a window after they began it has enough of them.
-    UnsupportedError where that takes more than what is judged.
+    The backend reaches the minimum two thirds of a window after they begin. UnsupportedError if that needs a higher
+    rate than the judged periods have.
     """
     health = claims[HealthShare]
     rate_per_s = max(TRICKLE_PER_S, CALLS_TO_SPARE * health.minimum_calls / (share * health.window_s))
@@ -119,7 +121,7 @@ def _trickle(claims: Claims, share: float, start_s: float, end_s: float) -> Stre
 
 
 def failing_score(claims: Claims) -> float:
-    """Score of a backend of which nothing but the errors is bad, and all are errors."""
+    """Score of a backend whose every answer is an error and that is healthy in all other components."""
     return 1.0 - claims[HealthShare].errors
 
 
@@ -127,12 +129,12 @@ FAILING, HEALED = "failing", "healed"
 
 
 def one_fails(claims: Claims) -> Scenario:
-    """One of four backends answers every request with 503, while its health checks stay fine, and is healed later.
+    """One of four backends answers every request with 503, passes its health checks, and is healed later.
 
-    Phases "failing" and "healed" are judged, each one window after the change, when what was before has left it; until
-    then there is a trickle.
+    The phases "failing" and "healed" are judged. Each begins one window after the change, when earlier results have
+    left the window; until then there is a trickle.
     """
-    need_telling(claims, ("errors",))
+    require_detectable(claims, ("errors",))
     backends = claims.fleet(4, at_least=3)
     score = failing_score(claims)
     window_s = claims[HealthShare].window_s
@@ -159,7 +161,8 @@ def one_fails(claims: Claims) -> Scenario:
 HEALTHY, NOT_READY, READY_AGAIN = "healthy", "not-ready", "ready-again"
 
 SILENT_S = 1.0
-"""So long a backend that is out gets nothing: with a weight of .15 it would have had five requests of the trickle."""
+"""Period in which a backend that is out gets nothing; with a weight of .15 it would have had five requests of the
+trickle."""
 
 
 def detection_s(claims: Claims) -> float:
@@ -175,12 +178,12 @@ def return_s(claims: Claims) -> float:
 
 
 def one_not_ready(claims: Claims) -> Scenario:
-    """A healthy fleet of four; then, where health checks are claimed, one says for a while that it is not ready.
+    """A healthy fleet of four; then, where health checks are claimed, one backend is not ready for a while.
 
-    It serves what it is sent all the same, so that its requests alone show nothing. Phases "healthy" and "ready-again"
-    are judged for shares, and between them a trickle for silence.
+    It still serves requests, so its answers show no fault. The shares are judged in the phases "healthy" and
+    "ready-again"; between them a trickle shows whether it gets requests.
     """
-    need_telling(claims, ())
+    require_detectable(claims, ())
     backends = claims.fleet(4, at_least=3)
     healthy = cap_of(even_zone(backends), ALPHA / backends)
     out_s = START_S + healthy / RATE_PER_S + HANDOVER_S
@@ -213,30 +216,31 @@ def one_not_ready(claims: Claims) -> Scenario:
 TAIL = "tail"
 SERVICE_S = 0.02
 SLOWER = 20.0
-"""A slow answer takes so many times the baseline: the latency component is then .05, nearly all of it lost."""
+"""Latency of a slow answer in multiples of the baseline; the latency component is then .05, nearly all of it lost."""
 
 LOST_AT_LEAST = 0.9
-"""Share of the latency component that a tail must cost, as measured, for its effect to be told from none."""
+"""Share of the latency component that a tail must cost, as measured, for its effect to be detectable."""
 
 LONGEST_BASELINE_S = 0.1
 PULSES_A_WINDOW = 2.0
 PULSE_SHARE = 0.1
-"""A tenth of the time, twice a window: far over the 1 % that make a p99, and nine answers in ten are quick."""
+"""A tenth of the time, twice a window: far over the 1 % that make a p99, while nine answers in ten are fast."""
 
 
 def tail_zone(claims: Claims, backends: int) -> tuple[Zone, Zone]:
-    """Zones that are planned with for a backend with a tail; the check knows the latencies and narrows them."""
+    """Planned zones for a backend with a slow tail; the check narrows them by the measured latencies."""
     weight = claims[HealthShare].latency
     low, high = share_of(1 - weight, backends), share_of(1 - LOST_AT_LEAST * weight, backends)
     return (low, high), (low / 2, 1.0 / backends)
 
 
 def one_has_a_tail(claims: Claims) -> Scenario:
-    """One of three backends is slow now and then, for a tenth of the time, and quick otherwise.
+    """One of three backends is slow in short periods, a tenth of the time, and fast otherwise.
 
-    Its p99 is that of the slow answers throughout, while its last answer is nearly always as quick as anybody's.
+    Its p99 is that of the slow answers throughout, while its last answer is nearly always as fast as any other
+    backend's.
     """
-    need_telling(claims, ("latency",))
+    require_detectable(claims, ("latency",))
     backends = claims.fleet(3, at_least=3)
     health = claims[HealthShare]
     _trickle(claims, share_of(1 - health.latency, backends), 0.0, 0.0)  # raises if a window is too short for a p99
@@ -271,18 +275,18 @@ def one_has_a_tail(claims: Claims) -> Scenario:
 
 MEMORY_MB = 80_000
 WEIGHTS_MB = 75_000
-"""Just under 95 % of the memory, above which a balancer may take a backend out altogether."""
+"""Just under 95 % of the memory, above which a balancer may take a backend out of rotation."""
 
 LOAD_S = 0.05
 DECODE_STEP_S = 0.005
 TOUCH, WARM, HOLD, FULL = "touch", "warm", "hold", "full"
 
 HOLD_S = 1.85
-"""A request holds the model for so long: below any usual limit for an attempt. Two such holds are enough then."""
+"""How long a request holds the model: below any usual timeout of an attempt. Two such holds are enough then."""
 
 HOLD_EVERY_S = 2.0
 HELD_AT_LEAST_S = 0.3
-"""What must be left of a hold once the balancer has a report of it."""
+"""Shortest time that must be left of a hold once the balancer has a report of it."""
 
 
 def full_score(claims: Claims) -> float:
@@ -314,19 +318,17 @@ def reported_s(claims: Claims) -> float:
 
 
 def one_holds_a_model(claims: Claims) -> Scenario:
-    """One of two backends has its memory full of a model that is idle; then long requests hold it, one after the other.
+    """One of two backends has its memory full of an idle model; then long requests hold the model, one at a time.
 
-    There are many updates in phase "warm", while the model is idle, and while a request holds it and the balancer has
-    a report of that. All answers are cut off, so that both backends fail and memory weighs more in what is left of
-    their scores: of 1 and .81 no test could tell the shares with fewer than 5,000 requests, of .6 and .41 it can with
-    1,600. No latency plays a part then.
+    Many updates are sent in the phase "warm", while the model is idle, and whenever a request holds it and the balancer
+    has a report of that. All answers are cut off, so that both backends fail and memory is a larger part of their
+    remaining scores: for scores of 1 and .81 no test could distinguish the shares with fewer than 5,000 requests, for
+    .6 and .41 1,600 are enough. Latency has no effect then.
     """
-    need_telling(claims, ("errors", "memory"))
+    require_detectable(claims, ("errors", "memory"))
     checks, health = claims[HealthChecks], claims[HealthShare]
     if health.window_s < 2 * checks.interval_s:
-        raise UnsupportedError(
-            f"a report counts for {health.window_s:g} s, not from one health check to the next but one"
-        )
+        raise UnsupportedError(f"a report counts for {health.window_s:g} s, less than two health check intervals")
     held_s = HOLD_S - checks.interval_s - 2 * HANDOVER_S
     if held_s < HELD_AT_LEAST_S:
         raise UnsupportedError(
@@ -335,7 +337,7 @@ def one_holds_a_model(claims: Claims) -> Scenario:
     backends = claims.fleet(2)
     warm, full = cap_of(warm_zone(claims, backends)), cap_of(full_zone(claims, backends))
     touch_s = START_S / 2
-    failing_s = health.window_s / CALLS_TO_SPARE  # all fail from the first on, and by then they are enough
+    failing_s = health.window_s / CALLS_TO_SPARE  # all requests fail, and by then their number is sufficient
     while_warm = _burst(WARM, START_S + max(failing_s, reported_s(claims)) + HANDOVER_S, warm)
     full_s = while_warm.end_s + HANDOVER_S
     holds = math.ceil(full / (RATE_PER_S + TRICKLE_PER_S) / held_s)
@@ -348,8 +350,8 @@ def one_holds_a_model(claims: Claims) -> Scenario:
         while_warm,
     ]
     for turn in range(holds):
-        told_s = full_s + turn * HOLD_EVERY_S + checks.interval_s + HANDOVER_S
-        streams.append(_burst(f"{FULL}-{turn}", told_s, math.ceil(full / holds)))
+        reported_at_s = full_s + turn * HOLD_EVERY_S + checks.interval_s + HANDOVER_S
+        streams.append(_burst(f"{FULL}-{turn}", reported_at_s, math.ceil(full / holds)))
     return Scenario(
         name="one-holds-a-model",
         backends=backends,

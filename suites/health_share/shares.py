@@ -1,6 +1,6 @@
 """Health-weighted shares: a backend gets traffic in proportion to its health, neither all nor nothing.
 
-The component of the connections is judged in suites.health_share.connections.
+The connections component is judged in suites.health_share.connections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.evidence.history import History
 from harness.property.declare import declare
 from harness.property.findings import Findings, sampled, undecided, within
 from harness.stats import ALPHA
-from suites.health_share.evidence import holdings, judge_share, picks, tail_share, told_s, warmed
+from suites.health_share.evidence import holdings, judge_share, picks, reported_at_s, tail_share, warmed
 from suites.health_share.scenarios import (
     FAILING,
     HANDOVER_S,
@@ -55,10 +55,10 @@ from suites.health_share.scenarios import (
 )
 
 MASKS = (Spread, Retry, Hedge, Breaker, Ejection)
-"""A policy of its own, second attempts, and what takes a sick backend away altogether."""
+"""A different policy, second attempts, and features that take a sick backend out of rotation."""
 
 FEW = 50
-"""Fewer requests than this say nothing of a backend that got none."""
+"""With fewer requests than this, a backend without any is inconclusive."""
 
 # --- healthy ------------------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ FEW = 50
 def healthy_even(history: History, claims: Claims) -> Findings:
     """While all backends are healthy, each gets an even share.
 
-    A sequential test for each backend: within 10 % of 1/n against half as much or half as much again, false alarms 1e-4
+    A sequential test for each backend: within 10 % of 1/n against half as much or 1.5 times as much, false alarms 1e-4
     in all, power .999. Seen broken: rounding of weights that leaves a backend without any (envoyproxy/envoy#19526).
     """
     phase = history.scenario.phase(HEALTHY)
@@ -101,9 +101,9 @@ def healthy_even(history: History, claims: Claims) -> Findings:
 def errors_by_their_weight(history: History, claims: Claims) -> Findings:
     """A backend that fails every request and passes its health checks loses the weight of the errors and no more.
 
-    With a weight of .4 its score is .6, and beside three healthy ones it gets .6/3.6 of the requests: a score is a
-    weight and not a gate. Judged from one claimed window after the fault on, by a sequential test: .15 to .1781 against
-    at most .0909 or at least .25. Seen broken: a widely repeated sketch takes every backend above a score of .2 as
+    With a weight of .4 its score is .6, and beside three healthy backends it gets .6/3.6 of the requests: a score is a
+    weight, not a gate. Judged from one claimed window after the fault on, by a sequential test: .15 to .1781 against at
+    most .0909 or at least .25. Seen broken: a widely repeated sketch takes every backend above a score of .2 as
     healthy, so that .6 and 1 get the same.
     """
     fault = history.step("FailingStatus", SICK)
@@ -127,14 +127,14 @@ def errors_by_their_weight(history: History, claims: Claims) -> Findings:
 def recovery_even(history: History, claims: Claims) -> Findings:
     """One claimed window after a backend was healed its share is even again.
 
-    What went wrong before has left the window by then. One-sided: within 5 % of even against the share that it had
-    while it failed. Seen broken: rates over a lifetime instead of a window (travis-ci/jupiter-brain#12).
+    Earlier failures have left the window by then. The test is one-sided: within 5 % of even against the share while the
+    backend failed. Seen broken: rates over a lifetime instead of a window (travis-ci/jupiter-brain#12).
     """
     fault = history.step("FailingStatus", SICK)
     if fault is None:
         return
     if np.isnan(fault.healed_s):
-        yield undecided("the fault was not seen to heal", fault.effective_s)
+        yield undecided("the end of the fault was not observed", fault.effective_s)
         return
     score, backends, phase = failing_score(claims), history.scenario.backends, history.scenario.phase(HEALED)
     from_s = max(phase.start_s, fault.healed_s + claims[HealthShare].window_s + HANDOVER_S)
@@ -154,12 +154,12 @@ def recovery_even(history: History, claims: Claims) -> Findings:
     scenario=one_has_a_tail,
 )
 def latency_by_its_weight(history: History, claims: Claims) -> Findings:
-    """A backend with a slow tail gets less, by what its p99 over the claimed window has lost against the baseline.
+    """A backend with a slow tail gets less, in proportion to its p99 over the claimed window against the baseline.
 
-    One answer in ten is about twenty times slower, in short stretches; the p99 is that of the slow ones all the time,
-    and the score about .71. What share follows is worked out from the latencies that were measured. A sequential test
-    tells it from an even share. Seen broken: a widely repeated sketch whose "p99" is the latency of the last answer,
-    which is a quick one nine times in ten.
+    One answer in ten is about twenty times slower, in short periods; the p99 is always that of the slow answers, and
+    the score about .71. The expected share is computed from the measured latencies. A sequential test distinguishes it
+    from an even share. Seen broken: a widely repeated sketch whose "p99" is the latency of the last answer, which is a
+    fast one nine times in ten.
     """
     fault = history.step("Slow", SICK)
     if fault is None:
@@ -167,16 +167,16 @@ def latency_by_its_weight(history: History, claims: Claims) -> Findings:
     phase = history.scenario.phase(TAIL)
     from_s = max(phase.start_s, phase.start_s + fault.effective_s - fault.asked_s)
     backends = history.scenario.backends
-    called_for = tail_share(history, claims, fault.backend, from_s, phase.end_s)
-    if isinstance(called_for, str):
-        yield undecided(called_for, from_s)
+    expected = tail_share(history, claims, fault.backend, from_s, phase.end_s)
+    if isinstance(expected, str):
+        yield undecided(expected, from_s)
         return
-    low, high = np.floor(called_for[0] * 1000) / 1000, np.ceil(called_for[1] * 1000) / 1000
+    low, high = np.floor(expected[0] * 1000) / 1000, np.ceil(expected[1] * 1000) / 1000
     planned, violate = tail_zone(claims, backends)
-    if called_for[1] > planned[1]:
-        yield undecided(f"the latencies call for a share of {low:.3f} to {high:.3f}, too near to an even one", from_s)
+    if expected[1] > planned[1]:
+        yield undecided(f"the latencies call for a share of {low:.3f} to {high:.3f}, too close to even", from_s)
         return
-    note = f"the latencies call for {called_for[0]:.4f} to {called_for[1]:.4f}"
+    note = f"the latencies call for {expected[0]:.4f} to {expected[1]:.4f}"
     chosen = picks(history, from_s, phase.end_s)
     yield from judge_share(chosen, fault.backend, ((float(low), float(high)), violate), from_s, phase.end_s, note)
 
@@ -194,8 +194,8 @@ def latency_by_its_weight(history: History, claims: Claims) -> Findings:
 def not_ready_nothing(history: History, claims: Claims) -> Findings:
     """A backend that is not ready gets nothing, whatever its score, once enough health checks must have failed.
 
-    It serves what it is sent, so by its score alone it would keep an even share. Counted from the fault to the last
-    request that still went there: at most as many intervals as health checks have to fail, and one time limit. Seen
+    It still serves requests, so its score alone would give it an even share. The bound from the fault to the last
+    request for this backend is the number of health checks that have to fail, in intervals, plus one timeout. Seen
     broken: a sketch by whose formula a backend that fails everything still scores .6.
     """
     fault = history.step("NotReady", SICK)
@@ -207,17 +207,17 @@ def not_ready_nothing(history: History, claims: Claims) -> Findings:
         yield undecided(before, phase.start_s)
         return
     if not len(before) or float(np.mean(before == fault.backend)) < 0.5 / history.scenario.backends:
-        return  # it had no share that it could lose
+        return  # the backend had no share to lose
     high_s = detection_s(claims)
     healed_s = history.scenario.phase(NOT_READY).end_s
     start_s, backend = history.attempts["start_s"], history.attempts["backend"]
     during = (start_s >= fault.effective_s) & (start_s < healed_s) & (history.attempts["request"] >= 0)
     elsewhere = int(np.count_nonzero(during & (backend != fault.backend) & (start_s > fault.effective_s + high_s)))
     if elsewhere < FEW:
-        yield undecided(f"only {elsewhere} requests were sent anywhere once it had to be out", fault.effective_s)
+        yield undecided(f"only {elsewhere} requests reached other backends after the bound", fault.effective_s)
         return
     last_s = float((start_s[during & (backend == fault.backend)] - fault.effective_s).max(initial=0.0))
-    note = f"the last request for {SICK} came {last_s:.2f} s after it was not ready; {elsewhere} went elsewhere"
+    note = f"the last request for {SICK} came {last_s:.2f} s after the fault; {elsewhere} went elsewhere"
     yield within(last_s, 0.0, high_s, fault.effective_s, until_s=healed_s, sample=elsewhere, note=note)
 
 
@@ -231,14 +231,14 @@ def not_ready_nothing(history: History, claims: Claims) -> Findings:
 def not_ready_returns(history: History, claims: Claims) -> Findings:
     """A backend that is ready again has an even share once enough health checks must have passed.
 
-    Neither nothing, as where health checks end with the first failure, nor a rush because it has been idle. A
+    It gets neither nothing, as where health checks end with the first failure, nor a rush because it has been idle. A
     sequential test: within 10 % of even against 40 % of that, or double.
     """
     fault = history.step("NotReady", SICK)
     if fault is None:
         return
     if np.isnan(fault.healed_s):
-        yield undecided("the fault was not seen to heal", fault.effective_s)
+        yield undecided("the end of the fault was not observed", fault.effective_s)
         return
     phase = history.scenario.phase(READY_AGAIN)
     from_s = max(phase.start_s, fault.healed_s + return_s(claims))
@@ -258,21 +258,21 @@ def not_ready_returns(history: History, claims: Claims) -> Findings:
     scenario=one_holds_a_model,
 )
 def memory_by_its_weight(history: History, claims: Claims) -> Findings:
-    """A backend whose memory is in use gets less, by the weight of the memory and the part of it that is taken.
+    """A backend whose memory is in use gets less, by the weight of the memory and the part of it that is in use.
 
-    A model that fills 94 % is held by one long request after the other, each judged from the next health check on. All
-    answers are cut off, which leaves scores of .6 and .4125 with weights of .4 and .2, and a share of .407 where one
-    that ignores memory gives one half. A sequential test over all holds tells them apart.
+    Long requests, one at a time, hold a model that fills 94 % of the memory; each hold is judged from the next health
+    check on. All answers are cut off, which leaves scores of .6 and .4125 with weights of .4 and .2, and a share of
+    .407 where a balancer that ignores memory gives one half. A sequential test over all holds distinguishes the two.
     """
     backends = history.scenario.backends
     hits: list[bool] = []
     held_s: list[float] = []
     free_s = 0.0
     for holding in holdings(history, HOLD):
-        from_s, until_s = told_s(history, holding, claims), min(holding.end_s, history.scenario.end_s)
+        from_s, until_s = reported_at_s(history, holding, claims), min(holding.end_s, history.scenario.end_s)
         alone, free_s = holding.start_s >= free_s, max(free_s, until_s)
         if not alone or from_s >= until_s:
-            continue  # two held at once, or it was over before the balancer could know
+            continue  # two holds at once, or one that ended before the balancer could have a report
         chosen = picks(history, from_s, until_s)
         if isinstance(chosen, str):
             yield undecided(chosen, from_s)
@@ -282,7 +282,7 @@ def memory_by_its_weight(history: History, claims: Claims) -> Findings:
     if not hits:
         return
     (conform, violate), share = full_zone(claims, backends), full_share(claims, backends)
-    note = f"whose memory was in use got {sum(hits)} of {len(hits)}, which calls for {share:.4f}"
+    note = f"the backend with memory in use got {sum(hits)} of {len(hits)}; its score calls for {share:.4f}"
     yield sampled(hits, conform=conform, violate=violate, at_s=held_s[0], until_s=held_s[-1], note=note)
 
 
@@ -296,15 +296,15 @@ def memory_by_its_weight(history: History, claims: Claims) -> Findings:
 def warm_even(history: History, claims: Claims) -> Findings:
     """A backend whose memory is full of an idle model gets the same share as a cold one.
 
-    Idle weights give way when room is needed, so they count as free; otherwise a backend looks ill for being warm, and
-    a cold one attractive. One-sided: 1/n against the share that it would have if its model were in use. Seen broken:
-    the health score of a widely repeated sketch, which takes memory that is not free as load.
+    Idle weights are evicted when memory is needed, so they count as free; otherwise a warm backend looks unhealthy and
+    a cold one attractive. The test is one-sided: 1/n against the share that the backend would have if its model were in
+    use. Seen broken: the health score of a widely repeated sketch, which takes memory that is not free as load.
     """
     phase = history.scenario.phase(WARM)
     touched = holdings(history, TOUCH)
     warm = warmed(history, phase.end_s)
     if len(touched) != 1 or warm != {touched[0].backend}:
-        yield undecided(f"{len(warm)} backends were warm, needs one", phase.start_s)
+        yield undecided(f"{len(warm)} backends were warm, not one", phase.start_s)
         return
     from_s = max(phase.start_s, touched[0].end_s + reported_s(claims))
     chosen = picks(history, from_s, phase.end_s)

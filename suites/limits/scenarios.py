@@ -1,4 +1,4 @@
-"""Scenarios for limits: a second of three times what may be let in, and a crowd that waits. No property is here."""
+"""Scenarios for limits: a second at three times the claimed rate, and a full queue. No property is declared here."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from suites.scenarios import disturbing_intervals_s, key_carrier
 START_S = 0.1
 KEYS = Keys(50, "uniform")
 
-# --- a hot second -------------------------------------------------------------------------------------------
+# --- rate ---------------------------------------------------------------------------------------------------
 
 CALM_STREAM, HOT = "calm", "hot"
 CALM_SHARE, CALM_S = 0.5, 0.6
-"""Before, so much of the rate is sent for so long: it is within the limits by any way of counting."""
+"""Share of the rate sent beforehand, and for how long: within the limits by every method of counting."""
 
 TIMES = 3.0
 HOT_S = 1.0
 BURSTS = 1.5
-"""The hot stretch lasts this many times as long as the rate takes to make up a burst, if that is more than a second."""
+"""Duration of the overload in multiples of the time in which the rate makes up a burst, if longer than a second."""
 
 MOST_PER_S, MOST_HOT_S = 3000.0, 5.0
 
 
 def hot_s(limits: Limits) -> float:
-    """How long the hot stretch lasts."""
+    """Duration of the overload in seconds."""
     assert limits.rate_per_s is not None
     return max(HOT_S, BURSTS * limits.burst / limits.rate_per_s)
 
 
 def hot_second(claims: Claims) -> Scenario:
-    """Half the claimed rate for a while, then three times the rate for a second. No request takes long."""
+    """Half the claimed rate for a while, then three times the rate for a second; every request is short."""
     limits = claims[Limits]
     if limits.rate_per_s is None:
         raise UnsupportedError("no rate is claimed")
     hot_per_s, lasts_s = TIMES * limits.rate_per_s, hot_s(limits)
     if hot_per_s > MOST_PER_S or lasts_s > MOST_HOT_S or limits.rate_per_s < 1 / HOT_S:
-        raise UnsupportedError(f"{limits.rate_per_s:g} requests/s, {limits.burst} at once: too many or few to be sent")
+        raise UnsupportedError(f"{limits.rate_per_s:g} requests/s, {limits.burst} at once: too many or too few to send")
     calm_per_s, hot_start_s = CALM_SHARE * limits.rate_per_s, START_S + CALM_S
     streams = (
         Stream(CALM_STREAM, START_S, calm_per_s, math.ceil(CALM_S * calm_per_s), KEYS),
@@ -54,16 +54,16 @@ def hot_second(claims: Claims) -> Scenario:
     )
 
 
-# --- a crowd ------------------------------------------------------------------------------------------------
+# --- concurrency --------------------------------------------------------------------------------------------
 
 NORMAL, CRITICAL = "normal", "critical"
 CROWD_TIMES = 2.0
-"""So many times what the claimed number of requests at a time gets through is sent."""
+"""Offered load as a multiple of the throughput at the claimed concurrency."""
 
 CRITICAL_SHARE = 0.2
 CRITICALS = 16
 RATE_TO_SPARE = 0.8
-"""Of the claimed rate a crowd takes at most this much, so that nobody is refused for the rate."""
+"""Largest share of the claimed rate that the load uses, so that no request is rejected for the rate."""
 
 SERVICE_S, MOST_SERVICE_S = 0.2, 1.0
 DECODE_STEPS = 10
@@ -71,20 +71,20 @@ MOST_FILLING_S = 2.0
 
 
 def crowd(claims: Claims) -> Scenario:
-    """Twice what can be got through with the claimed number at a time: the queue is full of normal requests.
+    """Twice the throughput at the claimed concurrency, so that the queue is full of normal requests.
 
-    One request in five is critical: far fewer than there is room for, so that the queue is never full of those.
+    One request in five is critical: far fewer than the queue holds, so it is never full of critical requests.
     """
     limits = claims[Limits]
     if limits.concurrency is None or not limits.queue:
-        raise UnsupportedError("no number of requests at a time is claimed, or no queue")
+        raise UnsupportedError("no concurrency is claimed, or no queue")
     most_per_s = math.inf if limits.rate_per_s is None else RATE_TO_SPARE * limits.rate_per_s
     service_s = max(SERVICE_S, CROWD_TIMES * limits.concurrency / most_per_s)
-    through_per_s = limits.concurrency / service_s
-    offered_per_s = CROWD_TIMES * through_per_s
-    filling_s = (limits.concurrency + limits.queue) / (offered_per_s - through_per_s)
+    throughput_per_s = limits.concurrency / service_s
+    offered_per_s = CROWD_TIMES * throughput_per_s
+    filling_s = (limits.concurrency + limits.queue) / (offered_per_s - throughput_per_s)
     if service_s > MOST_SERVICE_S or filling_s > MOST_FILLING_S or offered_per_s > MOST_PER_S:
-        raise UnsupportedError(f"{limits.concurrency} at a time and {limits.queue} waiting take too long to fill")
+        raise UnsupportedError(f"{limits.concurrency} at once and {limits.queue} waiting take too long to fill")
     critical_per_s = CRITICAL_SHARE * offered_per_s
     full_s = START_S + 1.25 * filling_s
     end_s = full_s + CRITICALS / critical_per_s

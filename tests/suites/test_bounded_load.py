@@ -89,9 +89,7 @@ def test_the_rush() -> None:
 def test_a_bound_that_would_not_be_reached_is_not_judged() -> None:
     """The hot key is 0.8 of all in flight; a backend may have 0.6 of it at most."""
     assert hot_key(claimed(2.4)).backends == 4
-    with pytest.raises(
-        UnsupportedError, match=r"with a factor of 2\.41 over 4 backends one may have nearly everything"
-    ):
+    with pytest.raises(UnsupportedError, match=r"with a factor of 2\.41 one of 4 backends may take nearly all load"):
         hot_key(claimed(2.41))
     with pytest.raises(UnsupportedError, match="needs 3 backends"):
         hot_key(replace(claimed(), fixed_backends=2))
@@ -277,7 +275,7 @@ def test_one_that_no_backend_saw(status: int, failure: Failure, away: int) -> No
     history.requests["status"][number], history.requests["failure"][number] = status, failure
     found = only(spill_not_rejected, history, claimed())
     assert (found.ok, found.observed, found.sample) == (not away, away, 14)
-    assert found.note == f"{away} of 14 requests turned away in the rush"
+    assert found.note == f"{away} of 14 requests were rejected in the rush"
 
 
 def test_an_error_of_a_backend_is_no_rejection() -> None:

@@ -98,9 +98,9 @@ def test_where_nobody_is_out_no_cap_is_put_to_the_test() -> None:
     [
         (Ejection(), one_fails, "500 is not claimed to count as a failure"),
         (Ejection(statuses=(500,)), many_fail, "no cap is claimed"),
-        (Ejection(statuses=(500,), cap_share=0.75), many_fail, "a cap of 0.75 is none for 4 backends"),
-        (Ejection(open_s=0.05, statuses=(500,)), one_fails, "too short or too long to be seen"),
-        (Ejection(open_s=30.0, statuses=(500,)), one_fails, "too short or too long to be seen"),
+        (Ejection(statuses=(500,), cap_share=0.75), many_fail, "a cap of 0.75 limits nothing for 4 backends"),
+        (Ejection(open_s=0.05, statuses=(500,)), one_fails, "too short or too long to observe"),
+        (Ejection(open_s=30.0, statuses=(500,)), one_fails, "too short or too long to observe"),
     ],
 )
 def test_what_cannot_be_put_to_the_test(ejection: Ejection, scenario: Callable[[Claims], Scenario], told: str) -> None:

@@ -64,7 +64,7 @@ def test_nothing_lost() -> None:
     }
     assert {item.sample for item in found.values()} <= {89, 90}
     assert {(item.at_s, item.until_s) for item in found.values()} == {(BOUND_S, BOUND_S + AFTER_S)}
-    assert "0 lost since the death" in found["POST"].note
+    assert "0 lost after the death" in found["POST"].note
     assert "latency p50/p99 ms: gpu-0 10.0/10.0, gpu-1 10.0/10.0, gpu-2 10.0/10.0" in found["POST"].note
 
 
@@ -78,17 +78,17 @@ def test_losses_count_from_the_claimed_time_on(method: Method) -> None:
     last = last_until(dying(), BOUND_S, method)
     found = by_method(failover_within_bound(lost(dying(), [last]), CLAIMS))
     assert holds(found[method.name]) and found[method.name].observed_s > WITHIN_S - 0.02
-    assert f"{method.name}: 1 lost since the death, 0 of" in found[method.name].note
+    assert f"{method.name}: 1 lost after the death, 0 of" in found[method.name].note
     first = first_after(dying(), BOUND_S, method)
     found = by_method(failover_within_bound(lost(dying(), [last, first]), CLAIMS))
     assert not holds(found[method.name]) and found[method.name].observed_s < WITHIN_S + 0.02
-    assert f"{method.name}: 2 lost since the death, 1 of" in found[method.name].note
+    assert f"{method.name}: 2 lost after the death, 1 of" in found[method.name].note
     assert holds(found[other]) and found[other].observed_s == 0.0
 
 
 def test_losses_before_the_death_are_not_blamed_on_it() -> None:
     found = by_method(failover_within_bound(lost(dying(), range(10)), CLAIMS))
-    assert holds(found["GET"]) and "0 lost since the death" in found["GET"].note
+    assert holds(found["GET"]) and "0 lost after the death" in found["GET"].note
 
 
 def test_the_time_counts_from_when_the_death_took_effect() -> None:

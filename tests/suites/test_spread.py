@@ -235,7 +235,7 @@ def test_only_who_minds_load_can_be_judged_by_it() -> None:
         if policy in ("least_connections", "two_choices", "ewma"):
             assert one_slow(claims).timeline == (Slow("gpu-0", 0.05, SLOWNESS),)
         else:
-            with pytest.raises(UnsupportedError, match=f"{policy} minds no load"):
+            with pytest.raises(UnsupportedError, match=f"{policy} ignores load"):
                 one_slow(claims)
 
 

@@ -87,8 +87,8 @@ def test_all_fail_and_one_holds_what_it_gets() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"connections": 0.05, "latency": 0.35}, "the weight of connections is 0.05, too little to be seen"),
-        ({"connections": 0.0, "latency": 0.4}, "the weight of connections is 0, too little to be seen"),
+        ({"connections": 0.05, "latency": 0.35}, "the weight of connections is 0.05, too little to detect"),
+        ({"connections": 0.0, "latency": 0.4}, "the weight of connections is 0, too little to detect"),
         ({"connection_span": 900}, "1000 connections at a time need 1512 requests/s"),
         ({"errors": 0.1, "memory": 0.5}, "the weight of errors is 0.1, below 0.15"),
     ],

@@ -172,10 +172,10 @@ def test_a_model_in_use_to_the_end_is_no_occasion() -> None:
 def test_one_backend_alone_is_warm() -> None:
     history = held()
     both = np.append(history.residency, np.array([(0, Residency.LOADING, b"m", 2.0)], dtype=RESIDENCY))
-    assert why(warm_even, replace(history, residency=both)) == "2 backends were warm, needs one"
+    assert why(warm_even, replace(history, residency=both)) == "2 backends were warm, not one"
     both["at_s"][-1] = SCENARIO.phase(WARM).end_s
     assert rate(warm_even, replace(history, residency=both)).hits
-    assert why(warm_even, replace(history, residency=both[:0])) == "0 backends were warm, needs one"
+    assert why(warm_even, replace(history, residency=both[:0])) == "0 backends were warm, not one"
 
 
 def test_a_hold_is_as_long_as_it_says() -> None:

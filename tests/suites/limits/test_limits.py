@@ -211,7 +211,7 @@ def test_a_critical_one_that_waits_in_turn_is_seen() -> None:
 def test_a_critical_one_that_is_turned_away_while_normal_ones_wait_is_seen() -> None:
     findings = urgency_critical_first(crowded(None), CLAIMS)
     assert all(isinstance(found, Held) and not found.ok for found in findings)
-    assert "turned away with 503 while" in findings[0].note  # type: ignore[union-attr]
+    assert "rejected with 503 while" in findings[0].note  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("waits_s", [0.001, None], ids=["let in", "turned away"])
@@ -273,10 +273,10 @@ def test_a_crowd_is_refused_for_its_number_and_not_for_its_rate() -> None:
     ("limits", "scenario", "told"),
     [
         (Limits(rate_per_s=None, concurrency=8), hot_second, "no rate is claimed"),
-        (Limits(rate_per_s=5000.0), hot_second, "too many or few to be sent"),
-        (Limits(rate_per_s=1.0, burst=100), hot_second, "too many or few to be sent"),
-        (Limits(concurrency=8), crowd, "at a time is claimed, or no queue"),
-        (Limits(queue=8), crowd, "at a time is claimed, or no queue"),
+        (Limits(rate_per_s=5000.0), hot_second, "too many or too few to send"),
+        (Limits(rate_per_s=1.0, burst=100), hot_second, "too many or too few to send"),
+        (Limits(concurrency=8), crowd, "no concurrency is claimed, or no queue"),
+        (Limits(queue=8), crowd, "no concurrency is claimed, or no queue"),
         (Limits(rate_per_s=None, concurrency=8, queue=10_000), crowd, "take too long to fill"),
         (Limits(rate_per_s=1.0, concurrency=8, queue=8), crowd, "take too long to fill"),
     ],

@@ -18,7 +18,7 @@ from mockgpu.server.server import MockBackend
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A backend that listens, a client session for it, and its rows."""
+    """A listening backend, a client session for it, and its log rows."""
 
     backend: MockBackend
     port: int
@@ -35,7 +35,7 @@ class Served:
             return answer.status, json.loads(body) if body else None
 
     async def post(self, path: str, **fields: Any) -> tuple[int, Any]:
-        """The same for a POST of JSON."""
+        """Status and decoded JSON of a POST of JSON."""
         async with self.session.post(self.url(path), json=fields) as answer:
             body = await answer.read()
             return answer.status, json.loads(body) if body and answer.content_type == "application/json" else body
@@ -49,13 +49,13 @@ class Served:
             return data
 
     async def until_running(self, running: int) -> None:
-        """Return when so many jobs run."""
+        """Return when ``running`` jobs run."""
         end_s = time.monotonic() + 10
         while (await self.health())["running"] != running:
             assert time.monotonic() < end_s, f"never {running} running"
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return when a condition holds; it is looked at again and again for some seconds."""
+        """Return when a condition holds; polls for some seconds."""
         end_s = time.monotonic() + 10
         while not condition():
             assert time.monotonic() < end_s, "it never came true"

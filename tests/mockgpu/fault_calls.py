@@ -1,4 +1,4 @@
-"""Calls to a backend under faults, and what raw clients see of its answers."""
+"""Calls to a backend under faults, with raw connections."""
 
 import asyncio
 import json
@@ -35,9 +35,9 @@ async def complete(it: Any, **fields: Any) -> tuple[int, bytes, Any]:
 async def raw(
     it: Any, body: dict[str, Any], path: str = "/v1/completions", *, close: bool = False
 ) -> tuple[bytes, bool]:
-    """All bytes of an answer on a connection of its own, and whether that ended by a reset.
+    """All bytes of an answer on a new connection, and whether the connection was reset.
 
-    ``close`` asks the server to close it after the answer, for one that would keep it.
+    ``close`` requests that the server closes the connection after the answer.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
     data = json.dumps(body).encode()
@@ -56,13 +56,13 @@ async def raw(
 
 
 async def last_row(it: Any, outcome: RowOutcome) -> Any:
-    """The row of the last request, once it has ended so."""
+    """The row of the last request, once it has this outcome."""
     await it.until(lambda: it.rows()[-1].outcome is outcome)
     return it.rows()[-1]
 
 
 async def part_of(it: Any, body: dict[str, Any], enough: Callable[[bytes], bool]) -> tuple[bytes, Any, Any]:
-    """What has come of an answer when it is enough, and the connection, still open."""
+    """The part of an answer received when ``enough`` holds, and the open connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
     data = json.dumps(body).encode()
     writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)

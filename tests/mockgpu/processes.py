@@ -1,4 +1,4 @@
-"""What tests of whole processes share: ports, fleets behind `mockgpu serve`, and tagged requests on their way."""
+"""Shared by tests of whole processes: ports, fleets of `mockgpu serve`, and tagged requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FROM_PORT, TO_PORT = 10_000, 20_000
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at."""
+    """Ports without a listener."""
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
         candidates = random.sample(range(FROM_PORT, TO_PORT), k=1_000)
@@ -36,7 +36,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def child(log: Path, *words: str, pipes: bool = False) -> Iterator[Child]:
-    """A running command with its output in `log`; it and all it starts are gone afterwards."""
+    """A running command with its output in `log`; it and its children are ended afterwards."""
     process = Child(words, log, pipes=pipes)
     try:
         yield process
@@ -46,13 +46,13 @@ def child(log: Path, *words: str, pipes: bool = False) -> Iterator[Child]:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Mock backends gpu-0, gpu-1, ... that listen on these ports, and what they have logged."""
+    """Mock backends gpu-0, gpu-1, ... that listen on these ports, and their logs."""
 
     ports: list[int]
     control: int
 
     def urls(self) -> list[str]:
-        """Their addresses, as routers want them."""
+        """Their URLs, for routers."""
         return [f"http://{HOST}:{port}" for port in self.ports]
 
     def rows(self, backend: int) -> list[LogRow]:
@@ -61,13 +61,13 @@ class Fleet:
             return read_rows(answer.read())
 
     def inferences(self, backend: int) -> list[LogRow]:
-        """The rows of one backend that are requests for inference of this run."""
+        """The rows of one backend's inference requests of this run."""
         return [row for row in self.rows(backend) if row.kind is RowKind.INFERENCE]
 
 
 @contextlib.contextmanager
 def fleet(folder: Path, backends: int, *options: str) -> Iterator[Fleet]:
-    """`mockgpu serve` with these options, ready to be asked."""
+    """`mockgpu serve` with these options, ready for requests."""
     ports = free_ports(backends)
     words = [sys.executable, "-m", "mockgpu", "serve", "--ports", ",".join(map(str, ports)), "--nonce", str(NONCE)]
     log = folder / "fleet.log"

@@ -1,6 +1,6 @@
-"""An outside instrument reads off the mock what the setup says: NVIDIA's aiperf measures first tokens and gaps.
+"""NVIDIA's aiperf measures the configured time to first token and inter-token latency of the mock.
 
-It brings more than a gigabyte of packages, so it is not installed with the project: STEELYARD_AIPERF names its command,
+It needs more than a gigabyte of packages, so it is not installed with the project: STEELYARD_AIPERF names its command,
 as in `python -m venv DIR && DIR/bin/pip install aiperf==0.13.0` and STEELYARD_AIPERF=DIR/bin/aiperf.
 """
 
@@ -45,7 +45,7 @@ names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What aiperf says of each request, after the mock's log has agreed on how many there were."""
+    """aiperf's record of each request; their number must agree with the mock's log."""
     if not AIPERF:
         pytest.skip("no aiperf: install aiperf==0.13.0 in an environment of its own, set STEELYARD_AIPERF=its command")
     folder = tmp_path_factory.mktemp("aiperf")
@@ -63,7 +63,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         log = folder / "aiperf.log"
         with child(log, *words) as aiperf:
             assert aiperf.wait(120) and aiperf.status == 0, log.read_text()[-4000:]
-        # It does not know of our tags, so all it sends is foreign to the run.
+        # It sends no tags, so all its requests are foreign to the run.
         rows = [row for row in backends.rows(0) if row.kind is RowKind.FOREIGN]
     assert [(row.status, row.outcome) for row in rows] == [(200, RowOutcome.ANSWERED)] * REQUESTS
     lines = (folder / "profile_export.jsonl").read_text().splitlines()
@@ -87,7 +87,7 @@ def test_no_token_is_early_and_most_are_on_time(records: list[dict[str, Any]]) -
     prefill_ms = [tokens / PREFILL_TOKENS_PER_S * 1000 for tokens in values(records, "usage_prompt_tokens")]
     for metric, tokens in (("time_to_first_token", 1), ("request_latency", OUTPUT_TOKENS)):
         due_ms = [each_ms + tokens * STEP_S * 1000 for each_ms in prefill_ms]
-        late_ms = [seen - due for seen, due in zip(values(records, metric), due_ms, strict=True)]
-        # The bound is for a busy machine; aiperf takes some of the time itself.
+        late_ms = [measured - due for measured, due in zip(values(records, metric), due_ms, strict=True)]
+        # The bound allows for a busy machine; aiperf adds some delay itself.
         assert min(late_ms) >= 0 and median(late_ms) <= 20, metric
     assert median(values(records, "inter_token_latency")) == pytest.approx(STEP_S * 1000, rel=0.1)

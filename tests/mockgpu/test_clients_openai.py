@@ -1,4 +1,4 @@
-"""OpenAI's own client against the mock: what it sends is understood, and what it gets back it understands."""
+"""OpenAI's own client against the mock: requests and responses are compatible."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MESSAGES: Any = [{"role": "user", "content": "one two three"}]
 
 @contextlib.asynccontextmanager
 async def client(it: Any, **options: Any) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=it.url("/v1"), api_key="none", **options) as made:
-        yield made
+    async with AsyncOpenAI(base_url=it.url("/v1"), api_key="none", **options) as opened:
+        yield opened
 
 
 def inferences(it: Any) -> list[LogRow]:
@@ -168,7 +168,7 @@ def test_the_helper_for_streamed_chats(serve: Any) -> None:
 def test_embeddings_of_both_encodings(serve: Any) -> None:
     async def test(it: Any) -> None:
         async with client(it) as api:
-            # The client asks for base64 unless told otherwise, and decodes it.
+            # The client requests base64 by default and decodes it.
             packed = await api.embeddings.create(model="any", input=["a", "b"], dimensions=8)
             floats = await api.embeddings.create(model="any", input=["a", "b"], dimensions=8, encoding_format="float")
             assert [item.embedding for item in packed.data] == [item.embedding for item in floats.data]
@@ -308,7 +308,7 @@ def test_many_at_once(serve: Any) -> None:
                 *(api.completions.create(model="any", prompt="a", max_tokens=20) for _ in range(20))
             )
             assert {answer.choices[0].text for answer in answers} == {" the" * 20}
-            # Eight at a time, 20 ms each.
+            # Eight concurrent requests of 20 ms each.
             assert time.monotonic() - began_s >= 3 * 0.02
 
     serve(test, SETUP)

@@ -18,8 +18,8 @@ def test_all_its_calls(serve: Any) -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable, str(SCRIPT), str(it.port), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
-        told, _ = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode == 0, told.decode()
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 0, output.decode()
         assert sum(row.kind is RowKind.INFERENCE for row in it.rows()) == 5
 
     serve(test, setup_of("tiny", "tiny"))

@@ -1,7 +1,7 @@
-"""Whatever is done to a server: nothing gets lost, counted twice, or happens before its cause.
+"""Under any sequence of calls no job is lost or counted twice, and no event precedes its cause.
 
-A state machine does at random all that can be done to servers of several makes, and keeps its own books from the
-calls it made and the events it got.
+A state machine makes random calls to servers of several setups, and keeps its own books from its calls and the events
+it received.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ gpus = st.builds(
     refuse_asleep=st.booleans(),
 )
 Call = tuple[str, tuple[Any, ...]]
-# What is done beside jobs, as the name of a method and its arguments after the time.
+# Management calls, as a method name and its arguments after the time.
 loads = st.tuples(st.sampled_from(["load", "load", "unload", "invalidate"]), st.sampled_from(NAMES))
 pins = st.tuples(st.just("pin"), st.sampled_from(NAMES), st.booleans())
 rests = st.sampled_from([("evict",), ("die",), ("sleep", 1), ("sleep", 2), ("wake",), ("wake",), ("wake",)])
@@ -76,10 +76,10 @@ adapters = st.sampled_from([("load_adapter", *pair) for pair in ADAPTERS.items()
 
 
 class Books:
-    """What must be true of each job, by the events so far."""
+    """The state of each job by the events so far, with the rules it must obey."""
 
     def __init__(self) -> None:
-        self.jobs: dict[int, Job] = {}  # those inside
+        self.jobs: dict[int, Job] = {}  # jobs in the server
         self.running: set[int] = set()
         self.stages: dict[int, list[type]] = {}
         self.last_s = float("-inf")
@@ -98,7 +98,7 @@ class Books:
         if isinstance(event, Loading | Loaded | Evicted | LoadFailed | AdapterLoaded | AdapterUnloaded | Slept | Woken):
             return
         number = event.job_id
-        assert number in self.jobs, f"{event} of a job that is not inside"
+        assert number in self.jobs, f"{event} of a job that is not in the server"
         before = self.stages[number]
         match event:
             case Started():
@@ -126,7 +126,7 @@ class Books:
 
 
 class Machine(RuleBasedStateMachine):
-    """Time is cut where the rules fall; a second server gets the same calls without looking in between."""
+    """Advances the server at every rule; a second server gets the same calls without intermediate advances."""
 
     inside = Bundle("inside")
 
@@ -190,7 +190,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=consumes(inside))
     def cancel(self, number: int) -> None:
-        self.look()  # what happened before is not taken back
+        self.look()  # earlier events stay
         self.call("cancel", number)
         self.books.cancelled(number)
 
@@ -297,7 +297,7 @@ class Machine(RuleBasedStateMachine):
         assert self.replayed(cut=True) == self.replayed(cut=False) == self.events
 
     def replayed(self, cut: bool) -> list[Event]:
-        """What a fresh server makes of the same calls; ``cut``: looking in between as often as can be."""
+        """Events of a new server for the same calls; ``cut``: advance to every event in between."""
         server = GpuServer(self.setup)
         events: list[Event] = []
         for name, (at_s, *rest) in self.calls:

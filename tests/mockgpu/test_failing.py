@@ -1,4 +1,4 @@
-"""Requests that fail after they were taken in: by an error inside their stream, or with the engine that dies."""
+"""Requests that fail after admission: by an error event in their stream, or when the engine dies."""
 
 import asyncio
 import json
@@ -69,26 +69,26 @@ def test_what_is_not_streamed_is_answered_500_instead(serve: Any) -> None:
 
 @pytest.mark.parametrize("fault", [{"dead": True}, {"dead": True, "first": 1}], ids=["at once", "by a request"])
 def test_a_dead_engine_fails_all_that_is_inside_and_all_that_comes(serve: Any, fault: dict[str, Any]) -> None:
-    """One that streams, one that does not, one that waits, one that is to stall; the setup has two slots."""
+    """A streamed request, a non-streamed one, a waiting one and a stalled one; the setup has two slots."""
 
     async def test(it: Any) -> None:
         await complete(it, max_tokens=1)
         body = ask(stream=True, max_tokens=5_000)
         got, reader, writer = await part_of(it, body, lambda got: got.count(b'data: {"id"') >= 2)
-        inside = [asyncio.create_task(complete(it, max_tokens=5_000)) for _ in range(2)]
+        admitted = [asyncio.create_task(complete(it, max_tokens=5_000)) for _ in range(2)]
         stalled = asyncio.create_task(raw(it, ask(mock_fault="stall;after_tokens=3")))
         await it.until(lambda: [row.kind for row in it.rows()].count(RowKind.INFERENCE) == 5)
         assert (await it.health())["running"] == 2
         await change(it, {"kind": "out-of-memory", **fault})
         if "first" in fault:
             assert json.loads((await complete(it))[1])["error"]["code"] == "out_of_memory"
-        for status, said, _ in await asyncio.gather(*inside):
-            assert (status, json.loads(said)["error"]["code"]) == (500, "engine_dead")
+        for status, text, _ in await asyncio.gather(*admitted):
+            assert (status, json.loads(text)["error"]["code"]) == (500, "engine_dead")
         got += await reader.readuntil(b"0\r\n\r\n")
         writer.close()
         assert got.count(b'data: {"error": ') == 1 and b"data: [DONE]" in got
-        status, said, _ = await complete(it)
-        assert (status, json.loads(said)["error"]["code"]) == (500, "engine_dead")
+        status, text, _ = await complete(it)
+        assert (status, json.loads(text)["error"]["code"]) == (500, "engine_dead")
         assert (await it.get("/health"))[0] == 503
         assert (await it.get("/ping"))[0] == 200
         state = await it.health()

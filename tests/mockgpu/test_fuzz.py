@@ -1,4 +1,4 @@
-"""Whatever comes in on a backend's port, it is answered with 2xx, or 4xx or 503 and an error in JSON, and lives on."""
+"""Any input on a backend's port is answered with 2xx, or with 4xx or 503 and a JSON error, and the backend survives."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ HEADERS = [
     "Content-Encoding",
 ]  # fmt: skip
 
-# A hanging request would hang this test; what it does otherwise other tests see to.
+# A hanging request would hang this test; other tests cover it.
 FAULTS: list[Fault] = [
     StatusFault(429, retry_after_s=0.5),
     StatusFault(503, share=0.5),
@@ -95,7 +95,7 @@ TENSORS = st.fixed_dictionaries(
     },
     optional={"data": st.sampled_from([["a b"], [3]]) | VALUES, "parameters": VALUES},
 )
-# Bodies that come far: right in form, with anything in some of their places.
+# Bodies that pass the first checks: correct in form, with arbitrary values in some fields.
 SHAPED = st.one_of(
     st.fixed_dictionaries(
         {"model": MODELS, "prompt": TEXTS, "max_tokens": COUNTS},
@@ -132,7 +132,7 @@ HEADER_TEXTS = st.sampled_from(
 
 @dataclass
 class Running:
-    """A backend in a thread of its own, and what its process has complained of."""
+    """A backend in its own thread, and the errors that it logged."""
 
     port: int
     backend: MockBackend
@@ -140,7 +140,7 @@ class Running:
     complaints: list[str]
 
     def reset(self) -> None:
-        """Nothing in force, nothing in memory."""
+        """Reset: no faults, empty memory."""
         done = threading.Event()
 
         def reset() -> None:
@@ -191,7 +191,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def answer_to(port: int, data: bytes) -> bytes:
-    """All that comes back until the other side closes the connection."""
+    """All bytes received until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         parts = []
         try:
@@ -199,12 +199,12 @@ def answer_to(port: int, data: bytes) -> bytes:
             while part := connection.recv(65_536):
                 parts.append(part)
         except ConnectionError:
-            pass  # it need not read to the end what it refuses, and faults may cut it
+            pass  # the server may refuse without reading to the end, and faults may cut the connection
         return b"".join(parts)
 
 
 def check(answer: bytes, method: str) -> int:
-    """The status of an answer, which must be well formed; 0 for none, as after a cut."""
+    """The status of a well-formed answer; 0 for no answer, as after a cut."""
     if not answer:
         return 0
     if answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\n"):
@@ -214,7 +214,7 @@ def check(answer: bytes, method: str) -> int:
     if status < 400 or method == "HEAD":
         return status
     assert b"application/json" in head, answer[:300]
-    # An empty body, or that it is not ready, is what readiness has to say.
+    # Readiness answers with an empty body or with 503.
     said = json.loads(body) if body else {"ready": False}
     assert said.get("error") or said.get("ready") is False, answer[:300]
     return status
@@ -265,7 +265,7 @@ def test_no_bytes_are_too_odd(running: Running, path: str, data: bytes) -> None:
     assert running.complaints == []
 
 
-# Every place of a body that is looked at, each with something deeply nested in it.
+# Every field of a body that is read, each with a deeply nested value.
 DEEP = [
     *[("/v1/completions", '{"prompt": "a", "NAME": @}'.replace("NAME", name)) for name in
       ("model", "prompt", "max_tokens", "n", "best_of", "stream", "stream_options", "seed", "stop", "mock_fault",

@@ -1,4 +1,4 @@
-"""What is counted while requests are inside, and when their clients leave: in the model, and on the page of metrics."""
+"""Token counters while requests are served and when clients abort, in the model and in the metrics."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ PLAIN, SLOPED = free(), free(slope_s=0.5)
 def test_tokens_count_when_they_are_due(model: Model) -> None:
     server = box(model)
     server.submit(0.0, inference(1, prompt_tokens=10, output_tokens=4))  # prefill to 1.0, tokens at 2, 3, 4 and 5
-    seen = []
+    observed = []
     for at_s in (0.5, 1.5, 2.0, 2.9, 3.1, 4.5):
         server.advance(at_s)
-        seen.append((server.state().prompt_tokens_done, server.progress()[0]))
-    assert seen == [(0, 0), (0, 0), (10, 1), (10, 1), (10, 2), (10, 3)]
+        observed.append((server.state().prompt_tokens_done, server.progress()[0]))
+    assert observed == [(0, 0), (0, 0), (10, 1), (10, 1), (10, 2), (10, 3)]
     assert server.state().output_tokens_done == 0
     server.advance(5.1)
     assert (server.state().output_tokens_done, server.progress()) == (4, (0, 0.0))
     assert server.state().prompt_tokens_done == 10, "counted once"
 
 
-@pytest.mark.parametrize(("model", "made"), [(PLAIN, 3), (free(slope_s=1.0), 2)])
-def test_what_was_made_counts_when_a_client_leaves_or_the_engine_dies(model: Model, made: int) -> None:
+@pytest.mark.parametrize(("model", "produced"), [(PLAIN, 3), (free(slope_s=1.0), 2)])
+def test_what_was_made_counts_when_a_client_leaves_or_the_engine_dies(model: Model, produced: int) -> None:
     for end in ("cancel", "die"):
         server = box(model)
-        for number in (1, 2):  # with the slope each step of two takes 2 s
+        for number in (1, 2):  # with the slope a step at batch size 2 takes 2 s
             server.submit(0.0, inference(number, prompt_tokens=0, output_tokens=10, sequences=1))
         server.submit(0.0, inference(3, prompt_tokens=1_000, output_tokens=10, model="late"))
         at_s = 3.5 if model is PLAIN else 4.5
@@ -48,7 +48,7 @@ def test_what_was_made_counts_when_a_client_leaves_or_the_engine_dies(model: Mod
             for number in (1, 2, 3):
                 server.cancel(at_s, number)
         state = server.state()
-        assert (state.output_tokens_done, state.prompt_tokens_done) == (2 * made, 0), end
+        assert (state.output_tokens_done, state.prompt_tokens_done) == (2 * produced, 0), end
         assert server.progress() == (0, 0.0)
 
 
@@ -59,18 +59,18 @@ def test_the_speed_is_that_of_what_decodes_now() -> None:
     assert server.progress()[1] == pytest.approx(1.0)
     server.submit(0.5, inference(2, prompt_tokens=0, output_tokens=100, sequences=2, slowness=2.0))
     server.advance(0.6)
-    # Three sequences: a step of 2 s, and one of 4 s for the slow two.
+    # Three sequences: a step takes 2 s, and 4 s for the two slow ones.
     assert server.progress()[1] == pytest.approx(1 / 2.0 + 2 / 4.0)
     server.submit(0.6, inference(3, prompt_tokens=1_000, output_tokens=1))
     server.advance(0.7)
-    # A step of 2.5 s; what is in prefill makes none.
+    # A step takes 2.5 s; a job in prefill produces no tokens.
     assert server.progress()[1] == pytest.approx(1 / 2.5 + 2 / 5.0)
     plain = box(PLAIN)
     plain.submit(0.0, inference(1, prompt_tokens=0, output_tokens=5, slowness=4.0, sequences=2))
     plain.advance(4.1)
     assert plain.progress()[1] == pytest.approx(2 / 4.0)
     plain.submit(4.1, inference(2, prompt_tokens=10, output_tokens=0))
-    assert plain.progress()[1] == pytest.approx(2 / 4.0), "an embedding makes none"
+    assert plain.progress()[1] == pytest.approx(2 / 4.0), "an embedding produces none"
 
 
 SERVERS = {
@@ -83,40 +83,40 @@ SERVERS = {
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_what_is_counted_never_falls_and_is_all_that_was_made(name: str) -> None:
-    """Whatever comes and goes: progress agrees with when each token is due, and sums grow to what was asked for."""
+    """Progress agrees with the due time of each token, and the sums grow to the requested totals."""
     generator = random.Random(name)
     server: GpuServer = SERVERS[name]()
-    inside: dict[int, tuple[int, int]] = {}
-    finished = left = before = 0
+    active: dict[int, tuple[int, int]] = {}
+    finished = cancelled_tokens = before = 0
     at_s = 0.0
     for number in range(1, 150):
         at_s += generator.expovariate(0.4)
         for event in server.advance(at_s):
             if type(event).__name__ == "Finished":
-                tokens, sequences = inside.pop(event.job_id)  # type: ignore[union-attr]
+                tokens, sequences = active.pop(event.job_id)  # type: ignore[union-attr]
                 finished += tokens * sequences
         due = {
             job_id: sum((server.token_due_s(job_id, token) or math.inf) <= at_s for token in range(tokens)) * sequences
-            for job_id, (tokens, sequences) in inside.items()
+            for job_id, (tokens, sequences) in active.items()
         }
-        made = server.progress()[0]
-        assert made == sum(due.values())
-        total = server.state().output_tokens_done + made
+        produced = server.progress()[0]
+        assert produced == sum(due.values())
+        total = server.state().output_tokens_done + produced
         assert total >= before
         before = total
-        assert server.state().output_tokens_done == finished + left
-        if inside and generator.random() < 0.2:
-            gone = generator.choice(list(inside))
-            server.cancel(at_s, gone)
-            left += due[gone]
-            del inside[gone]
+        assert server.state().output_tokens_done == finished + cancelled_tokens
+        if active and generator.random() < 0.2:
+            cancelled = generator.choice(list(active))
+            server.cancel(at_s, cancelled)
+            cancelled_tokens += due[cancelled]
+            del active[cancelled]
         tokens, sequences = generator.randrange(1, 30), generator.choice((1, 1, 2))
         server.submit(at_s, inference(number, generator.randrange(30), tokens, sequences=sequences))
-        inside[number] = tokens, sequences
-    finished += sum(tokens * sequences for tokens, sequences in inside.values())
+        active[number] = tokens, sequences
+    finished += sum(tokens * sequences for tokens, sequences in active.values())
     drain(server)
-    assert server.state().output_tokens_done == finished + left
-    assert left > 0 and (server.state().preemptions > 0) == (name == "kv")
+    assert server.state().output_tokens_done == finished + cancelled_tokens
+    assert cancelled_tokens > 0 and (server.state().preemptions > 0) == (name == "kv")
 
 
 # -- on the page ---------------------------------------------------------------------------------------------
@@ -141,19 +141,19 @@ def test_the_page_moves_with_a_stream_and_keeps_what_was_made(serve: Any) -> Non
     async def test(it: Any) -> None:
         body = {"model": "slow", "prompt": "one two three", "max_tokens": 5_000, "stream": True}
         answer = await it.session.post(it.url("/v1/completions"), json=body)
-        seen = 0
-        while seen < 5:
-            seen += b'"token"' in await answer.content.readline()
-        made, prompt, begun = await figures(it, *NAMES)
-        assert made >= seen and (prompt, begun) == (3, 1)
+        observed = 0
+        while observed < 5:
+            observed += b'"token"' in await answer.content.readline()
+        produced, prompt, first_tokens = await figures(it, *NAMES)
+        assert produced >= observed and (prompt, first_tokens) == (3, 1)
         (per_s,) = await figures(it, "sglang:gen_throughput")
         assert per_s == pytest.approx(50.0)
         answer.close()
         await it.until_running(0)
-        left, prompt, begun = await figures(it, *NAMES)
-        assert left >= made and (prompt, begun) == (3, 1)
+        cancelled_tokens, prompt, first_tokens = await figures(it, *NAMES)
+        assert cancelled_tokens >= produced and (prompt, first_tokens) == (3, 1)
         await asyncio.sleep(0.05)
-        assert await figures(it, NAMES[0]) == [left], "nothing is made for those who left"
+        assert await figures(it, NAMES[0]) == [cancelled_tokens], "no tokens are counted for aborted requests"
 
     serve(test, SETUP)
 
@@ -163,14 +163,14 @@ def test_the_page_moves_with_an_answer_that_is_not_streamed(serve: Any) -> None:
         body = {"model": "slow", "prompt": "one two", "max_tokens": 5_000, "n": 2}
         waiting = asyncio.create_task(it.session.post(it.url("/v1/completions"), json=body))
         await it.until_running(1)
-        made = 0.0
-        while made < 4:
-            made, prompt, begun = await figures(it, *NAMES)
-        assert made % 2 == 0 and (prompt, begun) == (2, 1)
+        produced = 0.0
+        while produced < 4:
+            produced, prompt, first_tokens = await figures(it, *NAMES)
+        assert produced % 2 == 0 and (prompt, first_tokens) == (2, 1)
         waiting.cancel()
         await asyncio.wait([waiting])
         await it.until_running(0)
-        assert (await figures(it, NAMES[0]))[0] >= made
+        assert (await figures(it, NAMES[0]))[0] >= produced
         _, whole = await it.post("/v1/embeddings", input="a b c")
         assert json.dumps(whole["usage"]["prompt_tokens"]) == "3"
         assert (await figures(it, *NAMES))[1:] == [5, 1], "prompts without tokens count at their end"

@@ -1,4 +1,4 @@
-"""Who may give control calls: whoever has the token or, where there is none, whoever is on this machine."""
+"""Control calls are accepted with the token or, if none is set, from this machine only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_is_not(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("remote", "token", "given", "told"),
+    ("remote", "token", "given", "message"),
     [
         ("127.0.0.1", "", "", ""),
         ("127.0.0.1", "", "superfluous", ""),
@@ -40,10 +40,10 @@ def test_what_is_not(host: str) -> None:
         ("127.0.0.1", "t", "u", "missing or wrong"),
     ],
 )
-def test_a_token_or_this_machine(remote: str | None, token: str, given: str, told: str) -> None:
+def test_a_token_or_this_machine(remote: str | None, token: str, given: str, message: str) -> None:
     request: Any = SimpleNamespace(remote=remote, headers={"x-mock-token": given} if given else {})
-    said = control_refusal(request, token)
-    assert told in said and bool(said) == bool(told)
+    refusal = control_refusal(request, token)
+    assert message in refusal and bool(refusal) == bool(message)
 
 
 def test_calls_from_elsewhere_are_refused_at_every_control_path(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,10 +80,10 @@ def test_calls_from_elsewhere_are_refused_at_every_control_path(serve: Any, monk
 def test_the_control_port_is_for_this_machine_unless_there_is_a_token(
     monkeypatch: pytest.MonkeyPatch, host: str, token: str, expected: str
 ) -> None:
-    asked: list[str] = []
+    queried: list[str] = []
 
     async def note(runner: web.ServerRunner, host: str, port: int) -> int:
-        asked.append(host)
+        queried.append(host)
         raise PortError("no further")
 
     monkeypatch.setattr("mockgpu.fleet.fleet.listen", note)
@@ -93,4 +93,4 @@ def test_the_control_port_is_for_this_machine_unless_there_is_a_token(
             await Fleet(FleetSettings(SETUP, (0,), host, token=token)).__aenter__()
 
     asyncio.run(main())
-    assert asked == [expected]
+    assert queried == [expected]

@@ -1,7 +1,7 @@
-"""Real inference routers take mock backends for vLLM or SGLang servers: they start, and requests go through.
+"""Real inference routers accept mock backends as vLLM or SGLang servers: they start, and requests succeed.
 
 The routers are not installed with the project, because their packages clash: `.ci/routers DIR` makes an environment
-for each, and STEELYARD_ROUTERS=DIR says where they are. Without it they are looked for in PATH.
+for each, and STEELYARD_ROUTERS=DIR names it. Without it they are searched in PATH.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sglang-router": ("launch",),
     "smg": ("launch",),
 }
-"""Each router's command and its first words."""
+"""Each router's command and its first arguments."""
 
 BACKENDS = 4
 REQUESTS = 200
@@ -43,7 +43,7 @@ MODEL = "tiny"
 
 
 def command_of(name: str) -> str:
-    """Path of a router's command; skips the test where nobody has said that it is installed, and it is not."""
+    """Path of a router's command; skips the test if it is not installed and STEELYARD_ROUTERS is not set."""
     folder = os.environ.get("STEELYARD_ROUTERS")
     if folder is None:
         return shutil.which(name) or pytest.skip(f"no {name}: make it with .ci/routers DIR, set STEELYARD_ROUTERS=DIR")
@@ -53,7 +53,7 @@ def command_of(name: str) -> str:
 
 @contextmanager
 def router(name: str, backends: Fleet, folder: Path) -> Iterator[str]:
-    """The router in front of these backends, all of which it has found healthy; its address."""
+    """A router in front of these backends, once it finds all of them healthy; its address."""
     command = command_of(name)
     port, metrics_port = free_ports(2)
     words = [command, *COMMANDS[name], "--host", HOST, "--port", str(port), "--policy", "round_robin"]
@@ -63,14 +63,14 @@ def router(name: str, backends: Fleet, folder: Path) -> Iterator[str]:
         url = f"http://{HOST}:{port}"
         deadline_s = time.monotonic() + READY_S
         while (healthy := healthy_workers(url)) != BACKENDS:
-            told = f"{name} finds {healthy} of {BACKENDS} backends healthy:\n{log.read_text()[-4000:]}"
-            assert process.status is None and time.monotonic() < deadline_s, told
+            message = f"{name} finds {healthy} of {BACKENDS} backends healthy:\n{log.read_text()[-4000:]}"
+            assert process.status is None and time.monotonic() < deadline_s, message
             time.sleep(0.02)
         yield url
 
 
 def healthy_workers(url: str) -> int:
-    """How many backends the router says are healthy; 0 while it does not answer."""
+    """Number of backends that the router reports as healthy; 0 while it does not answer."""
     try:
         with urllib.request.urlopen(f"{url}/readiness", timeout=5) as answer:
             return int(json.load(answer)["healthy_workers"])
@@ -79,7 +79,7 @@ def healthy_workers(url: str) -> int:
 
 
 async def ask_all(url: str) -> list[tuple[int, str]]:
-    """Send all requests, some at a time; the backend that answered each, by its own word, and the text."""
+    """Send all requests with limited concurrency; for each the backend named in the answer, and the text."""
     gate = asyncio.Semaphore(AT_ONCE)
     async with ClientSession(timeout=ClientTimeout(total=30)) as session:
 
@@ -127,7 +127,7 @@ def test_a_router_serves_from_mock_backends(name: str, tmp_path: Path) -> None:
             answers = asyncio.run(ask_all(url))
         logs = [backends.inferences(number) for number in range(BACKENDS)]
     assert {text for _, text in answers} == {" the" * TOKENS}
-    # Double entry: what a backend says it did is what clients were told, each request once.
+    # The logs of the backends agree with the answers to clients; each request is logged once.
     done = {row.tag: number for number, rows in enumerate(logs) for row in rows}
     assert done == {tag_of(NONCE, number): backend for number, (backend, _) in enumerate(answers)}
     rows = [row for rows in logs for row in rows]

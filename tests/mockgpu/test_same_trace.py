@@ -1,11 +1,10 @@
-"""One trace twice, through the same model: in virtual time, and over sockets with a real clock.
+"""One trace through the same model twice: in virtual time, and over sockets with a real clock.
 
-Over sockets a request reaches the model a little later than planned. A little is enough to swap it with another one,
-or with the end of a load, and a single swap can decide which models are evicted for seconds to come (even the 0.1 ms
-between a request's arrival and its hand-over to the model have done so). So the test asks what can be asked exactly.
-Given the times at which the model was handed each request, virtual time must bring out the very same loads, evictions,
-hits, batches, waits and endings. Those times may differ from the planned ones by no more than the slack, and services
-may last longer by no more than that.
+Over sockets a request is submitted to the model slightly later than planned. A small delay can swap it with another
+request or with the end of a load, and a single swap can change evictions for seconds (even the 0.1 ms between a
+request's arrival and its submission have done so). So the test replays the logged submission times in virtual time,
+which must reproduce the same loads, evictions, cache hits, batches, waits and endings exactly. Submission times may
+differ from the planned ones by the slack at most, and services may last longer by the slack at most.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Planned:
 
 
 def trace() -> list[Planned]:
-    """Poisson arrivals over more models than fit, and one too large; with updates, and prompts that begin alike."""
+    """Poisson arrivals for more models than fit in memory, and one too large; with updates and shared prefixes."""
     generator = random.Random("trace")
     weights = [1 / rank for rank in range(1, MODELS + 1)]
     planned, at_s = [], 0.0
@@ -83,7 +82,7 @@ def trace() -> list[Planned]:
 
 @dataclass(slots=True)
 class Fate:
-    """What became of one request. ``end``: "length" as OpenAI has it, "" for an update, or why it was refused."""
+    """The outcome of one request. ``end``: "length" as in OpenAI, "" for an update, or the reason of refusal."""
 
     cold: bool = False
     batch: int = 0
@@ -97,18 +96,18 @@ class Fate:
 
 @dataclass(slots=True)
 class Story:
-    """All that happened: to the models, in order, and to every request."""
+    """All residency events in order, and the outcome of every request."""
 
     residency: list[tuple[float, type, str]]
     fates: dict[int, Fate]
 
     def count(self, kind: type) -> int:
-        """How many loads began, or ended, or models were evicted."""
+        """Number of residency events of a kind."""
         return sum(1 for _, happened, _ in self.residency if happened is kind)
 
 
 def in_virtual_time(jobs: Sequence[tuple[float, Job]]) -> Story:
-    """The story of these jobs, submitted at these times."""
+    """Simulate these jobs, submitted at these times."""
     server = GpuServer(SETUP)
     events = []
     for at_s, job in jobs:
@@ -143,12 +142,12 @@ def in_virtual_time(jobs: Sequence[tuple[float, Job]]) -> Story:
 
 
 async def over_sockets(port: int, planned: Sequence[Planned]) -> tuple[float, dict[int, str], list[float]]:
-    """Send each request at its time, whatever became of others.
+    """Send each request at its planned time, independently of the others.
 
-    Returns the monotonic time of the trace's zero, what each client was told (as in ``Fate.end``), and how long after
-    their due times empty calls were answered meanwhile, in seconds: how far this machine's times can be trusted.
+    Returns the monotonic time of the trace's zero, the end of each request (as in ``Fate.end``), and the delays of
+    sentinel pings against their due times, in seconds: the timing uncertainty of this machine.
     """
-    told: dict[int, str] = {}
+    ends: dict[int, str] = {}
     sentinels_s: list[float] = []
     connector = TCPConnector(limit=0)
     async with ClientSession(f"http://{HOST}:{port}", connector=connector, timeout=ClientTimeout(total=60)) as session:
@@ -165,7 +164,7 @@ async def over_sockets(port: int, planned: Sequence[Planned]) -> tuple[float, di
                 group.create_task(ping(due_s))
 
         async def send(item: Planned) -> None:
-            told[item.job.id] = await ask(session, item)
+            ends[item.job.id] = await send_request(session, item)
 
         zero_s = time.monotonic() + 0.1
         async with asyncio.TaskGroup() as group:
@@ -173,11 +172,11 @@ async def over_sockets(port: int, planned: Sequence[Planned]) -> tuple[float, di
             for item in planned:
                 await asyncio.sleep(zero_s + item.at_s - time.monotonic())
                 group.create_task(send(item))
-    return zero_s, told, sentinels_s
+    return zero_s, ends, sentinels_s
 
 
-async def ask(session: ClientSession, item: Planned) -> str:
-    """Send one request; why it ended, in the words of ``Fate.end``."""
+async def send_request(session: ClientSession, item: Planned) -> str:
+    """Send one request; returns its end as in ``Fate.end``."""
     job = item.job
     body: dict[str, Any] = {"seed": tag_of(NONCE, job.id)}
     path = "/v1/updates"
@@ -200,20 +199,20 @@ async def ask(session: ClientSession, item: Planned) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The trace over sockets: as clients had it, and as the backend logged it.
+    """The trace over sockets: client results and the backend's log.
 
-    ``slack_s``: the worst sentinel, and the time between two of them, for which nobody watched.
+    ``slack_s``: the largest sentinel delay plus the interval between two sentinels.
     """
 
     planned: list[Planned]
     zero_s: float
-    told: dict[int, str]
+    ends: dict[int, str]
     slack_s: float
     rows: dict[int, LogRow]
     residency: list[tuple[float, type, str]]
 
     def submissions(self) -> list[tuple[float, Job]]:
-        """When the model was handed each request, in that order."""
+        """Submission time of each request to the model, in order."""
         jobs = [(self.rows[item.job.id].submitted_s, item.job) for item in self.planned]
         return sorted(jobs, key=lambda pair: pair[0])
 
@@ -225,18 +224,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     setup.write_text(SETUP.to_json())
     planned = trace()
     with fleet(folder, 1, "--setup", str(setup)) as backends:
-        zero_s, told, sentinels_s = asyncio.run(over_sockets(backends.ports[0], planned))
+        zero_s, ends, sentinels_s = asyncio.run(over_sockets(backends.ports[0], planned))
         rows = settled(backends)
     residency: list[tuple[float, type, str]] = [
         (row.arrival_s, RESIDENCY[row.kind], row.model) for row in rows if row.kind in RESIDENCY
     ]
     own = {row.tag % NUMBER_LIMIT: row for row in rows if row.kind in (RowKind.INFERENCE, RowKind.UPDATE)}
     assert len(own) == len(rows) - len(residency) == REQUESTS
-    return Run(planned, zero_s, told, max(sentinels_s) + SENTINEL_S, own, residency)
+    return Run(planned, zero_s, ends, max(sentinels_s) + SENTINEL_S, own, residency)
 
 
 def settled(backends: Fleet) -> list[LogRow]:
-    """All rows; a client may hold its answer a moment before the row says so."""
+    """All rows, once complete; a client may have its answer shortly before the row is closed."""
     end_s = time.monotonic() + 10
     while True:
         rows = backends.rows(0)
@@ -253,22 +252,22 @@ def test_the_trace_puts_the_model_under_strain() -> None:
     fates = story.fates.values()
     ends = Counter(fate.end for fate in fates)
     assert ends.keys() == {"length", "", "queue_full", "out_of_memory"} and min(ends.values()) >= 10
-    # Some wait for a load, and some whose model is there wait for a slot.
+    # Some wait for a load, and some whose model is resident wait for a slot.
     assert sum(fate.cold for fate in fates) >= 200
     assert sum(not fate.cold and fate.waited_s > 0 for fate in fates) >= 100
-    # Many share their steps or the beginning of a prompt, and a few lose their KV blocks to others.
+    # Many share a batch or a prefix, and a few are preempted.
     assert sum(fate.batch > 1 for fate in fates) >= 100 and sum(fate.cached_tokens > 0 for fate in fates) >= 100
     assert sum(fate.preempted for fate in fates) >= 10
 
 
 def test_sockets_tell_the_story_of_virtual_time(run: Run) -> None:
     story = in_virtual_time(run.submissions())
-    assert [what[1:] for what in story.residency] == [what[1:] for what in run.residency]
+    assert [event[1:] for event in story.residency] == [event[1:] for event in run.residency]
     for virtual, real in zip(story.residency, run.residency, strict=True):
         assert real[0] == pytest.approx(virtual[0], abs=1e-6)
     for number, fate in story.fates.items():
         row = run.rows[number]
-        assert (run.told[number], bool(row.cold)) == (fate.end, fate.cold), number
+        assert (run.ends[number], bool(row.cold)) == (fate.end, fate.cold), number
         if fate.service_s:
             assert (row.status, row.outcome) == (200, RowOutcome.ANSWERED)
             assert (row.batch, row.cached_tokens) == (fate.batch, fate.cached_tokens)
@@ -290,7 +289,7 @@ def test_requests_reach_the_model_within_the_slack_of_their_times(run: Run) -> N
     planned_s = {item.job.id: run.zero_s + item.at_s for item in run.planned}
     order = [(planned_s[job.id], at_s) for at_s, job in run.submissions()]
     assert all(0 < at_s - due_s <= run.slack_s for due_s, at_s in order)
-    # So whoever overtook another was due at nearly the same time.
+    # So a request overtook only requests due at nearly the same time.
     assert all(first - second <= run.slack_s for (first, _), (second, _) in itertools.pairwise(order))
 
 

@@ -1,4 +1,4 @@
-"""Jobs of several sequences, which share their prompt; and what is left when the engine dies."""
+"""Jobs of several sequences that share their prompt, and the state after the engine died."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.mockgpu.boxes import MB, box, drain, free, heavy, inference, times
 
 
 def blocks(number: int) -> GpuServer:
-    """A server with so many blocks of 4 tokens, 1 MB each."""
+    """A server with ``number`` KV blocks of 4 tokens, 1 MB each."""
     return box(free(kv_bytes_per_token=MB // 4), memory_mb=number, kv_share=1.0, block_tokens=4)
 
 
@@ -19,7 +19,7 @@ def refused(events: list[Event]) -> dict[int, str]:
 
 
 def test_sequences_compute_their_prompt_once_and_share_each_step() -> None:
-    """A step takes a second, and half a second more for each further sequence."""
+    """A step takes 1 s, plus 0.5 s for each further sequence."""
     for sequences, step_s in ((1, 1.0), (3, 2.0)):
         server = box(free(slope_s=0.5))
         server.submit(0.0, inference(1, prompt_tokens=10, output_tokens=4, sequences=sequences))
@@ -56,7 +56,7 @@ def test_sequences_hold_the_full_blocks_of_their_prompt_once() -> None:
     for token in range(6):
         server.advance(0.9 + token - 0.001)
         used.append(server.state().kv_blocks_used)
-    # Two full blocks and three begun ones; three more when a token past the twelfth is to be computed.
+    # Two full blocks and three partial ones; three more for the token after the twelfth.
     assert used == [5, 5, 5, 5, 5, 8]
 
 
@@ -76,7 +76,7 @@ def test_sequences_are_preempted_together_and_compute_all_again() -> None:
     ends = times(events, Finished)
     preempted_s = times(events, Preempted)[2]
     assert preempted_s < ends[1] < ends[2]
-    # It had made as many tokens as seconds had passed since its prompt, less the last one, which is not there in full.
+    # It had produced one token per full second since its prefill.
     done = int(preempted_s - 0.4 + 1e-9)
     again_s = (4 + 3 * done) / 10 + (6 - done)
     assert ends[2] == pytest.approx(ends[1] + again_s)
@@ -86,7 +86,7 @@ def test_sequences_are_preempted_together_and_compute_all_again() -> None:
 
 
 def test_all_inside_is_refused_when_the_engine_dies() -> None:
-    """One runs, one waits for a slot, one for a load, one is an update; those that come later are served."""
+    """One job runs, one waits for a slot, one for a load, one is an update; later jobs are served."""
     server = box(heavy("any"), heavy("big", weights_mb=900), max_running=2, loads_at_once=1)
     server.submit(0.0, inference(1, model="a"))
     server.advance(10.5)

@@ -1,6 +1,6 @@
-"""What Triton's own HTTP client does with a mock backend, as a process of its own: the client brings gevent with it.
+"""Triton's own HTTP client against a mock backend, in a separate process because the client uses gevent.
 
-Usage: ``python triton_calls.py PORT``; ends with 0 if all went as it should.
+Usage: ``python triton_calls.py PORT``; exit code 0 on success.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 
 def refused(call: object, *words: object, **more: object) -> str:
-    """The text of the client's error that this call ends in."""
+    """The message of the client error that this call raises."""
     assert callable(call)
     try:
         call(*words, **more)
@@ -24,16 +24,16 @@ def refused(call: object, *words: object, **more: object) -> str:
 
 def text_input(text: str, binary: bool) -> triton.InferInput:
     """The prompt."""
-    made = triton.InferInput("text_input", [1], "BYTES")
-    made.set_data_from_numpy(numpy.array([text.encode()], dtype=object), binary_data=binary)
-    return made
+    tensor = triton.InferInput("text_input", [1], "BYTES")
+    tensor.set_data_from_numpy(numpy.array([text.encode()], dtype=object), binary_data=binary)
+    return tensor
 
 
 def limit(tokens: int) -> triton.InferInput:
     """The limit of output tokens, binary."""
-    made = triton.InferInput("max_tokens", [1], "INT32")
-    made.set_data_from_numpy(numpy.array([tokens], dtype=numpy.int32))
-    return made
+    tensor = triton.InferInput("max_tokens", [1], "INT32")
+    tensor.set_data_from_numpy(numpy.array([tokens], dtype=numpy.int32))
+    return tensor
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ ASK = ParsedRequest("org/näme", 7, 3, True, True)
 
 
 def events_of(events: Events, tokens: int) -> list[Any]:
-    """All that a stream of so many tokens sends, decoded; "[DONE]" as it is."""
+    """All events of a stream of ``tokens`` tokens, decoded; "[DONE]" as text."""
     sent = b"".join(events.token(number, number == tokens - 1) for number in range(tokens))
     sent += events.closing if tokens else events.empty + events.closing
     parts = sent.decode().split("\n\n")

@@ -49,24 +49,24 @@ def test_texts_do_not_resemble_each_other() -> None:
 def test_many_are_made_in_slices_and_are_the_same(texts: int, dimensions: int) -> None:
     api, fields = Embeddings(), {"input": [f"x {number}" for number in range(texts)], "dimensions": dimensions}
     request = api.parse({}, "", fields)
-    made = [0, *(len(request.details.computed) for _ in api.prepare(request))]
-    assert all(after - before <= max(1, 1_024 // dimensions) for before, after in pairwise([*made, texts]))
-    assert (len(made) > 1) == (texts * dimensions > 1_024)
+    prepared = [0, *(len(request.details.computed) for _ in api.prepare(request))]
+    assert all(after - before <= max(1, 1_024 // dimensions) for before, after in pairwise([*prepared, texts]))
+    assert (len(prepared) > 1) == (texts * dimensions > 1_024)
     assert api.whole(request, SERVED) == api.whole(api.parse({}, "", fields), SERVED)
 
 
 def test_who_is_refused_has_none_made(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[ParsedRequest] = []
+    prepared: list[ParsedRequest] = []
 
     def prepare(api: Embeddings, request: ParsedRequest) -> list[None]:
-        made.append(request)
+        prepared.append(request)
         return []
 
     monkeypatch.setattr(Embeddings, "prepare", prepare)
 
     async def test(it: Any) -> None:
         status, body = await it.post("/v1/embeddings", input="a")
-        assert status == 503 and not made, body
+        assert status == 503 and not prepared, body
 
     serve(test, Setup(Gpu("box", 1_000, 4, 0), Model("any", 2_000, 0.0, 1e9, 0.0)))
 

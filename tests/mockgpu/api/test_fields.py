@@ -10,7 +10,7 @@ from mockgpu.api.wire import WORD, BadRequestError
 
 
 def nested(depth: int) -> Any:
-    """A list in a list, so many times; made as JSON makes it."""
+    """A list nested ``depth`` times, decoded from JSON."""
     value: Any = 1
     for _ in range(depth):
         value = [value]

@@ -138,7 +138,7 @@ def test_other_outputs_are_refused(outputs: object) -> None:
 
 
 def test_errors_are_text_alone() -> None:
-    assert json.loads(Infer().problem(Problem("told", "kind", "code"))) == {"error": "told"}
+    assert json.loads(Infer().problem(Problem("text", "kind", "code"))) == {"error": "text"}
     assert no_room("x").startswith("load failed for model 'x': version 1 is at UNAVAILABLE state: Internal: ")
 
 

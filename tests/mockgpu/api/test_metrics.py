@@ -26,7 +26,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def samples_of(counters: BackendCounters, state: State = STATE, adapters: AdaptersInUse | None = None) -> Samples:
-    """Every sample of a page by name and labels; the page must be one that Prometheus' own parser reads."""
+    """Every sample of a page by name and labels, read with Prometheus' own parser."""
     text = page(state, counters, SETUP, adapters or AdaptersInUse(), 1_700_000_000.0).decode()
     found: Samples = {}
     for family in text_string_to_metric_families(text):
@@ -38,7 +38,7 @@ def samples_of(counters: BackendCounters, state: State = STATE, adapters: Adapte
 
 
 def value(samples: Samples, name: str, **labels: str) -> float:
-    """The one sample of that name with these labels among its own."""
+    """The only sample of that name whose labels include these."""
     (found,) = [value for (other, own), value in samples.items() if other == name and set(labels.items()) <= own]
     return found
 
@@ -97,7 +97,7 @@ def test_requests_are_counted_under_their_model_and_others_under_the_default() -
         "nv_inference_compute_infer_duration_us": 600_000,
         "nv_inference_compute_input_duration_us": 0,
     }.items():
-        # Triton's counters have no "_total" behind their names; this parser puts it there.
+        # Triton's counters have no suffix "_total"; this parser adds it.
         assert value(samples, f"{name}_total", model="b") == expected, name
     histograms = {
         "time_to_first_token_seconds": 0.3,
@@ -109,7 +109,7 @@ def test_requests_are_counted_under_their_model_and_others_under_the_default() -
     for name, seconds in histograms.items():
         assert value(samples, f"vllm:{name}_count", model_name="b") == 1
         assert value(samples, f"vllm:{name}_sum", model_name="b") == pytest.approx(seconds)
-    # Four gaps of a tenth of a second each; the request without tokens has neither a first one nor gaps.
+    # Four gaps of 0.1 s each; the request without tokens has no first token and no gaps.
     for name in ("vllm:inter_token_latency_seconds_count", "sglang:inter_token_latency_seconds_count"):
         assert value(samples, name, model_name="b") == 4
     assert value(samples, "vllm:inter_token_latency_seconds_sum", model_name="b") == pytest.approx(0.4)
@@ -162,9 +162,9 @@ def test_a_page_of_a_server_without_kv_cache_divides_by_nothing() -> None:
 
 
 def test_counting_costs_next_to_nothing() -> None:
-    """Two microseconds a request is the aim; the bound leaves room for a slow and busy machine."""
+    """The target is 2 µs per request; the bound allows for a slow and busy machine."""
     generator = random.Random(2)
-    seen: list[Any] = [
+    served: list[Any] = [
         ServedRequest(100, 50, generator.random() / 9, generator.random(), 1 + generator.random(), "length")
         for _ in range(20_000)
     ]
@@ -172,10 +172,10 @@ def test_counting_costs_next_to_nothing() -> None:
     for _ in range(3):
         counters = BackendCounters(SETUP)
         began_s = time.process_time()
-        for each in seen:
+        for each in served:
             counters.record_first_token("b", each.first_token_s)
             counters.record_answer("b", each)
         counters.sums("b")
-        costs.append((time.process_time() - began_s) / len(seen) * 1e6)
+        costs.append((time.process_time() - began_s) / len(served) * 1e6)
     print(f"{min(costs):.2f} µs a request")
     assert min(costs) < 10

@@ -64,12 +64,14 @@ def test_events_are_numbered_without_a_gap(tokens: int) -> None:
     events = Responses().events(ParsedRequest("m", 4, tokens, True), SERVED)
     sent = b"".join(events.token(number, number == tokens - 1) for number in range(tokens))
     sent += events.closing if tokens else events.empty + events.closing
-    seen: list[dict[str, Any]] = []
+    decoded: list[dict[str, Any]] = []
     for part in sent.decode().split("\n\n")[:-1]:
         kind, data = part.split("\n")
-        seen.append(json.loads(data.removeprefix("data: ")))
-        assert kind == f"event: {seen[-1]['type']}"
-    assert [event["sequence_number"] for event in seen] == list(range(8 + tokens))
-    assert "".join(event["delta"] for event in seen if event["type"] == "response.output_text.delta") == " the" * tokens
-    assert seen[-1]["type"] == "response.completed"
-    assert seen[-1]["response"]["output"][0]["content"][0]["text"] == " the" * tokens
+        decoded.append(json.loads(data.removeprefix("data: ")))
+        assert kind == f"event: {decoded[-1]['type']}"
+    assert [event["sequence_number"] for event in decoded] == list(range(8 + tokens))
+    assert (
+        "".join(event["delta"] for event in decoded if event["type"] == "response.output_text.delta") == " the" * tokens
+    )
+    assert decoded[-1]["type"] == "response.completed"
+    assert decoded[-1]["response"]["output"][0]["content"][0]["text"] == " the" * tokens

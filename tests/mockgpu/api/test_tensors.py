@@ -67,7 +67,7 @@ def test_every_datatype_has_its_size(datatype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "raw", "told"),
+    ("inputs", "raw", "message"),
     [
         (None, b"", "inputs is None"),
         ([], b"", "inputs is"),
@@ -100,7 +100,7 @@ def test_every_datatype_has_its_size(datatype: str) -> None:
         ([tensor(data=["a"])], b"left", "4 bytes follow the tensors"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_told(inputs: Any, raw: bytes, told: str) -> None:
+def test_what_does_not_fit_is_told(inputs: Any, raw: bytes, message: str) -> None:
     with pytest.raises(BadRequestError) as error:
         read_inputs({"inputs": inputs}, raw)
-    assert told in str(error.value)
+    assert message in str(error.value)

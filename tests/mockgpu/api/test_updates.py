@@ -19,7 +19,7 @@ WEIGHTS = {"x-update": "weights"}
 
 
 async def cached(it: Any, model: str = "any") -> int:
-    """How many tokens of a prompt of 64 the cache has; it has 48 the next time."""
+    """Cached tokens of a prompt of 64 tokens; 48 when it is sent again."""
     _, body = await it.post("/v1/completions", model=model, prompt="w " * 64, max_tokens=1)
     tokens: int = body["usage"]["prompt_tokens_details"]["cached_tokens"]
     return tokens
@@ -34,13 +34,13 @@ async def update(it: Any, headers: dict[str, str], **fields: Any) -> int:
 @pytest.mark.parametrize(
     ("headers", "fields", "forgotten"),
     [
-        (WEIGHTS, {}, ["any"]),  # the default model, as for an inference that names none
+        (WEIGHTS, {}, ["any"]),  # the default model, as for an inference without a model
         (WEIGHTS, {"model": "any"}, ["any"]),
         (WEIGHTS, {"model": "other"}, ["other"]),
         ({**WEIGHTS, "x-model-id": "other"}, {"model": "any"}, ["other"]),
         (WEIGHTS, {"model": "unlisted"}, []),
         ({}, {"model": "any"}, []),
-        (WEIGHTS, {"model": "sql"}, ["any"]),  # an adapter of it
+        (WEIGHTS, {"model": "sql"}, ["any"]),  # an adapter of the default model
     ],
 )
 def test_new_weights_are_for_the_model_that_is_named(

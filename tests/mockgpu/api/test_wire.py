@@ -13,7 +13,7 @@ def test_no_body_is_an_empty_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (b"{} x", "the body is no JSON: Extra data"),
         (b'{"a"', "the body is no JSON: "),
@@ -27,7 +27,7 @@ def test_no_body_is_an_empty_one() -> None:
         (b"null", "the body is a JSON NoneType, expected an object"),
     ],
 )
-def test_other_bodies_are_refused(body: bytes, told: str) -> None:
+def test_other_bodies_are_refused(body: bytes, message: str) -> None:
     with pytest.raises(BadRequestError) as error:
         read_json(body)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)

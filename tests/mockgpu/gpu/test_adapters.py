@@ -10,7 +10,7 @@ from tests.mockgpu.boxes import box, drain, free, heavy, inference, times
 
 
 def adapters(slots: int = 2, **more: object) -> GpuServer:
-    """A server with so many slots of 50 MB; adapters take 5 s to load, models 10 s."""
+    """A server with ``slots`` adapter slots of 50 MB; adapters take 5 s to load, models 10 s."""
     return box(free(), heavy("a"), heavy("b"), max_adapters=slots, adapter_mb=50, adapter_load_s=5.0, **more)
 
 
@@ -89,7 +89,7 @@ def test_one_who_waits_for_an_adapter_may_leave() -> None:
 def test_a_job_waits_for_its_base_and_then_for_its_adapter() -> None:
     server = adapters()
     server.load_adapter(0.0, "x", "a")
-    assert drain(server) == []  # its base is not there
+    assert drain(server) == []  # its base is not resident
     server.submit(1.0, inference(1, model="a", adapter="x"))
     assert times(drain(server), Finished) == {1: 1 + 10 + 5 + 3}
 

@@ -1,4 +1,4 @@
-"""Continuous batching: how the jobs of a model slow each other down, to the last digit."""
+"""Decode steps in a batch: exact times of tokens as jobs join and leave."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_job_that_comes_later_slows_what_is_left_of_the_others() -> None:
     server.submit(0.0, inference(1, prompt_tokens=0, output_tokens=10))
     server.submit(4.0, inference(2, prompt_tokens=0, output_tokens=2))
     events = drain(server)
-    # Four tokens alone in 4 s, two beside the other in 3 s, four alone again.
+    # Four tokens at batch size 1 in 4 s, two at batch size 2 in 3 s, four at batch size 1 again.
     assert times(events, Finished) == {2: 7.0, 1: 11.0}
 
 
@@ -39,7 +39,7 @@ def test_a_job_in_prefill_counts_for_the_batch() -> None:
     server.submit(0.0, inference(1, prompt_tokens=0, output_tokens=4))
     server.submit(1.0, inference(2, prompt_tokens=30, output_tokens=1))
     finished = times(drain(server), Finished)
-    # One token alone; until 4 s two more beside the prefill, and the last one with 1.5 s a step, too.
+    # One token at batch size 1; until 4 s two more beside the prefill, and the last one also at 1.5 s per step.
     assert finished == {1: 5.5, 2: 4.0 + 1.5}
 
 
@@ -63,7 +63,7 @@ def test_a_slow_job_makes_its_tokens_in_so_many_steps() -> None:
     server.submit(0.0, inference(1, 10, 4, slowness=2.0))
     server.submit(0.0, inference(2, 10, 20))
     events = drain(server)
-    # Prefill of 2 s and 8 steps of 1.5 s; the other makes (14 - 1) / 1.5 tokens meanwhile.
+    # Prefill of 2 s and 8 steps of 1.5 s; the other produces (14 - 1) / 1.5 tokens meanwhile.
     assert times(events, FirstToken) == {1: 2 + 2 * 1.5, 2: 2.5}
     assert times(events, Finished) == pytest.approx({1: 14.0, 2: 14.0 + 20 - 13 / 1.5})
 
@@ -126,7 +126,7 @@ jobs = st.lists(
 
 
 def served(server: GpuServer, drawn: list[tuple[float, int, int, float, str]]) -> dict[int, list[float]]:
-    """Start, first token and end of each job."""
+    """Times of start, first token and end of each job."""
     at_s = 0.0
     events = []
     for number, (gap_s, prompt_tokens, output_tokens, slowness, model) in enumerate(drawn):
@@ -135,18 +135,18 @@ def served(server: GpuServer, drawn: list[tuple[float, int, int, float, str]]) -
         events += server.advance(at_s)
     events += drain(server)
     kinds: tuple[type[Started | FirstToken | Finished], ...] = (Started, FirstToken, Finished)
-    found = [times(events, kind) for kind in kinds]
-    return {number: [seen[number] for seen in found if number in seen] for number in range(len(drawn))}
+    observed = [times(events, kind) for kind in kinds]
+    return {number: [observed[number] for observed in observed if number in observed] for number in range(len(drawn))}
 
 
 @settings(max_examples=150, deadline=None)
 @given(jobs, st.integers(1, 4))
 def test_without_a_slope_it_is_the_flat_timing(drawn: list[tuple[float, int, int, float, str]], slots: int) -> None:
-    """The clock of a batch (here because of KV blocks) against the plain sum."""
+    """The batch clock (used here because of KV blocks) against the closed formula."""
     plain = served(box(free(), max_running=slots), drawn)
     stepped = served(box(free(kv_bytes_per_token=1), max_running=slots, kv_share=0.5), drawn)
-    for number, seen in plain.items():
-        assert stepped[number] == pytest.approx(seen, rel=1e-12, abs=1e-12)
+    for number, observed in plain.items():
+        assert stepped[number] == pytest.approx(observed, rel=1e-12, abs=1e-12)
 
 
 @settings(max_examples=100, deadline=None)
@@ -154,22 +154,22 @@ def test_without_a_slope_it_is_the_flat_timing(drawn: list[tuple[float, int, int
 def test_the_batch_clock_agrees_with_small_steps_of_time(
     drawn: list[tuple[float, int, int, float, str]], slope_s: float
 ) -> None:
-    """Against an integration by brute force that knows no heap: all rates anew between any two changes."""
-    seen = served(box(free(slope_s)), drawn)
+    """Against brute-force integration without a heap: all rates are recomputed at every change."""
+    observed = served(box(free(slope_s)), drawn)
     starts, at_s = [], 0.0
     for gap_s, *_ in drawn:
         at_s += gap_s
         starts.append(at_s)
-    inside: dict[int, list[float]] = {}  # by job: seconds of prefill and steps of decoding that are left
+    remaining: dict[int, list[float]] = {}  # by running job: seconds of prefill and decode steps left
     waiting = list(range(len(drawn)))
     now_s = 0.0
     ended: dict[int, float] = {}
-    while waiting or inside:
-        sizes = {name: sum(drawn[number][4] == name for number in inside) for name in "ab"}
+    while waiting or remaining:
+        sizes = {name: sum(drawn[number][4] == name for number in remaining) for name in "ab"}
         steps_s = {name: 1.0 + max(0, size - 1) * slope_s for name, size in sizes.items()}
-        ends_s = {n: now_s + (left[0] or left[1] * steps_s[drawn[n][4]]) for n, left in inside.items()}
+        ends_s = {n: now_s + (left[0] or left[1] * steps_s[drawn[n][4]]) for n, left in remaining.items()}
         until_s = min([*ends_s.values(), *(starts[n] for n in waiting[:1])])
-        for n, left in inside.items():
+        for n, left in remaining.items():
             if ends_s[n] <= until_s:
                 left[0 if left[0] > 0 else 1] = 0.0
             elif left[0] > 0:
@@ -177,10 +177,10 @@ def test_the_batch_clock_agrees_with_small_steps_of_time(
             else:
                 left[1] -= (until_s - now_s) / steps_s[drawn[n][4]]
         now_s = until_s
-        for n in [n for n, left in inside.items() if left == [0.0, 0.0]]:
-            del inside[n]
+        for n in [n for n, left in remaining.items() if left == [0.0, 0.0]]:
+            del remaining[n]
             ended[n] = now_s
         while waiting and starts[waiting[0]] <= now_s:
             _, prompt_tokens, output_tokens, slowness, _ = drawn[waiting[0]]
-            inside[waiting.pop(0)] = [prompt_tokens / 10 * slowness, output_tokens * slowness]
-    assert {number: found[-1] for number, found in seen.items()} == pytest.approx(ended, rel=1e-9, abs=1e-9)
+            remaining[waiting.pop(0)] = [prompt_tokens / 10 * slowness, output_tokens * slowness]
+    assert {number: observed[-1] for number, observed in observed.items()} == pytest.approx(ended, rel=1e-9, abs=1e-9)

@@ -42,7 +42,7 @@ def test_scaling_multiplies_every_duration_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "seen"),
+    ("change", "expected"),
     [
         (lambda data: data["gpu"].update(max_running=0), "max_running is 0, expected 1 or more"),
         (lambda data: data["gpu"].update(memroy_mb=5), "memroy_mb"),
@@ -61,12 +61,12 @@ def test_scaling_multiplies_every_duration_and_nothing_else() -> None:
         (lambda data: data["models"][0].update(max_model_tokens=0), "max_model_tokens is 0"),
     ],
 )
-def test_a_bad_setup_is_one_line_that_names_the_place(change, seen: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_bad_setup_is_one_line_that_names_the_place(change, expected: str) -> None:  # type: ignore[no-untyped-def]
     data = json.loads(SETUP.to_json())
     change(data)
     with pytest.raises(SetupError) as caught:
         Setup.from_json(json.dumps(data))
-    assert seen in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -106,17 +106,17 @@ def test_the_catalogue_agrees_with_the_figures_it_cites() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "halves", "gaps_ms"),
+    ("model", "gpus", "gaps_ms"),
     [
         ("llama-8b-fp8", 1, {1: 4.63, 25: 5.2, 50: 5.9, 100: 7.6}),
         ("llama-70b-fp8", 2, {25: 38.8, 50: 59.7}),
     ],
 )
-def test_token_gaps_grow_with_the_batch_as_published(model: str, halves: int, gaps_ms: dict[int, float]) -> None:
-    """On so many GPUs, which share each step. The one of 70B alone is 4.8 ms above what the rule gives."""
+def test_token_gaps_grow_with_the_batch_as_published(model: str, gpus: int, gaps_ms: dict[int, float]) -> None:
+    """On ``gpus`` GPUs that share each step. The figure of 70B at batch size 1 is 4.8 ms above the rule."""
     spec = MODELS[model]
     for batch, gap_ms in gaps_ms.items():
-        step_s = (spec.decode_step_s + (batch - 1) * spec.decode_slope_s) / halves
+        step_s = (spec.decode_step_s + (batch - 1) * spec.decode_slope_s) / gpus
         assert step_s * 1e3 == pytest.approx(gap_ms, rel=0.15), batch
 
 

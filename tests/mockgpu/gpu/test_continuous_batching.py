@@ -1,4 +1,4 @@
-"""KV cache and pools in a whole server: admission, growth, preemption, prefixes, transfers."""
+"""KV cache and pools in a GPU server: admission, growth, preemption, prefix cache, transfers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHAIN = (1, 2, 3, 4, 5)
 
 
 def blocks(number: int, **more: object) -> GpuServer:
-    """A server with so many blocks of 4 tokens, 1 MB each."""
+    """A server with ``number`` KV blocks of 4 tokens, 1 MB each."""
     settings: dict[str, object] = {"memory_mb": number, "kv_share": 1.0, "block_tokens": 4, **more}
     return box(free(kv_bytes_per_token=MB // 4), **settings)
 
@@ -54,7 +54,7 @@ def test_a_block_is_taken_when_the_last_one_is_full_and_a_token_is_to_follow() -
     for token in range(1, 7):
         server.advance(0.3 + token - 0.001)
         used[token] = server.state().kv_blocks_used
-    # 3 prompt tokens and the first output token fill a block; what is computed from the second needs another.
+    # 3 prompt tokens and the first output token fill a block; the second output token needs another.
     assert used == {1: 1, 2: 1, 3: 2, 4: 2, 5: 2, 6: 2}
     server.advance(6.3)
     assert server.state().kv_blocks_used == 0
@@ -82,8 +82,8 @@ def test_the_latest_gives_way_and_computes_its_tokens_anew() -> None:
     server.submit(0.0, inference(1, prompt_tokens=7, output_tokens=6))
     server.submit(0.1, inference(2, prompt_tokens=7, output_tokens=6))
     events = drain(server)
-    # The first needs its third block after token 2, at 2.7 s; the other has made one token by then (1.8 s). It
-    # finds room when the first is done (6.7 s), computes 8 tokens in 0.8 s and makes its other five.
+    # The first needs its third block after token 2, at 2.7 s; the other has produced one token by then (1.8 s). It
+    # resumes when the first has finished (6.7 s), computes 8 tokens in 0.8 s and produces its other five.
     assert of(events, Preempted, Resumed) == [Preempted(2.7, 2), Resumed(6.7, 2)]
     assert times(events, FirstToken) == pytest.approx({1: 1.7, 2: 1.8})
     assert times(events, Finished) == pytest.approx({1: 6.7, 2: 6.7 + 0.8 + 5})
@@ -131,7 +131,7 @@ def test_a_job_that_gave_way_may_start_again_at_once(pools: Pools | None) -> Non
     server.submit(0.0, inference(1, prompt_tokens=8, output_tokens=6, prompt_blocks=CHAIN[:2]))
     server.submit(0.0, inference(2, prompt_tokens=9, output_tokens=6, prompt_blocks=CHAIN[:2]))
     events = drain(server)
-    # Both computed the same two blocks. The second, in want of its fourth, now finds those of the first instead.
+    # Both computed the same two blocks. The second, which needs its fourth, now shares those of the first.
     assert times(events, Preempted) == times(events, Resumed) == {2: 8.5}
     assert times(events, Finished) == {1: 10.0, 2: 8.5 + 2.5 + 2}
 
@@ -157,7 +157,7 @@ def test_one_that_is_done_at_that_instant_ends_instead() -> None:
     server.submit(0.0, inference(2, prompt_tokens=7, output_tokens=2))
     server.submit(0.0, inference(3, prompt_tokens=7, output_tokens=1))
     events = drain(server)
-    # Of the two blocks of the second the first takes one before anybody starts with them.
+    # The first takes one of the two blocks of the second before any job starts on them.
     assert of(events, Preempted) == []
     assert times(events, Finished) == pytest.approx({2: 2.7, 1: 6.7, 3: 6.7 + 1.7})
 
@@ -205,8 +205,8 @@ def test_a_preempted_job_finds_its_own_prompt_again_but_that_is_no_hit() -> None
     (resumed,) = (event.at_s for event in events if isinstance(event, Resumed))
     state = server.state()
     assert (state.preemptions, state.prefix_queries_tokens, state.prefix_hits_tokens) == (1, 15, 0)
-    # It had made one token when the other took its room. That went on to take the second block of its prompt, too;
-    # the first is still there, so five of nine tokens are computed, and eight made.
+    # It had produced one token when it was preempted. The other then evicted the second block of its prompt;
+    # the first is still cached, so five of nine tokens are recomputed, and eight produced.
     assert resumed == pytest.approx(10.7)
     assert times(events, Finished)[2] == pytest.approx(resumed + 0.5 + 8)
 
@@ -268,7 +268,7 @@ def test_the_next_prefill_begins_while_the_last_job_is_moved() -> None:
     assert server.state().queue_depth == 2
     events = drain(server)
     assert times(events, Started) == {0: 0.0, 1: 1.0, 2: 2.0}
-    # Each decodes alone: the batch is that of the decode slots.
+    # Each decodes at batch size 1: only decode slots count.
     assert times(events, FirstToken) == {0: 5.0, 1: 6.0, 2: 7.0}
 
 
@@ -285,7 +285,7 @@ def test_those_that_leave_give_back_the_slots_of_both_pools() -> None:
     server = pooled(1, 1)
     for number in range(4):
         server.submit(0.0, inference(number, prompt_tokens=10, output_tokens=2))
-    server.advance(2.5)  # 0 is being moved, 1 waits for that, 2 in prefill, 3 in the queue
+    server.advance(2.5)  # 0 in transfer, 1 waits for a decode slot, 2 in prefill, 3 in the queue
     for number in (1, 0, 2):
         server.cancel(2.5, number)
     assert times(drain(server), Finished) == {3: 2.5 + 1 + 3 + 2}

@@ -230,7 +230,7 @@ Call = tuple[float, int, Job | None]
 
 
 def timeline(drawn: list[tuple[str, str, int, int, float, float | None]]) -> list[Call]:
-    """The calls in order of time: a job to submit, or None to cancel the job of that number."""
+    """The calls in order of time: a job to submit, or None to cancel the job of that id."""
     at_s = 0.0
     order: list[Call] = []
     for number, (model, kind, prompt_tokens, output_tokens, gap_s, patience_s) in enumerate(drawn):
@@ -338,4 +338,4 @@ def test_mean_wait_of_a_single_server_is_that_of_queueing_theory() -> None:
     deviation = math.sqrt(sum((each - mean) ** 2 for each in means) / (batches - 1) / batches)
     expected_s = load * service_s / (2 * (1 - load))
     assert abs(mean - expected_s) < NormalDist().inv_cdf(1 - 5e-5) * deviation
-    assert deviation < 0.03 * expected_s  # else the test could not tell right from wrong
+    assert deviation < 0.03 * expected_s  # else the test has no power

@@ -1,4 +1,4 @@
-"""Models loaded, unloaded, pinned and evicted by order; what jobs do to them is in test_model.py."""
+"""Explicit loads, unloads, pins and evictions of models; loads by jobs are in test_model.py."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_unloading_what_is_on_its_way() -> None:
     for name in "abc":
         server.unload(1.0, name)
     events = drain(server)
-    # The load under way ends, the one that nobody waits for does not begin, and the job is served.
+    # The load in progress ends, the queued one without a job is dropped, and the job is served.
     assert moves(events) == [
         Loading(0.0, "a"),
         Loaded(10.0, "a"),
@@ -123,7 +123,7 @@ def test_a_pinned_model_stays() -> None:
     server.submit(20.0, inference(1, model="c"))
     server.submit(40.0, inference(2, model="b"))
     events = drain(server)
-    assert times(events, Refused) == {2: 40.0}  # it can't be made to fit
+    assert times(events, Refused) == {2: 40.0}  # no room for it
     server.evict(50.0)
     assert (server.state().models, drain(server)) == (("a",), [Evicted(50.0, "c")])
     server.pin(60.0, "a", False)
@@ -143,7 +143,7 @@ def test_those_who_wait_in_vain_are_told_when_a_model_is_pinned() -> None:
     server = with_a_resident()
     server.submit(20.0, inference(1, model="a", output_tokens=50))
     server.submit(21.0, inference(2, model="b"))
-    server.submit(22.0, inference(3, model="c"))  # would fit, but for the one before it
+    server.submit(22.0, inference(3, model="c"))  # fits, but the one before it blocks the queue
     server.pin(23.0, "a", True)
     assert server.state().waiting_for_load == 1
     events = drain(server)

@@ -313,7 +313,7 @@ def test_a_host_that_is_none_is_named(host: str, told: str) -> None:
     done = subprocess.run([*SERVE, "--host", host, "--port", "29201"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"mockgpu: {told}") and "port" not in line
+    assert line.startswith(f"mockgpu: error: {told}") and "port" not in line
 
 
 def test_long_loads_are_told_once_it_listens() -> None:
@@ -324,7 +324,7 @@ def test_long_loads_are_told_once_it_listens() -> None:
         served.terminate()
         _, error = served.communicate(timeout=60)
     (line,) = error.splitlines()
-    assert line.startswith("mockgpu: a model loads when it is first asked for") and "llama-8b 14 s" in line
+    assert line.startswith("mockgpu: a model loads on its first request") and "llama-8b 14 s" in line
     with socket.create_server(("127.0.0.1", port)):
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     (line,) = done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""Hand-written histories for health-weighted shares: gpu-1 gets a share of each stream that a test names."""
+"""Hand-written histories for health-weighted shares: gpu-1 gets a given share of each stream."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ EVERYWHERE = ""
 
 
 def placed(scenario: Scenario, shares: Mapping[str, float]) -> Callable[[Arrival], int]:
-    """gpu-1 gets this share of each stream's requests, spread as evenly as can be, the others the rest in turn."""
-    seen: Counter[int] = Counter()
+    """gpu-1 gets this share of each stream's requests, as evenly as possible; the others get the rest in turn."""
+    counts: Counter[int] = Counter()
     spared: Counter[int] = Counter()
     others = [number for number in range(scenario.backends) if number != SICK]
 
     def place_of(arrival: Arrival) -> int:
         name = scenario.load.streams[arrival.stream].name
         share = shares.get(name, shares.get(EVERYWHERE, 1 / scenario.backends))
-        count = seen[arrival.stream]
-        seen[arrival.stream] += 1
+        count = counts[arrival.stream]
+        counts[arrival.stream] += 1
         if int((count + 1) * share + 1e-9) > int(count * share + 1e-9):
             return SICK
         spared[arrival.stream] += 1
@@ -42,7 +42,7 @@ def placed(scenario: Scenario, shares: Mapping[str, float]) -> Callable[[Arrival
 
 
 def shared(scenario: Scenario, **shares: float) -> History:
-    """A history in which gpu-1 gets these shares (by stream; elsewhere an even one) and all faults heal in time."""
+    """A history in which gpu-1 gets these shares by stream, elsewhere an even one, and all faults heal on time."""
     names = {name.replace("_", "-"): share for name, share in shares.items()}
     history = history_of(scenario, placed(scenario, names))
     ends_s = [step.at_s + (getattr(step, "for_s", None) or np.nan) for step in scenario.timeline]
@@ -51,21 +51,21 @@ def shared(scenario: Scenario, **shares: float) -> History:
 
 
 def rate(item: Property, history: History, claims: Claims = CLAIMS) -> Sampled:
-    """The one finding of a check, which is a rate."""
+    """The only finding of a check, which is a rate."""
     (finding,) = item(history, claims)
     assert isinstance(finding, Sampled)
     return finding
 
 
 def why(item: Property, history: History, claims: Claims = CLAIMS) -> str:
-    """Why the one finding of a check is undecided."""
+    """Why the only finding of a check is undecided."""
     (finding,) = item(history, claims)
     assert isinstance(finding, Undecided)
     return finding.why
 
 
 def shifted(history: History, **seconds: float) -> History:
-    """`history` whose steps took effect, or healed, so much later."""
+    """`history` whose steps took effect, or healed, this much later."""
     steps = tuple(
         replace(step, **{name: getattr(step, name) + later_s for name, later_s in seconds.items()})
         for step in history.steps
@@ -74,6 +74,6 @@ def shifted(history: History, **seconds: float) -> History:
 
 
 def lost(history: History, sent: Callable[[Times], Mask]) -> History:
-    """`history` in which no backend saw the requests whose send times `sent` picks out."""
+    """`history` in which no backend saw the requests selected by their send times with `sent`."""
     numbers = np.flatnonzero(sent(history.requests["sent_s"]))
     return replace(history, attempts=history.attempts[~np.isin(history.attempts["request"], numbers)])

@@ -30,7 +30,7 @@ SCENARIO = Scenario(
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One attempt: where, from when to when, and how it ended."""
+    """One attempt: its backend, start, end and outcome."""
 
     backend: int
     start_s: float
@@ -40,13 +40,13 @@ class Leg:
 
 
 def left(backend: int, start_s: float, end_s: float) -> Leg:
-    """A leg that the balancer gave up."""
+    """A leg that the balancer abandoned."""
     return Leg(backend, start_s, end_s, 0, Ending.CLIENT_GONE)
 
 
 @dataclass
 class Story:
-    """Requests are added one by one, in order of their sending."""
+    """Requests, added one by one in the order in which they are sent."""
 
     rows: list[dict[str, object]] = field(default_factory=list)
     legs: list[tuple[int, Kind, Leg]] = field(default_factory=list)
@@ -62,7 +62,8 @@ class Story:
         key: int = 0,
         stream: int = 0,
     ) -> Story:
-        """A request and its legs. Its client got the answer of backend `got` with the end of that one's first leg."""
+        """Add a request and its legs. Its client got the answer of backend `got` at the end of that backend's first
+        leg."""
         kind = Kind.UPDATE if stream == 2 else Kind.INFERENCE
         ends = [leg.end_s for leg in legs if leg.backend == got]
         self.rows.append(
@@ -82,14 +83,14 @@ class Story:
         return self
 
     def quick(self, latencies_s: list[float], at_s: float = 0.0, key: int = 0, stream: int = 0) -> Story:
-        """One answered request each second, by gpu-0, that took so long; from `at_s` on."""
+        """Add one request each second from `at_s` on, answered by gpu-0 with these latencies."""
         for turn, latency_s in enumerate(latencies_s):
             sent_s = at_s + turn
             self.ask(sent_s, Leg(0, sent_s, sent_s + latency_s), key=key, stream=stream)
         return self
 
     def history(self) -> History:
-        """All of it."""
+        """The history of all requests."""
         requests = empty_requests(len(self.rows))
         for number, fields in enumerate(self.rows):
             for name, value in fields.items():

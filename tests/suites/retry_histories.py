@@ -1,4 +1,4 @@
-"""Hand-written histories of retries: each request with the attempts that a test gives it."""
+"""Hand-written histories of retries: each request with given attempts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.suites.histories import on_time
 
 @dataclass(frozen=True)
 class Try:
-    """One attempt: when it reached which backend, and how it ended there."""
+    """One attempt: start, backend and outcome."""
 
     start_s: float
     backend: int = 0
@@ -24,8 +24,8 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request with its attempts, and what its client got."""
+class TriedRequest:
+    """One request with its attempts, and the answer that its client got."""
 
     tries: tuple[Try, ...]
     status: int = 200
@@ -38,7 +38,7 @@ class Asked:
 
 SERVICE_S = 0.01
 LOST_S = 1.0
-"""When a request without attempts was sent, unless a test says."""
+"""Default send time of a request without attempts."""
 
 
 def refusal(start_s: float, backend: int = 0, status: int = 503) -> Try:
@@ -52,20 +52,20 @@ def drop(start_s: float, backend: int = 0) -> Try:
 
 
 def broken_off(start_s: float, backend: int = 0) -> Try:
-    """An attempt whose answer begins and ends before it is whole."""
+    """An attempt whose answer ends before it is complete."""
     return Try(start_s, backend, 200, Ending.CUT)
 
 
 def left(start_s: float, end_s: float, backend: int = 0) -> Try:
-    """An attempt that the balancer gave up."""
+    """An attempt that the balancer abandoned."""
     return Try(start_s, backend, 0, Ending.CLIENT_GONE, end_s)
 
 
-def written(scenario: Scenario, asked: Sequence[Asked], slack_s: float = 0.0) -> History:
+def written(scenario: Scenario, tried: Sequence[TriedRequest], slack_s: float = 0.0) -> History:
     """The history of these requests under `scenario`, whose steps took effect on time."""
-    requests = empty_requests(len(asked))
+    requests = empty_requests(len(tried))
     rows = []
-    for number, item in enumerate(asked):
+    for number, item in enumerate(tried):
         row = requests[number]
         first_s = item.tries[0].start_s if item.tries else LOST_S
         last = item.tries[-1] if item.tries else None
@@ -77,12 +77,12 @@ def written(scenario: Scenario, asked: Sequence[Asked], slack_s: float = 0.0) ->
             first_byte_s = np.nan if not attempt.status else _end_s(attempt)
             rows.append((number, item.kind, attempt, first_byte_s))
     attempts = np.zeros(len(rows), dtype=ATTEMPT)
-    for place, (number, kind, attempt, first_byte_s) in enumerate(sorted(rows, key=lambda row: row[2].start_s)):
-        attempts[place]["request"], attempts[place]["kind"] = number, kind
-        attempts[place]["first_byte_s"] = first_byte_s
+    for index, (number, kind, attempt, first_byte_s) in enumerate(sorted(rows, key=lambda row: row[2].start_s)):
+        attempts[index]["request"], attempts[index]["kind"] = number, kind
+        attempts[index]["first_byte_s"] = first_byte_s
         for name in ("backend", "status", "ending", "start_s"):
-            attempts[place][name] = getattr(attempt, name)
-        attempts[place]["end_s"] = _end_s(attempt)
+            attempts[index][name] = getattr(attempt, name)
+        attempts[index]["end_s"] = _end_s(attempt)
     seconds = int(scenario.end_s) + 1
     return History(scenario, 1, requests, attempts, steps=on_time(scenario), slack_s=np.full(seconds, slack_s))
 

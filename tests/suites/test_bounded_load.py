@@ -1,4 +1,4 @@
-"""Bounded load on hand-written histories: how many were in flight where, and where a hot key went."""
+"""Bounded load on hand-written histories: requests in flight per backend, and the backends of a hot key."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def claimed(factor: float = 1.25) -> Claims:
 def rushing(
     places: Sequence[int | None], took_s: float = 0.05, again: Sequence[int] = (HOME,) * 10, apart_s: float = APART_S
 ) -> History:
-    """A small run: the hot key goes to these places in turn, and after the rush to those of `again`."""
+    """A small run: the hot key goes to these backends in turn, and after the rush to those of `again`."""
     whole = hot_key(claimed())
     alone, hot, crowd, after = whole.load.streams
     streams = (
@@ -87,7 +87,7 @@ def test_the_rush() -> None:
 
 
 def test_a_bound_that_would_not_be_reached_is_not_judged() -> None:
-    """The hot key is 0.8 of all in flight; a backend may have 0.6 of it at most."""
+    """The hot key is 0.8 of all in flight; a backend may have at most 0.6 of it."""
     assert hot_key(claimed(2.4)).backends == 4
     with pytest.raises(UnsupportedError, match=r"with a factor of 2\.41 one of 4 backends may take nearly all load"):
         hot_key(claimed(2.41))
@@ -144,7 +144,7 @@ def test_who_has_ended_does_not_count() -> None:
 
 @pytest.mark.parametrize(("waits_s", "bound"), [(0.0, 4), (0.0001 - BOOKKEEPING_S, 4), (-0.0001 - BOOKKEEPING_S, 3)])
 def test_a_client_that_was_just_answered_counts_among_all(waits_s: float, bound: int) -> None:
-    """The last of twelve is sent at 2.011 s; three of the others have been answered just then, or earlier."""
+    """The last of twelve is sent at 2.011 s; three of the others were answered just then, or earlier."""
     history = rushing(EVEN)
     mine = np.flatnonzero(history.requests["stream"] == HOT)
     history.requests["end_s"][mine[:3]] = history.requests["sent_s"][mine[-1]] + waits_s
@@ -152,7 +152,7 @@ def test_a_client_that_was_just_answered_counts_among_all(waits_s: float, bound:
 
 
 def test_who_was_answered_while_a_request_was_on_its_way_counts_among_all() -> None:
-    """The last of twelve takes 30 ms to its backend; three others have been answered 10 ms before it is there."""
+    """The last of twelve takes 30 ms to its backend; three others were answered 10 ms before its arrival."""
     history = rushing(EVEN)
     mine = np.flatnonzero(history.requests["stream"] == HOT)
     history.attempts["start_s"][history.attempts["request"] == mine[-1]] += 0.03
@@ -178,7 +178,7 @@ def test_others_are_held_to_the_bound_as_well() -> None:
 
 
 def test_requests_on_their_way_count_among_all() -> None:
-    """Seven clients more have asked before the twelfth request arrives, though no backend has seen them."""
+    """Seven more clients have sent requests before the twelfth arrives, although no backend has seen them."""
     history = rushing(EVEN + [None] * 7)
     before = arrivals_under_pressure(history, claimed())[-1]
     late = history.attempts["start_s"] == history.attempts["start_s"][history.attempts["start_s"] < 2.4].max()
@@ -203,7 +203,7 @@ def test_foreign_attempts_are_nobodys() -> None:
 
 
 def test_a_finding_for_each_second() -> None:
-    """The hot key again a second later, when it goes to one backend only."""
+    """The hot key again one second later, when it goes to one backend only."""
     history = rushing(EVEN + [0] * 12)
     later = np.flatnonzero(history.requests["stream"] == HOT)[12:]
     for name in ("sent_s", "end_s"):
@@ -217,7 +217,7 @@ def test_a_finding_for_each_second() -> None:
 
 @pytest.mark.parametrize("item", ALL, ids=lambda item: str(item.name))
 def test_without_pressure_no_finding(item: Property) -> None:
-    """51 milliseconds from one to the next, and 50.5 until each would be over: never more than one at a time."""
+    """51 milliseconds apart, and each ends within 50.5: never more than one at a time."""
     history = rushing(EVEN)
     rush = history.requests["stream"] == HOT
     for rows, mine in ((history.requests, rush), (history.attempts, rush[history.attempts["request"]])):
@@ -250,7 +250,7 @@ def test_noise_leaves_it_undecided(item: Property) -> None:
     assert outcome(item, replace(noisy, slack_s=np.full(5, 0.2 * QUIET_S - 0.001)), claimed()) is Outcome.PASS
 
 
-# --- nobody is turned away ----------------------------------------------------------------------------------
+# --- no request is rejected ---------------------------------------------------------------------------------
 
 
 def test_all_of_the_rush_was_answered() -> None:
@@ -259,7 +259,7 @@ def test_all_of_the_rush_was_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "failure", "away"),
+    ("status", "failure", "rejected"),
     [
         (503, Failure.NONE, 1),
         (429, Failure.NONE, 1),
@@ -269,13 +269,13 @@ def test_all_of_the_rush_was_answered() -> None:
         (0, Failure.STALE_CONNECTION, 0),
     ],
 )
-def test_one_that_no_backend_saw(status: int, failure: Failure, away: int) -> None:
+def test_one_that_no_backend_saw(status: int, failure: Failure, rejected: int) -> None:
     history = rushing([*EVEN, None])
     number = np.flatnonzero(history.requests["status"] == 502)
     history.requests["status"][number], history.requests["failure"][number] = status, failure
     found = only(spill_not_rejected, history, claimed())
-    assert (found.ok, found.observed, found.sample) == (not away, away, 14)
-    assert found.note == f"{away} of 14 requests were rejected in the rush"
+    assert (found.ok, found.observed, found.sample) == (not rejected, rejected, 14)
+    assert found.note == f"{rejected} of 14 requests were rejected in the rush"
 
 
 def test_an_error_of_a_backend_is_no_rejection() -> None:
@@ -312,7 +312,7 @@ def test_where_the_hot_key_goes_after_the_rush(again: list[int], astray: int) ->
 
 @pytest.mark.parametrize(("before_s", "sample"), [(QUIET_S - 0.001, 9), (QUIET_S + 0.001, 10)])
 def test_only_a_request_that_was_alone_must_go_home(before_s: float, sample: int) -> None:
-    """The first of them after the rush spills, as another one was under way so short a time before."""
+    """The first request after the rush spills, because another was in progress shortly before."""
     history = rushing(EVEN, again=[3] + [HOME] * 9)
     first_s = history.requests["sent_s"][history.requests["stream"] == AGAIN][0]
     history.requests["end_s"][history.requests["stream"] == CROWD] = first_s - before_s
@@ -329,32 +329,32 @@ def test_a_request_that_was_never_answered_leaves_nobody_alone() -> None:
 def test_a_hot_key_without_a_home() -> None:
     history = rushing(EVEN)
     history.attempts["backend"][3] = 0
-    told = "the hot key went to 2 backends before the rush: it has no home"
-    assert spill_comes_home(history, claimed()) == [undecided(told)]
+    expected = "the hot key went to 2 backends before the rush: it has no home"
+    assert spill_comes_home(history, claimed()) == [undecided(expected)]
 
 
 @pytest.mark.parametrize(("stream", "what"), [(ALONE, "before"), (AGAIN, "after")])
 @pytest.mark.parametrize("alone", [4, 5])
 def test_too_few_were_alone(stream: int, what: str, alone: int) -> None:
-    """Each of the first takes so long that the next one is not alone."""
+    """Each of the first requests takes so long that the next one is not alone."""
     history = rushing(EVEN)
     mine = np.flatnonzero(history.requests["stream"] == stream)
     history.requests["end_s"][mine[: 10 - alone]] += 0.05
     found = spill_comes_home(history, claimed())
-    told = f"only {alone} of 10 requests {what} the rush met an idle fleet"
-    assert (found == [undecided(told)]) == (alone == 4)
+    expected = f"only {alone} of 10 requests {what} the rush met an idle fleet"
+    assert (found == [undecided(expected)]) == (alone == 4)
     assert outcome(spill_comes_home, history, claimed()) is (Outcome.INCONCLUSIVE if alone == 4 else Outcome.PASS)
 
 
 @pytest.mark.parametrize("stream", [ALONE, AGAIN])
-@pytest.mark.parametrize(("seen", "found"), [(0, 0), (4, 1), (5, 1)])
-def test_too_few_were_seen(stream: int, seen: int, found: int) -> None:
+@pytest.mark.parametrize(("reached", "count"), [(0, 0), (4, 1), (5, 1)])
+def test_too_few_were_seen(stream: int, reached: int, count: int) -> None:
     history = rushing(EVEN)
     mine = np.flatnonzero(history.requests["stream"] == stream)
-    unseen = replace(history, attempts=history.attempts[~np.isin(history.attempts["request"], mine[seen:])])
-    told = spill_comes_home(unseen, claimed())
-    assert len(told) == found
-    assert (told == [undecided(f"only {seen} of 10 requests reached a backend")]) == (seen == 4)
+    unseen = replace(history, attempts=history.attempts[~np.isin(history.attempts["request"], mine[reached:])])
+    findings = spill_comes_home(unseen, claimed())
+    assert len(findings) == count
+    assert (findings == [undecided(f"only {reached} of 10 requests reached a backend")]) == (reached == 4)
 
 
 def test_streams_are_as_the_checks_expect() -> None:

@@ -1,4 +1,4 @@
-"""Passive ejection on hand-written histories: times out, and how many are out at once."""
+"""Passive ejection on hand-written histories: ejection times, and the number of backends ejected at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLAIMS = Claims((Ejection(failures=3, open_s=1.0, statuses=(500,), cap_share=0.5
 
 
 def ejecting(scenario: Scenario, sick: int, out: Callable[[int, float], bool]) -> History:
-    """Requests in turn, from the first backend on to the next that is not `out` at that time; the first few fail."""
+    """Requests go to the backends in turn, skipping those that are `out` at that time; the first few backends fail."""
 
     def place_of(arrival: Arrival) -> int | None:
         turn = [(arrival.number + step) % 4 for step in range(4)]
@@ -33,7 +33,7 @@ def ejecting(scenario: Scenario, sick: int, out: Callable[[int, float], bool]) -
 
 
 def third_failure_s(history: History) -> float:
-    """When the third attempt at gpu-0 had failed."""
+    """Time of the third failed attempt at gpu-0."""
     mine = history.attempts[history.attempts["backend"] == 0]
     return float(mine["end_s"][2])
 
@@ -54,7 +54,7 @@ def test_who_is_out_gets_nothing_for_its_time(lasts_s: float, strays: bool) -> N
 
 
 def test_each_ejection_is_a_finding() -> None:
-    """It is back for a moment, fails three times in a row again, and is not out then."""
+    """It returns for a moment, fails three times in a row again, and is not ejected then."""
     history = ejecting(one_fails(CLAIMS), 1, lambda number, at_s: number == 0 and BEGAN_S < at_s < BEGAN_S + 1.0)
     findings = out_gets_nothing(history, CLAIMS)
     assert [found.ok for found in findings if isinstance(found, Held)] == [True, False]
@@ -94,7 +94,7 @@ def test_where_nobody_is_out_no_cap_is_put_to_the_test() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ejection", "scenario", "told"),
+    ("ejection", "scenario", "message"),
     [
         (Ejection(), one_fails, "500 is not claimed to count as a failure"),
         (Ejection(statuses=(500,)), many_fail, "no cap is claimed"),
@@ -103,8 +103,10 @@ def test_where_nobody_is_out_no_cap_is_put_to_the_test() -> None:
         (Ejection(open_s=30.0, statuses=(500,)), one_fails, "too short or too long to observe"),
     ],
 )
-def test_what_cannot_be_put_to_the_test(ejection: Ejection, scenario: Callable[[Claims], Scenario], told: str) -> None:
-    with pytest.raises(UnsupportedError, match=told):
+def test_what_cannot_be_put_to_the_test(
+    ejection: Ejection, scenario: Callable[[Claims], Scenario], message: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=message):
         scenario(Claims((ejection,)))
 
 

@@ -1,4 +1,4 @@
-"""Health on hand-written histories: what is lost around the claimed time, and how long nobody is checked."""
+"""Health on hand-written histories: losses around the claimed time, and the longest time without a health check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOUND_S = BEFORE_S + WITHIN_S
 
 
 def survivors_after(arrival: Arrival) -> int:
-    """The three in turn; once gpu-1 is dead, the other two."""
+    """All three in turn; once gpu-1 is dead, the other two."""
     return arrival.number % 3 if arrival.at_s < BEFORE_S else arrival.number % 2 * 2
 
 
@@ -34,13 +34,13 @@ def dying(claims: Claims = CLAIMS) -> History:
 
 
 def by_method(findings: list[Finding]) -> dict[str, Within]:
-    """Findings by the method that their notes name."""
+    """Findings by the method named in their notes."""
     assert all(isinstance(found, Within) for found in findings)
     return {found.note.split(":")[0]: found for found in findings if isinstance(found, Within)}
 
 
 def holds(found: Within) -> bool:
-    """Whether a finding holds where nothing has slack."""
+    """Whether a finding holds without slack."""
     return found.low_s <= found.observed_s <= found.high_s
 
 
@@ -92,7 +92,7 @@ def test_losses_before_the_death_are_not_blamed_on_it() -> None:
 
 
 def test_the_time_counts_from_when_the_death_took_effect() -> None:
-    """Half a second late: what was lost until half a second after the claimed time is forgiven."""
+    """The death takes effect half a second late, so losses until half a second after the claimed time are allowed."""
     history = lost(dying(), [first_after(dying(), BOUND_S, Method.GET)])
     late = tuple(replace(step, effective_s=step.effective_s + 0.5) for step in history.steps)
     assert outcome(failover_within_bound, history, CLAIMS) is Outcome.FAIL
@@ -138,11 +138,11 @@ SILENCE = one_is_silent(CHECKED)
 SILENT_S, END_S = SILENCE.phase("silent").start_s, SILENCE.phase("silent").end_s
 
 
-def polled(period_s: float, late_s: float = 0.0, backends: tuple[int, ...] = (1, 2)) -> History:
-    """These backends are checked every `period_s`, first 20 ms after the silence began, the last one `late_s` later."""
+def polled(period_s: float, delay_s: float = 0.0, backends: tuple[int, ...] = (1, 2)) -> History:
+    """These backends are checked every `period_s`, first 20 ms after the silence began, the last `delay_s` later."""
     rows = []
     for backend in backends:
-        later_s = late_s if backend == backends[-1] else 0.0
+        later_s = delay_s if backend == backends[-1] else 0.0
         times_s = np.arange(SILENT_S + 0.02 - 2 * period_s, END_S + 2 * period_s, period_s)
         rows += [(backend, 200, at_s + (later_s if at_s > SILENT_S + 0.1 else 0.0)) for at_s in times_s]
     health_checks = np.array(sorted(rows, key=lambda row: row[2]), dtype=HEALTH_CHECK)
@@ -157,14 +157,14 @@ def test_health_checks_go_on_at_their_interval() -> None:
         assert (item.at_s, item.until_s, item.sample) == (SILENT_S, END_S, 4)
 
 
-@pytest.mark.parametrize(("late_s", "due"), [(0.24, Outcome.PASS), (0.26, Outcome.FAIL), (1.0, Outcome.FAIL)])
-def test_one_that_is_kept_waiting(late_s: float, due: Outcome) -> None:
-    assert outcome(health_checks_independent, polled(0.5, late_s), CHECKED) is due
+@pytest.mark.parametrize(("delay_s", "due"), [(0.24, Outcome.PASS), (0.26, Outcome.FAIL), (1.0, Outcome.FAIL)])
+def test_one_that_is_kept_waiting(delay_s: float, due: Outcome) -> None:
+    assert outcome(health_checks_independent, polled(0.5, delay_s), CHECKED) is due
 
 
 @pytest.mark.parametrize("period_s", [1.0, 1.5, 5.0])
 def test_one_after_the_other(period_s: float) -> None:
-    """In a loop that waits for the silent one, with a pause of the interval or without; or there is no more check."""
+    """A loop that waits for the silent backend, with a pause of the interval or without; or no further check."""
     assert outcome(health_checks_independent, polled(period_s), CHECKED) is Outcome.FAIL
 
 

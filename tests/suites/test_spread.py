@@ -39,7 +39,7 @@ TWO_CHOICES = Claims((Spread(policy="two_choices"),))
 
 
 def turns(astray: int, claims: Claims = TURNS) -> History:
-    """Each in turn, but for `astray` requests of gpu-1 that went to gpu-0."""
+    """Each in turn, except for `astray` requests of gpu-1 that went to gpu-0."""
 
     def place_of(arrival: Arrival) -> int:
         backend = arrival.number % 4
@@ -67,9 +67,9 @@ def test_a_backend_that_got_nothing_counts() -> None:
 @pytest.mark.parametrize("claims", [TURNS, TWO_CHOICES], ids=["round robin", "two choices"])
 def test_a_sliver_proves_nothing(claims: Claims) -> None:
     whole = history_of(one_connection(claims), lambda arrival: arrival.number % 4)
-    asked = len(whole.requests)
+    sent = len(whole.requests)
     findings = one_connection_even(unreached(whole, 11), claims)
-    assert findings == [undecided(f"only 11 of {asked} requests reached a backend")]
+    assert findings == [undecided(f"only 11 of {sent} requests reached a backend")]
     assert decide(findings, whole).outcome is Outcome.INCONCLUSIVE
 
 
@@ -87,7 +87,7 @@ def test_no_attempt_no_finding(claims: Claims) -> None:
 
 
 def shares(weights: list[int]) -> History:
-    """Requests dealt out by weight, mixed by a fixed stride so that every stretch has its share."""
+    """Requests distributed by weight, mixed with a fixed stride so that every period has its share."""
     pack = [backend for backend, weight in enumerate(weights) for _ in range(weight)]
     return history_of(one_connection(TWO_CHOICES), lambda arrival: pack[arrival.number * 7 % len(pack)])
 
@@ -99,8 +99,8 @@ def test_even_shares_hold() -> None:
         assert isinstance(found, Sampled)
         assert (found.conform, found.violate) == ((0.25, 0.25), (0.15, 0.35))
         assert found.alpha == 1e-4 / 4
-        asked = len(found.hits)
-        assert found.note.startswith(f"gpu-{number} got ") and found.note.endswith(f" of {asked}")
+        sent = len(found.hits)
+        assert found.note.startswith(f"gpu-{number} got ") and found.note.endswith(f" of {sent}")
     verdict = decide(findings, shares([5, 5, 5, 5]))
     assert verdict.outcome is Outcome.PASS
     assert verdict.alpha == pytest.approx(1e-4)
@@ -125,7 +125,7 @@ def test_shares_of_forty_per_cent_too_much_or_too_little_break_it(weights: list[
 
 
 def test_too_short_a_load_is_undecided() -> None:
-    """Three fifths of the load is no sliver, but not enough for the sequential test where shares lie in between."""
+    """Three fifths of the load is enough to judge, but not for the sequential test if shares lie in between."""
     whole = shares([6, 5, 5, 4])
     history = unreached(whole, len(whole.requests) * 3 // 5)
     verdict = decide(one_connection_even(history, TWO_CHOICES), history)
@@ -189,9 +189,9 @@ def test_by_latency_everything_may_go_to_one_of_two() -> None:
 
 
 def with_a_slow_one(share: int, extra: int = SALVO) -> History:
-    """Salvos go round, but for the first of each beyond `extra` at gpu-0; of the rest every `share`-th goes there.
+    """Salvos go round, except for the first of each beyond `extra` at gpu-0; of the rest every `share`-th goes there.
 
-    0: none does. gpu-0 takes as long as it is slow, the others no time to speak of.
+    0: none does. gpu-0 takes as long as it is slow; the others answer almost at once.
     """
     scenario = one_slow(TWO_CHOICES)
     salvos: dict[int, int] = {}

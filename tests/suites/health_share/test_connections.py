@@ -1,4 +1,4 @@
-"""Shares by connections on hand-written histories: who had how many inside when it was picked."""
+"""Shares by connections on hand-written histories: the number of connections in progress at each pick."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PHASE = SCENARIO.phase("crowd")
 
 
 def crowded(share: float, takes_s: float = 1.6) -> History:
-    """gpu-1 gets this share and holds each request for so long; the other answers within 10 ms."""
+    """gpu-1 gets this share and holds each request for this long; the other answers within 10 ms."""
     history = shared(SCENARIO, crowd=share)
     attempts = history.attempts.copy()
     held = attempts["backend"] == SICK
@@ -34,7 +34,7 @@ def crowded(share: float, takes_s: float = 1.6) -> History:
     ("share", "due"), [(0.4545, "pass"), (0.44, "pass"), (0.5, "fail"), (0.3, "inconclusive"), (0.6, "fail")]
 )
 def test_a_share_by_the_connections(share: float, due: str) -> None:
-    """At .3 of 907/s for 1.6 s it is never crowded, so that nothing can be said of what that would cost."""
+    """At .3 of 907/s for 1.6 s it is never crowded, so the cost of connections cannot be judged."""
     history = crowded(share)
     found = connections_by_their_weight(history, CLAIMS)
     if due == "inconclusive":
@@ -44,7 +44,7 @@ def test_a_share_by_the_connections(share: float, due: str) -> None:
 
 
 def test_the_zones_are_those_of_the_scores() -> None:
-    """.5 beside .6, against .25 beside .6 and an even share; half of the requests would not tell them apart."""
+    """.5 beside .6, against .25 beside .6 and an even share; half of the requests could not distinguish them."""
     found = rate(connections_by_their_weight, crowded(0.4545))
     assert (found.conform, found.violate) == crowded_zone(CLAIMS, 2)
     assert [*found.conform, *found.violate] == pytest.approx([0.5 / 1.1, 0.5 / 1.1, 0.25 / 0.85, 0.5])
@@ -52,7 +52,7 @@ def test_the_zones_are_those_of_the_scores() -> None:
 
 
 def test_only_picks_while_it_is_crowded_count() -> None:
-    """Later than the phase begins, it has its 600 inside only when requests last a little longer than planned."""
+    """It has its 600 in progress only after the phase begins, when requests last slightly longer than planned."""
     everything = rate(connections_by_their_weight, crowded(0.4545))
     assert len(everything.hits) == pytest.approx(907.5 * (PHASE.end_s - PHASE.start_s), rel=0.01)
     assert connections_by_their_weight(crowded(0.4545, takes_s=1.4), CLAIMS) == []

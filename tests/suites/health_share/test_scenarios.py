@@ -1,4 +1,4 @@
-"""Scenarios of health-weighted shares: the zones that they plan with, and what claims they can be made for."""
+"""Scenarios of health-weighted shares: their planned zones, and the claims for which they can be built."""
 
 from __future__ import annotations
 

@@ -149,7 +149,8 @@ def with_tail(
     overhead_s: float = 0.0,
     claims: Claims = CLAIMS,
 ) -> History:
-    """Answers take `quick_s` at their backends, and one in `every` of gpu-1 `slow_s`; clients see `overhead_s` more."""
+    """Answers take `quick_s` at their backends, and one in `every` of gpu-1 takes `slow_s`; clients see `overhead_s`
+    more."""
     scenario = one_has_a_tail(claims)
     history = shared(scenario, tail=share)
     requests, attempts = history.requests.copy(), history.attempts.copy()
@@ -192,7 +193,7 @@ def test_a_claimed_baseline_takes_the_place_of_the_fleets() -> None:
 
 @pytest.mark.parametrize(("slow_s", "decided"), [(0.21, True), (0.19, False)])
 def test_a_tail_that_costs_too_little_decides_nothing(slow_s: float, decided: bool) -> None:
-    """At a tenth of the latency left the plan ends: 20 of 200 ms."""
+    """The scenario plans for at most a tenth of the latency score: 20 of 200 ms."""
     history = with_tail(slow_s=slow_s)
     if decided:
         assert rate(latency_by_its_weight, history).conform == (0.267, 0.268)
@@ -216,7 +217,7 @@ def test_a_first_stretch_that_came_late_moves_the_start() -> None:
 
 
 def test_the_window_before_the_stretch_counts() -> None:
-    """gpu-1 is left out as soon as the stretch begins, for slow answers that were before it."""
+    """gpu-1 is excluded as soon as the period begins, because of slow answers before it."""
     history = with_tail()
     attempts = history.attempts
     later = np.flatnonzero((attempts["start_s"] >= 1.2) & (attempts["backend"] == SICK))
@@ -258,7 +259,7 @@ def test_without_a_tail_no_finding() -> None:
 
 
 def out_until(last_s: float, healthy: float = 0.25) -> History:
-    """gpu-1 has its share while it is ready, and last gets a request `last_s` after it no longer is."""
+    """gpu-1 has its share while it is ready, and gets its last request `last_s` after it stops being ready."""
     scenario = one_not_ready(CLAIMS)
     history = shared(scenario, healthy=healthy)
     out_s, back_s = scenario.phase(NOT_READY).start_s, scenario.phase(NOT_READY).end_s
@@ -287,7 +288,7 @@ def test_it_is_out_from_when_it_took_effect() -> None:
 
 
 def test_slack_counts_and_noise_decides_nothing() -> None:
-    """A fifth of the shortest interval, half a second, can be trusted."""
+    """The limit for slack is a fifth of the shortest interval, half a second."""
     history = out_until(2.08)
     assert outcome(not_ready_nothing, replace(history, slack_s=np.full(9, 0.09)), CLAIMS) is Outcome.PASS
     assert outcome(not_ready_nothing, replace(history, slack_s=np.full(9, 0.07)), CLAIMS) is Outcome.FAIL

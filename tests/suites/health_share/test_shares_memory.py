@@ -1,4 +1,4 @@
-"""Shares by memory on hand-written histories: who held the model when, what was reported of it, who got what."""
+"""Shares by memory on hand-written histories: holds of the model, memory reports, and picks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIRST_HOLD_S = SCENARIO.phase("full").start_s
 
 
 def numbers(history: History, stream: str) -> list[int]:
-    """Numbers of the requests of a stream, which are rows of their attempts too."""
+    """Numbers of the requests of a stream, which are also the rows of their attempts."""
     return [int(number) for number in np.flatnonzero(history.in_stream(stream))]
 
 
@@ -86,7 +86,7 @@ def test_each_hold_is_judged_from_its_report_to_its_end() -> None:
 
 
 def test_without_a_health_check_in_time_the_claimed_times_count() -> None:
-    """A report is due after an interval and a time limit: 1.5 s of the 1.85."""
+    """A report is due after an interval and a timeout: 1.5 s of the 1.85."""
     found = rate(memory_by_its_weight, held(told_after_s=1.55))
     assert found.at_s == pytest.approx(FIRST_HOLD_S + 1.5 + HANDOVER_S)
     assert memory_by_its_weight(held(told_after_s=1.55, hold_s=1.55), CLAIMS) == []
@@ -107,7 +107,7 @@ def test_only_updates_count() -> None:
 
 
 def test_a_hold_counts_once_its_model_is_loaded() -> None:
-    """The health check at .3 s came before that, so the report is due 1.5 s after the load: too late for this hold."""
+    """The health check at .3 s precedes the load, so the report is due 1.5 s after the load: too late for this hold."""
     early = rate(memory_by_its_weight, changed(held(), HOLD, "queue_wait_s", 0.2))
     assert early.at_s == rate(memory_by_its_weight, held()).at_s
     late = rate(memory_by_its_weight, changed(held(), HOLD, "queue_wait_s", 0.4))

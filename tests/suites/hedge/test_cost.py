@@ -1,4 +1,4 @@
-"""What hedging costs, on hand-written histories: how many hedges there are, when there are none, what they save."""
+"""Cost of hedging on hand-written histories: number of hedges, periods without hedges, latency saved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOTH = Claims((*CLAIMS.features, BREAKER))
 
 
 def slow(story: Story, at_s: float, hedged: bool) -> None:
-    """A request that takes half a second, longer than the 0.1 s of those before, hedged or not."""
+    """A request of half a second, longer than the earlier 0.1 s, hedged or not."""
     if hedged:
         story.ask(at_s, left(0, at_s, at_s + 0.51), Leg(1, at_s + 0.2, at_s + 0.5), got=1)
     else:
@@ -35,7 +35,7 @@ def slow(story: Story, at_s: float, hedged: bool) -> None:
 
 
 def busy(hedged: list[bool], quick: int = 4) -> History:
-    """`quick` quick requests, then slow ones, some of them hedged; four more that no answer comes to, all slow."""
+    """`quick` fast requests, then slow ones, some of them hedged; then four unanswered, slow requests."""
     story = Story().quick([0.1] * quick)
     for turn, hedge in enumerate(hedged):
         slow(story, 20.0 + turn, hedge)
@@ -72,7 +72,7 @@ BURSTS = replace(CLAIMS, features=(replace(CLAIMS[Hedge], burst=2),))
 def test_a_quiet_spell_saves_up_no_more_than_the_burst(
     quick: int, together: int, ok: bool, made: int, bound: float
 ) -> None:
-    """A quarter of twelve requests would be three hedges; of those no more than two wait for who comes next."""
+    """A quarter of twelve requests would be three hedges; at most two of them may be saved up."""
     history = busy([True] * together, quick)
     everything, run = overhead_within_share(history, BURSTS)
     assert isinstance(everything, Held) and isinstance(run, Held) and everything.ok is (quick == 12)
@@ -80,12 +80,12 @@ def test_a_quiet_spell_saves_up_no_more_than_the_burst(
 
 
 def test_extra_work_is_told_beside_it() -> None:
-    """0.51 s of 0.4 + 0.51 + 0.3 + 9 + 8 + 7 + 6 s went to the loser."""
+    """0.51 s of 0.4 + 0.51 + 0.3 + 9 + 8 + 7 + 6 s was spent on the loser."""
     assert "1.6% of the backends' time" in only(overhead_within_share, busy([True]), CLAIMS).note
 
 
 def test_little_demand_proves_no_budget() -> None:
-    """One of 21 called for a hedge: a quarter of them might have had one."""
+    """One of 21 called for a hedge; a quarter of them could have had one."""
     story = Story().quick([0.1] * 20)
     slow(story, 30.0, hedged=True)
     assert overhead_within_share(story.history(), CLAIMS) == []
@@ -114,7 +114,7 @@ def timed(latencies_s: list[float]) -> History:
 
 @pytest.mark.parametrize(("slowest_s", "ok"), [(0.79, True), (0.81, False)])
 def test_the_tail_is_cut(slowest_s: float, ok: bool) -> None:
-    """Beyond the median of four are two: their geometric mean without hedging is 1 s."""
+    """Two of four lie beyond the median: their geometric mean without hedging is 1 s."""
     without = timed([0.1, 0.1, 0.5, 2.0])
     history = timed([0.1, 0.1, slowest_s / 2, slowest_s * 2]).with_baselines({"ring": without})
     found = only(tail_cut, history, CLAIMS)
@@ -142,7 +142,7 @@ def test_only_patient_clients_and_their_stretch_count() -> None:
 
 
 def updates(*legs: Leg) -> History:
-    """Three quick updates, then one with these legs."""
+    """Three fast updates, then one with these legs."""
     return Story().quick([0.1, 0.1, 0.1], stream=2).ask(10.0, *legs, stream=2).history()
 
 
@@ -160,12 +160,12 @@ def test_without_a_slow_update_nothing_is_proven() -> None:
 
 
 def threshold(load: float) -> Claims:
-    """The same claims, with no hedges above so many requests inside each backend."""
+    """The same claims, without hedges above this many requests in flight per backend."""
     return replace(CLAIMS, features=(replace(CLAIMS[Hedge], load_threshold=load),))
 
 
 def crowded(hedged: bool, inside: int) -> History:
-    """`inside` requests are inside, none of them answered, when a slow one comes; it may be hedged 0.2 s later."""
+    """`inside` unanswered requests are in flight when a slow one arrives; it may be hedged 0.2 s later."""
     story = Story().quick([0.1] * 4)
     for turn in range(inside):
         story.ask(20.0 + turn / 1000, left(2, 20.0 + turn / 1000, 60.0), got=-1, end_s=60.0, status=504)
@@ -175,7 +175,7 @@ def crowded(hedged: bool, inside: int) -> History:
 
 @pytest.mark.parametrize(("hedged", "ok"), [(False, True), (True, False)])
 def test_nothing_is_hedged_under_overload(hedged: bool, ok: bool) -> None:
-    """A quarter more than 3.2 for each of three backends: the twelfth is the first that meets an overloaded fleet."""
+    """1.25 times 3.2 for each of three backends: the twelfth is the first request in an overloaded fleet."""
     found = only(overload_off, crowded(hedged, inside=12), threshold(3.2))
     assert (found.ok, found.observed, found.bound, found.sample) == (ok, int(hedged), 0, 2)
     assert found.at_s == pytest.approx(20.011) and found.until_s == 30.0
@@ -186,7 +186,7 @@ def test_below_overload_nothing_is_proven() -> None:
 
 
 def test_overload_is_64_inside_each_or_a_quarter_more_than_claimed() -> None:
-    """Ten for each of three backends, the slow one itself among them."""
+    """Ten for each of three backends, including the slow one."""
     assert overload_off(crowded(hedged=True, inside=28), threshold(8.0)) == []
     assert not only(overload_off, crowded(hedged=True, inside=29), threshold(8.0)).ok
     with pytest.raises(UnsupportedError, match="hedges with up to 52 requests"):
@@ -204,7 +204,7 @@ def test_in_flight_counts_from_sending_to_the_end() -> None:
 
 
 def reopened(*others: Leg, silence_s: float = 1.0, failures: int = 2, takes_s: float = 0.5) -> History:
-    """A backend fails until its breaker opens, is silent, and gets one request, which may have other legs too."""
+    """A backend fails until its breaker opens, gets nothing, and then gets one request, which may have other legs."""
     story = Story().quick([0.1, 0.1, 0.1])
     for turn in range(failures):
         story.ask(10.0 + turn / 10, Leg(1, 10.0 + turn / 10, 10.01 + turn / 10, 500), got=1, status=500)
@@ -255,14 +255,14 @@ def test_every_backend_stalls_equally_often_and_others_fail_beside() -> None:
 
 @pytest.mark.parametrize(("threshold", "flood_per_s"), [(None, 340.0), (32.0, 115.6), (8.0, 1.4), (51.0, 340.0)])
 def test_the_flood_is_as_large_as_overload_needs(threshold: float | None, flood_per_s: float) -> None:
-    """Four times 1.25 x 32 requests inside within 55 % of 0.7 s, 300/s of them from the usual load."""
+    """Four times 1.25 x 32 requests in flight within 55 % of 0.7 s, 300/s of them from the usual load."""
     scenario = overload(Claims((Hedge(load_threshold=threshold),)))
     flood = scenario.load.streams[scenario.load.index("flood")]
     assert flood.rate_per_s == pytest.approx(flood_per_s, abs=0.1)
 
 
 def test_what_hangs_is_let_go_in_a_second_of_its_own() -> None:
-    """Hundreds of resets at once are noise of our own making, and slack is kept by the second."""
+    """Hundreds of resets at once add noise, and slack is recorded per second."""
     scenario = overload(Claims((Hedge(),)))
     assert [step.backend for step in scenario.timeline if isinstance(step, Hang)] == list(scenario.backend_ids)
     hang = scenario.timeline[0]
@@ -272,7 +272,7 @@ def test_what_hangs_is_let_go_in_a_second_of_its_own() -> None:
 
 
 def test_a_higher_quantile_stalls_more_rarely_and_openai_has_no_updates() -> None:
-    """Four backends stall for 80 ms in 10 s: in turn, 0.8 % of the requests of each."""
+    """Four backends stall for 80 ms in 10 s, in turn: 0.8 % of each backend's requests."""
     scenario = stalls(Claims((Hedge(quantile=0.99, minimum=100),), protocol="openai"))
     first, second = (step.at_s for step in scenario.timeline[:2])
     assert second - first == pytest.approx(2.5)

@@ -1,4 +1,4 @@
-"""Hedging on hand-written histories: when a hedge may be sent, where, who wins, and what becomes of the loser."""
+"""Hedging on hand-written histories: when and where a hedge may be sent, which attempt wins, the loser's end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.suites.histories import only, outcome
 
 
 def timed(findings: list[Finding]) -> Within:
-    """The one finding of a check, which is a time."""
+    """The only finding of a check, which is a time."""
     (finding,) = findings
     assert isinstance(finding, Within)
     return finding
@@ -43,12 +43,12 @@ def won(hedge_after_s: float = 0.3) -> Story:
 
 
 @pytest.mark.parametrize(
-    ("quantile", "known", "place"),
+    ("quantile", "known", "expected"),
     [(0.95, 19, 19), (0.95, 20, 20), (0.95, 39, 38), (0.95, 40, 39), (0.95, 100, 96), (0.95, 199, 190), (0.5, 3, 2)],
 )
-def test_rank(quantile: float, known: int, place: int) -> None:
-    """ceil(quantile (known + 1)): that of 20 is 20, not the 19 of ceil(.95 x 20)."""
-    assert rank(quantile, known) == place
+def test_rank(quantile: float, known: int, expected: int) -> None:
+    """ceil(quantile (known + 1)): for 20 known latencies that is 20, not the 19 of ceil(.95 x 20)."""
+    assert rank(quantile, known) == expected
 
 
 def test_a_delay_needs_the_claimed_minimum() -> None:
@@ -74,14 +74,14 @@ def test_it_is_counted_from_the_request_and_not_from_its_first_attempt() -> None
 
 
 def test_only_the_window_counts() -> None:
-    """Of six latencies the last four are kept; of 0.5, 0.6, 0.7 and 0.8 the third."""
+    """The last four of six latencies are kept; the result is the third of 0.5, 0.6, 0.7 and 0.8."""
     story = Story().quick([0.1, 0.1, 0.5, 0.8, 0.6, 0.7, 0.9])
     story.ask(10.0, left(0, 10.0, 10.9), Leg(1, 10.75, 10.85), got=1)
     assert timed(delay_not_before(story.history(), CLAIMS)).low_s == pytest.approx(0.7)
 
 
 def test_a_hedged_request_counts_with_its_whole_time() -> None:
-    """0.1, 0.3 and twice 0.35 (0.3 until the hedge, and 0.05): the third is 0.35; by winning attempts it were 0.1."""
+    """0.1, 0.3 and twice 0.35 (0.3 until the hedge, and 0.05): the third is 0.35; by winning attempts: 0.1."""
     story = Story().quick([0.1, 0.3])
     for at_s in (4.0, 5.0):
         story.ask(at_s, left(0, at_s, at_s + 0.351), Leg(1, at_s + 0.3, at_s + 0.35), got=1)
@@ -104,7 +104,7 @@ def test_only_latencies_of_the_same_model_count() -> None:
 
 
 def test_the_shortest_of_all_windows_that_may_be_meant_counts() -> None:
-    """An answer that comes while the request waits may be in the window or not."""
+    """An answer that arrives while the request waits may or may not be in the window."""
     story = Story().quick([0.4, 0.4, 0.4]).ask(9.9, Leg(0, 9.9, 10.1))
     story.ask(10.0, left(0, 10.0, 10.5), Leg(1, 10.41, 10.45), got=1)
     assert timed(delay_not_before(story.history(), CLAIMS)).low_s == pytest.approx(0.4)
@@ -154,7 +154,7 @@ def test_of_three_legs_two_at_one_backend() -> None:
 
 
 def race(*legs: Leg, got: int, **more: object) -> History:
-    """One request that was hedged."""
+    """One hedged request."""
     return Story().ask(1.0, *legs, got=got, **more).history()  # type: ignore[arg-type]
 
 
@@ -201,7 +201,7 @@ def test_an_error_does_not_end_the_race() -> None:
 
 @pytest.mark.parametrize(("dropped_s", "findings"), [(1.22, 1), (1.30, 1), (1.32, 0)])
 def test_an_error_that_ends_the_race(dropped_s: float, findings: int) -> None:
-    """The other attempt is given up right then; given up much later, a time limit may be the reason."""
+    """The other attempt is abandoned at that moment; if it is abandoned much later, a timeout may be the reason."""
     history = race(left(0, 1.0, dropped_s), Leg(1, 1.2, 1.21, 503), got=1, status=503, end_s=1.22)
     found = error_goes_on(history, CLAIMS)
     assert len(found) == findings
@@ -231,7 +231,7 @@ def test_a_loser_is_cancelled_within_100_ms(end_s: float, ok: bool) -> None:
 
 @pytest.mark.parametrize(("end_s", "expected"), [(1.34, Outcome.VACUOUS), (1.36, Outcome.FAIL)])
 def test_a_loser_that_answers(end_s: float, expected: Outcome) -> None:
-    """Before it could be cancelled it proves nothing."""
+    """An answer before the attempt could be cancelled is inconclusive."""
     assert outcome(loser_cancelled, race(Leg(0, 1.0, end_s), Leg(1, 1.2, 1.25), got=1), CLAIMS) is expected
 
 

@@ -1,4 +1,4 @@
-"""Limits on hand-written histories: who was let in when, and what the others were told."""
+"""Limits on hand-written histories: which requests are admitted when, and how the others are answered."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ CLAIMS = Claims((Limits(rate_per_s=100.0, burst=20, concurrency=8, queue=16, by_
 LATE_S = 0.001
 
 
-def hot(let_in: Callable[[Arrival, int], bool], status: int = 429, late_s: float = LATE_S) -> History:
-    """A hot second in which the others are refused; `let_in` is given an arrival and how many were let in before."""
+def hot(admit: Callable[[Arrival, int], bool], status: int = 429, answered_after_s: float = LATE_S) -> History:
+    """A hot second in which the others are rejected; `admit` gets an arrival and the number admitted before."""
     count = 0
 
     def place_of(arrival: Arrival) -> int | None:
         nonlocal count
-        if not let_in(arrival, count):
+        if not admit(arrival, count):
             return None
         count += 1
         return arrival.number % 4
 
     history = history_of(hot_second(CLAIMS), place_of)
     requests = history.requests.copy()
-    away = requests["status"] == 502
-    requests["status"][away] = status
-    requests["end_s"][away] = requests["sent_s"][away] + late_s
+    rejected = requests["status"] == 502
+    requests["status"][rejected] = status
+    requests["end_s"][rejected] = requests["sent_s"][rejected] + answered_after_s
     return replace(history, requests=requests)
 
 
 def by_bucket(rate_per_s: float = 100.0, burst: float = 20.0) -> Callable[[Arrival, int], bool]:
-    """What a token bucket lets in."""
+    """Admit like a token bucket."""
     level, then_s = burst, 0.0
 
-    def let_in(arrival: Arrival, count: int) -> bool:
+    def admit(arrival: Arrival, count: int) -> bool:
         nonlocal level, then_s
         level, then_s = min(burst, level + rate_per_s * (arrival.at_s - then_s)), arrival.at_s
         if level < 1:
@@ -63,11 +63,11 @@ def by_bucket(rate_per_s: float = 100.0, burst: float = 20.0) -> Callable[[Arriv
         level -= 1
         return True
 
-    return let_in
+    return admit
 
 
 def by_the_clock(arrival: Arrival, count: int) -> bool:
-    """The first hundred of every full second."""
+    """Admit the first hundred of every full second."""
     return True if arrival.stream == 0 else _in_second(arrival) < 100
 
 
@@ -123,7 +123,7 @@ def test_what_the_rate_allows_is_let_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("let_in", "broken"),
+    ("admit", "broken"),
     [
         (by_bucket(), []),
         (by_bucket(rate_per_s=60.0), ["hot"]),
@@ -132,13 +132,13 @@ def test_what_the_rate_allows_is_let_in() -> None:
     ],
     ids=["as claimed", "lower rate", "nothing when hot", "every second one"],
 )
-def test_too_little_is_seen(let_in: Callable[[Arrival, int], bool], broken: list[str]) -> None:
-    findings = rate_let_in(hot(let_in), CLAIMS)
+def test_too_little_is_seen(admit: Callable[[Arrival, int], bool], broken: list[str]) -> None:
+    findings = rate_let_in(hot(admit), CLAIMS)
     assert [item.note[: item.note.index(":")] for item in findings if isinstance(item, Held) and not item.ok] == broken
 
 
 def test_a_burst_of_one_lets_less_in() -> None:
-    """A bucket that holds a single request earns nothing while nobody asks."""
+    """A bucket that holds a single request earns no tokens while it is full."""
     singly = Claims((Limits(rate_per_s=100.0, burst=1),))
     history = hot(by_bucket(burst=1.0))
     assert outcome(rate_let_in, history, singly) is Outcome.PASS
@@ -150,27 +150,27 @@ def test_a_burst_of_one_lets_less_in() -> None:
 
 @pytest.mark.parametrize(("status", "ok"), [(429, True), (503, True), (500, False), (200, False)])
 def test_a_refusal_is_told_by_its_status(status: int, ok: bool) -> None:
-    told = refusals_told_at_once(hot(by_bucket(), status), CLAIMS)[0]
-    assert isinstance(told, Held)
-    assert told.ok is ok
+    finding = refusals_told_at_once(hot(by_bucket(), status), CLAIMS)[0]
+    assert isinstance(finding, Held)
+    assert finding.ok is ok
 
 
 def test_a_connection_that_is_closed_tells_nothing() -> None:
     history = hot(by_bucket())
     requests = history.requests.copy()
-    away = np.flatnonzero(requests["status"] == 429)
-    requests["failure"][away[:3]] = Failure.CLOSED
-    told = refusals_told_at_once(replace(history, requests=requests), CLAIMS)[0]
-    assert isinstance(told, Held)
-    assert (told.ok, told.observed, told.sample) == (False, 3, len(away))
+    rejected = np.flatnonzero(requests["status"] == 429)
+    requests["failure"][rejected[:3]] = Failure.CLOSED
+    finding = refusals_told_at_once(replace(history, requests=requests), CLAIMS)[0]
+    assert isinstance(finding, Held)
+    assert (finding.ok, finding.observed, finding.sample) == (False, 3, len(rejected))
 
 
-@pytest.mark.parametrize(("late_s", "expected"), [(0.019, Outcome.PASS), (0.021, Outcome.FAIL)])
-def test_refusals_come_within_milliseconds(late_s: float, expected: Outcome) -> None:
-    history = hot(by_bucket(), late_s=late_s)
+@pytest.mark.parametrize(("answered_after_s", "expected"), [(0.019, Outcome.PASS), (0.021, Outcome.FAIL)])
+def test_refusals_come_within_milliseconds(answered_after_s: float, expected: Outcome) -> None:
+    history = hot(by_bucket(), answered_after_s=answered_after_s)
     quick = refusals_told_at_once(history, CLAIMS)[1]
     assert isinstance(quick, Within)
-    assert quick.observed_s == pytest.approx(late_s)
+    assert quick.observed_s == pytest.approx(answered_after_s)
     assert decide([quick], history).outcome is expected
 
 
@@ -183,7 +183,7 @@ def test_a_few_refusals_have_no_quantile_and_none_are_no_evidence() -> None:
 
 
 def crowded(critical_waits_s: float | None, normal_waits_s: float = 0.5, service_s: float = 0.01) -> History:
-    """All normal requests wait for so long, and so do critical ones; None: those are refused at once."""
+    """All normal requests wait for this long, and so do critical ones; None: critical ones are rejected at once."""
     history = history_of(crowd(CLAIMS), lambda arrival: arrival.number % 4)
     requests, attempts = history.requests.copy(), history.attempts.copy()
     critical = history.in_stream(CRITICAL)[attempts["request"]]
@@ -191,9 +191,9 @@ def crowded(critical_waits_s: float | None, normal_waits_s: float = 0.5, service
     attempts["end_s"] = attempts["start_s"] + service_s
     requests["end_s"][attempts["request"]] = attempts["end_s"]
     if critical_waits_s is None:
-        away = history.in_stream(CRITICAL)
-        requests["status"][away] = 503
-        requests["end_s"][away] = requests["sent_s"][away] + 0.001
+        rejected = history.in_stream(CRITICAL)
+        requests["status"][rejected] = 503
+        requests["end_s"][rejected] = requests["sent_s"][rejected] + 0.001
         attempts = attempts[~critical]
     return replace(history, requests=requests, attempts=attempts[np.argsort(attempts["start_s"], kind="stable")])
 
@@ -214,7 +214,7 @@ def test_a_critical_one_that_is_turned_away_while_normal_ones_wait_is_seen() -> 
     assert "rejected with 503 while" in findings[0].note  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("waits_s", [0.001, None], ids=["let in", "turned away"])
+@pytest.mark.parametrize("waits_s", [0.001, None], ids=["let in", "turned rejected"])
 def test_where_no_normal_one_waits_nothing_is_put_to_the_test(waits_s: float | None) -> None:
     assert urgency_critical_first(crowded(waits_s, normal_waits_s=0.001), CLAIMS) == []
 
@@ -225,7 +225,7 @@ def test_urgency_counts_only_where_that_is_claimed() -> None:
 
 @pytest.mark.parametrize(("service_s", "most"), [(0.124, 8), (0.126, 9)])
 def test_no_more_at_a_time_than_claimed(service_s: float, most: int) -> None:
-    """A normal request every 1/64 s, so that the ninth comes an eighth of a second after the first."""
+    """A normal request every 1/64 s, so that the ninth arrives an eighth of a second after the first."""
     history = crowded(0.5, service_s=service_s)
     normal = history.attempts[history.in_stream(NORMAL)[history.attempts["request"]]]
     found = only(concurrency_never_more, replace(history, attempts=normal), CLAIMS)
@@ -270,7 +270,7 @@ def test_a_crowd_is_refused_for_its_number_and_not_for_its_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "scenario", "told"),
+    ("limits", "scenario", "finding"),
     [
         (Limits(rate_per_s=None, concurrency=8), hot_second, "no rate is claimed"),
         (Limits(rate_per_s=5000.0), hot_second, "too many or too few to send"),
@@ -281,8 +281,8 @@ def test_a_crowd_is_refused_for_its_number_and_not_for_its_rate() -> None:
         (Limits(rate_per_s=1.0, concurrency=8, queue=8), crowd, "take too long to fill"),
     ],
 )
-def test_what_cannot_be_put_to_the_test(limits: Limits, scenario: Callable[[Claims], object], told: str) -> None:
-    with pytest.raises(UnsupportedError, match=told):
+def test_what_cannot_be_put_to_the_test(limits: Limits, scenario: Callable[[Claims], object], finding: str) -> None:
+    with pytest.raises(UnsupportedError, match=finding):
         scenario(Claims((limits,)))
 
 

@@ -1,4 +1,4 @@
-"""Retries on hand-written histories: how often, where to, and what is left alone."""
+"""Retries on hand-written histories: how often, at which backend, and which failures are not retried."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from suites.retry.attempts import (
 )
 from suites.retry.evidence import counts, followers, turns
 from tests.suites.histories import outcome
-from tests.suites.retry_histories import Asked, Try, broken_off, drop, refusal, written
+from tests.suites.retry_histories import TriedRequest, Try, broken_off, drop, refusal, written
 
 CLAIMS = Claims((Retry(attempts=3, statuses=(502, 503, 504)),))
 PLAIN = Claims((Retry(attempts=3),))
 SCENARIO = failures(CLAIMS)
 
 
-def judged(item: Property, *asked: Asked, claims: Claims = CLAIMS) -> list[Held]:
-    """All findings, each a fact."""
-    found = item(written(SCENARIO, asked), claims)
+def judged(item: Property, *requests: TriedRequest, claims: Claims = CLAIMS) -> list[Held]:
+    """All findings of a check, which are facts."""
+    found = item(written(SCENARIO, requests), claims)
     assert all(isinstance(finding, Held) for finding in found)
     return [finding for finding in found if isinstance(finding, Held)]
 
 
-def told(found: list[Held]) -> list[tuple[bool, object, object, int | None]]:
-    """What findings say, without their notes."""
+def facts(found: list[Held]) -> list[tuple[bool, object, object, int | None]]:
+    """Verdict, observed value, bound and sample of findings."""
     return [(item.ok, item.observed, item.bound, item.sample) for item in found]
 
 
@@ -51,10 +51,10 @@ def test_turns_followers_and_counts() -> None:
     history = written(
         SCENARIO,
         [
-            Asked((refusal(1.0), refusal(1.2, 1), Try(1.4, 2))),
-            Asked((Try(1.1),)),
-            Asked((refusal(1.05, 1), Try(1.3, 2))),
-            Asked(()),
+            TriedRequest((refusal(1.0), refusal(1.2, 1), Try(1.4, 2))),
+            TriedRequest((Try(1.1),)),
+            TriedRequest((refusal(1.05, 1), Try(1.3, 2))),
+            TriedRequest(()),
         ],
     )
     assert turns(history).tolist() == [0, 0, 0, 1, 1, 2]
@@ -116,28 +116,28 @@ def test_openai_has_neither_get_nor_updates() -> None:
 # --- attempts ---------------------------------------------------------------------------------------------
 
 
-def all_refused(attempts: int, method: Method = Method.POST) -> Asked:
-    """A request that fails as often as it is sent."""
-    return Asked(tuple(refusal(4.6 + 0.01 * turn, turn % 3) for turn in range(attempts)), 503, method=method)
+def all_refused(attempts: int, method: Method = Method.POST) -> TriedRequest:
+    """A request whose attempts all fail."""
+    return TriedRequest(tuple(refusal(4.6 + 0.01 * turn, turn % 3) for turn in range(attempts)), 503, method=method)
 
 
 def test_the_claimed_number_of_attempts_holds_and_one_more_breaks_it() -> None:
-    assert told(judged(attempts_at_most, all_refused(3))) == [(True, 3, 3, 1)]
+    assert facts(judged(attempts_at_most, all_refused(3))) == [(True, 3, 3, 1)]
     found = judged(attempts_at_most, all_refused(3), all_refused(4), all_refused(3, Method.GET))
-    assert told(found) == [(False, 4, 3, 2), (True, 3, 3, 1)]
+    assert facts(found) == [(False, 4, 3, 2), (True, 3, 3, 1)]
     assert [item.note.split(":")[0] for item in found] == ["POST", "GET"]
     assert all(item.exact for item in found)
 
 
 def test_a_dropped_last_attempt_counts_apart() -> None:
-    dropped_last = Asked((drop(3.3, 0), drop(3.4, 1), drop(3.5, 2), Try(3.6, 0)))
+    dropped_last = TriedRequest((drop(3.3, 0), drop(3.4, 1), drop(3.5, 2), Try(3.6, 0)))
     (found,) = judged(attempts_at_most, dropped_last)
     assert (found.ok, found.observed) == (False, 4) and "dropped" in found.note
 
 
 def test_requests_with_attempts_to_spare_prove_nothing() -> None:
     assert judged(attempts_at_most, all_refused(2)) == []
-    rescued = Asked((refusal(4.6), refusal(4.61, 1), Try(4.62, 2)))
+    rescued = TriedRequest((refusal(4.6), refusal(4.61, 1), Try(4.62, 2)))
     assert judged(attempts_at_most, rescued) == []
     assert outcome(attempts_at_most, written(SCENARIO, [rescued]), CLAIMS) is Outcome.VACUOUS
     update = replace(all_refused(4), kind=Kind.UPDATE)
@@ -148,23 +148,25 @@ def test_requests_with_attempts_to_spare_prove_nothing() -> None:
 
 
 def test_an_unclaimed_status_passes_through() -> None:
-    found = judged(status_only_claimed, Asked((refusal(1.75, 0, 400),), 400), Asked((refusal(2.65, 1, 500),), 500))
-    assert told(found) == [(True, 0, 0, 1), (True, 0, 0, 1)]
+    found = judged(
+        status_only_claimed, TriedRequest((refusal(1.75, 0, 400),), 400), TriedRequest((refusal(2.65, 1, 500),), 500)
+    )
+    assert facts(found) == [(True, 0, 0, 1), (True, 0, 0, 1)]
     assert [item.note[:3] for item in found] == ["400", "500"] and found[0].exact
 
 
 def test_an_unclaimed_status_that_is_tried_again_or_rewritten() -> None:
-    again = Asked((refusal(1.75, 0, 400), Try(1.8, 1)), 400)
-    assert told(judged(status_only_claimed, again)) == [(False, 1, 0, 1)]
-    rewritten = Asked((refusal(1.75, 0, 404),), 502)
-    assert told(judged(status_only_claimed, rewritten)) == [(False, 1, 0, 1)]
+    again = TriedRequest((refusal(1.75, 0, 400), Try(1.8, 1)), 400)
+    assert facts(judged(status_only_claimed, again)) == [(False, 1, 0, 1)]
+    rewritten = TriedRequest((refusal(1.75, 0, 404),), 502)
+    assert facts(judged(status_only_claimed, rewritten)) == [(False, 1, 0, 1)]
 
 
 def test_claimed_statuses_and_updates_are_not_judged_by_it() -> None:
-    assert judged(status_only_claimed, Asked((refusal(0.6), Try(0.65, 1)))) == []
-    assert judged(status_only_claimed, Asked((refusal(1.75, 0, 400), Try(1.8, 1)), 200, Kind.UPDATE)) == []
+    assert judged(status_only_claimed, TriedRequest((refusal(0.6), Try(0.65, 1)))) == []
+    assert judged(status_only_claimed, TriedRequest((refusal(1.75, 0, 400), Try(1.8, 1)), 200, Kind.UPDATE)) == []
     claims = Claims((Retry(attempts=3, statuses=(400,)),))
-    assert judged(status_only_claimed, Asked((refusal(1.75, 0, 400), Try(1.8, 1))), claims=claims) == []
+    assert judged(status_only_claimed, TriedRequest((refusal(1.75, 0, 400), Try(1.8, 1))), claims=claims) == []
 
 
 # --- another backend --------------------------------------------------------------------------------------
@@ -172,22 +174,22 @@ def test_claimed_statuses_and_updates_are_not_judged_by_it() -> None:
 
 @pytest.mark.parametrize("first", [refusal(0.6, 0), drop(1.1, 0)])
 def test_a_retry_elsewhere_holds_and_one_at_the_same_backend_breaks_it(first: Try) -> None:
-    elsewhere = Asked((first, Try(first.start_s + 0.2, 1)))
-    back = Asked((first, Try(first.start_s + 0.2, 0)))
-    assert told(judged(backend_another, elsewhere)) == [(True, 0, 0, 1)]
-    assert told(judged(backend_another, elsewhere, back)) == [(False, 1, 0, 2)]
+    elsewhere = TriedRequest((first, Try(first.start_s + 0.2, 1)))
+    back = TriedRequest((first, Try(first.start_s + 0.2, 0)))
+    assert facts(judged(backend_another, elsewhere)) == [(True, 0, 0, 1)]
+    assert facts(judged(backend_another, elsewhere, back)) == [(False, 1, 0, 2)]
 
 
 def test_only_while_a_single_backend_fails() -> None:
-    """With all of them failing, one that comes round again may be the best that is left."""
-    assert judged(backend_another, Asked((refusal(4.7), Try(4.8, 0)))) == []
-    assert judged(backend_another, Asked((refusal(0.49), Try(0.6, 0)))) == []
-    assert told(judged(backend_another, Asked((refusal(0.5), Try(0.6, 0))))) == [(False, 1, 0, 1)]
-    assert judged(backend_another, Asked((refusal(0.6),), 503)) == [], "not tried again"
+    """While all backends fail, a backend that was already tried may be the best choice."""
+    assert judged(backend_another, TriedRequest((refusal(4.7), Try(4.8, 0)))) == []
+    assert judged(backend_another, TriedRequest((refusal(0.49), Try(0.6, 0)))) == []
+    assert facts(judged(backend_another, TriedRequest((refusal(0.5), Try(0.6, 0))))) == [(False, 1, 0, 1)]
+    assert judged(backend_another, TriedRequest((refusal(0.6),), 503)) == [], "not tried again"
 
 
 def test_noise_leaves_it_undecided() -> None:
-    back = [Asked((refusal(0.6), Try(0.7, 0)))]
+    back = [TriedRequest((refusal(0.6), Try(0.7, 0)))]
     assert outcome(backend_another, written(SCENARIO, back, slack_s=0.19), CLAIMS) is Outcome.FAIL
     assert outcome(backend_another, written(SCENARIO, back, slack_s=0.21), CLAIMS) is Outcome.INCONCLUSIVE
 
@@ -200,57 +202,57 @@ def test_noise_leaves_it_undecided() -> None:
     [(refusal(0.6), "answered with an error"), (drop(1.1), "dropped"), (broken_off(1.4), "answer broken off")],
 )
 def test_an_update_that_is_repeated(first: Try, name: str) -> None:
-    once = Asked((first,), 502, Kind.UPDATE)
-    twice = Asked((first, Try(first.start_s + 0.1, 1)), 200, Kind.UPDATE)
+    once = TriedRequest((first,), 502, Kind.UPDATE)
+    twice = TriedRequest((first, Try(first.start_s + 0.1, 1)), 200, Kind.UPDATE)
     (found,) = judged(update_at_most_once, once)
-    assert told([found]) == [(True, 0, 0, 1)] and found.note.startswith(name) and found.exact
-    assert told(judged(update_at_most_once, once, twice)) == [(False, 1, 0, 2)]
+    assert facts([found]) == [(True, 0, 0, 1)] and found.note.startswith(name) and found.exact
+    assert facts(judged(update_at_most_once, once, twice)) == [(False, 1, 0, 2)]
 
 
 def test_updates_that_went_well_and_inference_prove_nothing() -> None:
-    assert judged(update_at_most_once, Asked((Try(0.6),), kind=Kind.UPDATE)) == []
-    assert judged(update_at_most_once, Asked((refusal(0.6), Try(0.7, 1)))) == []
+    assert judged(update_at_most_once, TriedRequest((Try(0.6),), kind=Kind.UPDATE)) == []
+    assert judged(update_at_most_once, TriedRequest((refusal(0.6), Try(0.7, 1)))) == []
 
 
 # --- first byte -------------------------------------------------------------------------------------------
 
 
 def test_a_broken_answer_is_seen_broken_once() -> None:
-    broken = Asked((broken_off(1.4),), 200, failure=Failure.TRUNCATED)
-    assert told(judged(first_byte_never, broken)) == [(True, 0, 0, 1), (True, 0, 0, 1)]
+    broken = TriedRequest((broken_off(1.4),), 200, failure=Failure.TRUNCATED)
+    assert facts(judged(first_byte_never, broken)) == [(True, 0, 0, 1), (True, 0, 0, 1)]
 
 
 def test_a_broken_answer_that_is_begun_again_or_looks_whole() -> None:
-    again = Asked((broken_off(1.4), Try(1.5, 1)), 200, failure=Failure.TRUNCATED)
-    assert told(judged(first_byte_never, again)) == [(False, 1, 0, 1), (True, 0, 0, 1)]
-    whole = Asked((broken_off(1.4),))
-    assert told(judged(first_byte_never, whole)) == [(True, 0, 0, 1), (False, 1, 0, 1)]
-    own_error = Asked((broken_off(1.4),), 502)
-    assert told(judged(first_byte_never, own_error)) == [(True, 0, 0, 1), (True, 0, 0, 1)]
+    again = TriedRequest((broken_off(1.4), Try(1.5, 1)), 200, failure=Failure.TRUNCATED)
+    assert facts(judged(first_byte_never, again)) == [(False, 1, 0, 1), (True, 0, 0, 1)]
+    whole = TriedRequest((broken_off(1.4),))
+    assert facts(judged(first_byte_never, whole)) == [(True, 0, 0, 1), (False, 1, 0, 1)]
+    own_error = TriedRequest((broken_off(1.4),), 502)
+    assert facts(judged(first_byte_never, own_error)) == [(True, 0, 0, 1), (True, 0, 0, 1)]
 
 
 def test_what_was_dropped_before_its_first_byte_may_be_tried_again() -> None:
-    assert judged(first_byte_never, Asked((drop(1.1), Try(1.2, 1)))) == []
-    assert judged(first_byte_never, Asked((broken_off(1.4), Try(1.5, 1)), kind=Kind.UPDATE)) == []
+    assert judged(first_byte_never, TriedRequest((drop(1.1), Try(1.2, 1)))) == []
+    assert judged(first_byte_never, TriedRequest((broken_off(1.4), Try(1.5, 1)), kind=Kind.UPDATE)) == []
 
 
 # --- Retry-After ------------------------------------------------------------------------------------------
 
 
-def waited(wait_s: float) -> list[Asked]:
-    """A request whose retry reaches its backend so long after the answer that asked to wait."""
+def waited(wait_s: float) -> list[TriedRequest]:
+    """A request whose retry reaches its backend this long after the answer with Retry-After."""
     first = Try(5.7, 0, 503, end_s=5.7)
-    return [Asked((first, Try(5.7 + wait_s, 1)))]
+    return [TriedRequest((first, Try(5.7 + wait_s, 1)))]
 
 
-@pytest.mark.parametrize(("wait_s", "seen"), [(1.001, Outcome.PASS), (0.999, Outcome.FAIL)])
-def test_a_retry_waits_as_long_as_it_was_asked_to(wait_s: float, seen: Outcome) -> None:
+@pytest.mark.parametrize(("wait_s", "expected"), [(1.001, Outcome.PASS), (0.999, Outcome.FAIL)])
+def test_a_retry_waits_as_long_as_it_was_asked_to(wait_s: float, expected: Outcome) -> None:
     history = written(SCENARIO, waited(wait_s))
     (found,) = retry_after_honoured(history, CLAIMS)
     assert isinstance(found, Within)
     assert found.observed_s == pytest.approx(wait_s) and (found.low_s, found.high_s) == (1.0, np.inf)
     assert found.sample == 1
-    assert outcome(retry_after_honoured, history, CLAIMS) is seen
+    assert outcome(retry_after_honoured, history, CLAIMS) is expected
 
 
 def test_the_earliest_retry_counts() -> None:
@@ -260,13 +262,13 @@ def test_the_earliest_retry_counts() -> None:
 
 
 def test_to_give_up_honours_it_too() -> None:
-    (found,) = judged(retry_after_honoured, Asked((Try(5.7, 0, 503),), 503))
-    assert told([found]) == [(True, 0, 0, 1)] and "none of 1 was retried" in found.note
+    (found,) = judged(retry_after_honoured, TriedRequest((Try(5.7, 0, 503),), 503))
+    assert facts([found]) == [(True, 0, 0, 1)] and "none of 1 was retried" in found.note
 
 
 def test_only_answers_that_asked_for_it_count() -> None:
-    assert judged(retry_after_honoured, Asked((refusal(4.7), Try(4.71, 1)))) == []
-    assert judged(retry_after_honoured, Asked((Try(5.7),))) == []
+    assert judged(retry_after_honoured, TriedRequest((refusal(4.7), Try(4.71, 1)))) == []
+    assert judged(retry_after_honoured, TriedRequest((Try(5.7),))) == []
 
 
 def test_without_a_retried_status_nobody_can_be_asked_to_wait() -> None:

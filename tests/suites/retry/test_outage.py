@@ -1,4 +1,4 @@
-"""Budgets and outages on hand-written histories: exact at the bound, in whatever window."""
+"""Budgets and outages on hand-written histories: exact at the bound, in every window."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from suites.retry.outage import (
     quarter_outage,
 )
 from tests.suites.histories import outcome
-from tests.suites.retry_histories import Asked, Try, refusal, written
+from tests.suites.retry_histories import TriedRequest, Try, refusal, written
 
 RETRY = Retry(attempts=3, statuses=(503,), budget_share=0.1, budget_floor=10, budget_window_s=1.0)
 CLAIMS = Claims((RETRY,))
@@ -39,14 +39,16 @@ END_S = SCENARIO.end_s
 
 
 def spread(count: int, start_s: float, end_s: float) -> list[float]:
-    """`count` times, evenly from `start_s` until before `end_s`."""
+    """`count` times, evenly in [start_s, end_s)."""
     return [start_s + (end_s - start_s) * number / count for number in range(count)]
 
 
-def failing(times_s: list[float], retried: int, wait_s: float = 0.02) -> list[Asked]:
-    """Requests that are refused at these times; the last `retried` of them are tried once more, and refused again."""
+def failing(times_s: list[float], retried: int, wait_s: float = 0.02) -> list[TriedRequest]:
+    """Requests that are refused at these times; the last `retried` of them are retried once and refused again."""
     return [
-        Asked((refusal(at_s), refusal(at_s + wait_s)) if number >= len(times_s) - retried else (refusal(at_s),), 503)
+        TriedRequest(
+            (refusal(at_s), refusal(at_s + wait_s)) if number >= len(times_s) - retried else (refusal(at_s),), 503
+        )
         for number, at_s in enumerate(times_s)
     ]
 
@@ -99,15 +101,15 @@ def test_who_does_not_retry_503_has_no_such_outage() -> None:
 # --- budget -----------------------------------------------------------------------------------------------
 
 
-def budget(asked: list[Asked], slack_s: float = 0.0) -> list[Held]:
+def budget(requests: list[TriedRequest], slack_s: float = 0.0) -> list[Held]:
     """All findings about the budget."""
-    found = budget_every_window(written(SCENARIO, asked, slack_s), CLAIMS)
+    found = budget_every_window(written(SCENARIO, requests, slack_s), CLAIMS)
     assert all(isinstance(item, Held) for item in found)
     return [item for item in found if isinstance(item, Held)]
 
 
 def test_a_budget_that_is_used_up_and_one_retry_too_many() -> None:
-    """A hundred fresh requests within a fifth of a second: ten for the floor and ten for them."""
+    """A hundred fresh requests within a fifth of a second: a floor of ten, and ten for the requests."""
     (kept,) = budget(failing(spread(100, 2.0, 2.2), retried=20))
     assert (kept.ok, kept.observed, kept.bound) == (True, 20, 20)
     (broken,) = budget(failing(spread(100, 2.0, 2.2), retried=21))
@@ -117,7 +119,7 @@ def test_a_budget_that_is_used_up_and_one_retry_too_many() -> None:
 
 def test_fresh_requests_are_those_of_the_window() -> None:
     """A hundred fresh requests two seconds earlier earn nothing now, whatever the nominal rate."""
-    early = [Asked((Try(at_s),)) for at_s in spread(100, 0.5, 0.7)]
+    early = [TriedRequest((Try(at_s),)) for at_s in spread(100, 0.5, 0.7)]
     (broken,) = budget(early + failing(spread(40, 2.7, 2.9), retried=15))
     assert (broken.ok, broken.observed, broken.bound) == (False, 15, 14)
     (kept,) = budget(early + failing(spread(40, 2.7, 2.9), retried=14))
@@ -125,7 +127,7 @@ def test_fresh_requests_are_those_of_the_window() -> None:
 
 
 def test_a_window_may_lie_across_full_seconds() -> None:
-    """Twenty retries just before and twenty just after second 3: each second alone keeps its budget."""
+    """Twenty retries just before and twenty just after second 3: each second alone stays within its budget."""
     before = failing(spread(100, 2.7, 2.9), retried=20)
     after = failing(spread(100, 3.1, 3.3), retried=20)
     findings = budget(before + after)
@@ -141,7 +143,7 @@ def test_each_stretch_of_a_window_is_an_occasion() -> None:
 
 
 def test_a_window_counts_what_reached_the_backends_in_it() -> None:
-    """Twenty retries .96 s before another twenty: within the tolerance for what a backend logs late; not at .94 s."""
+    """Twenty retries .96 s before another twenty: within the tolerance for a backend's late log; not at .94 s."""
 
     def both(apart_s: float) -> list[bool]:
         first = failing(spread(100, 2.0, 2.001), 20, wait_s=0.01)
@@ -161,15 +163,15 @@ def test_slack_widens_the_window_and_too_much_of_it_leaves_it_open() -> None:
 
 
 def test_few_failures_do_not_put_a_budget_to_the_test() -> None:
-    """As many failures as there may be retries; with more of them than that, it was used up or broken."""
+    """As many failures as allowed retries are inconclusive; with more, the budget was used up or exceeded."""
 
-    def rescued(count: int) -> list[Asked]:
-        return [Asked((refusal(at_s), Try(at_s + 0.02))) for at_s in spread(count, 2.0, 2.2)]
+    def rescued(count: int) -> list[TriedRequest]:
+        return [TriedRequest((refusal(at_s), Try(at_s + 0.02))) for at_s in spread(count, 2.0, 2.2)]
 
     assert budget(rescued(11)) == []
     (broken,) = budget(rescued(12))
     assert (broken.ok, broken.observed, broken.bound) == (False, 12, 11)
-    assert budget([Asked((Try(at_s),)) for at_s in spread(100, 2.0, 2.2)]) == []
+    assert budget([TriedRequest((Try(at_s),)) for at_s in spread(100, 2.0, 2.2)]) == []
     with pytest.raises(UnsupportedError, match="no budget"):
         budget_every_window(written(SCENARIO, []), UNBUDGETED)
 
@@ -178,15 +180,15 @@ def test_few_failures_do_not_put_a_budget_to_the_test() -> None:
 
 
 def answering(count: int) -> History:
-    """`count` requests of the outage are answered; so is one just before it and one when it is over."""
+    """`count` requests of the outage are answered, and one just before and one just after it."""
     inside = spread(count, BEGAN_S, OVER_S)
     refused = spread(100, BEGAN_S + 0.001, OVER_S)
-    answered = [Asked((Try(at_s),)) for at_s in [BEGAN_S - 0.001, *inside, OVER_S]]
+    answered = [TriedRequest((Try(at_s),)) for at_s in [BEGAN_S - 0.001, *inside, OVER_S]]
     return written(SCENARIO, [*answered, *failing(refused, retried=0)])
 
 
 def compared(count: int, baseline: int = 100) -> History:
-    """The same with another run under the baseline."""
+    """The same history with another run as its baseline."""
     return answering(count).with_baselines({"round_robin": answering(baseline)})
 
 
@@ -206,13 +208,13 @@ def test_without_any_answer_there_is_nothing_to_compare() -> None:
 
 def recovering(again: list[float]) -> History:
     """A hundred fresh requests a second after an outage, and retries at these times after its end."""
-    fresh = [Asked((Try(at_s),)) for at_s in spread(int(100 * (END_S - OVER_S)), OVER_S, END_S)]
-    late = [Asked((refusal(OVER_S - 0.01), Try(OVER_S + at_s)), sent_s=OVER_S - 0.01) for at_s in again]
+    fresh = [TriedRequest((Try(at_s),)) for at_s in spread(int(100 * (END_S - OVER_S)), OVER_S, END_S)]
+    late = [TriedRequest((refusal(OVER_S - 0.01), Try(OVER_S + at_s)), sent_s=OVER_S - 0.01) for at_s in again]
     return written(SCENARIO, fresh + late)
 
 
 def recovery(history: History) -> Within:
-    """The one finding about recovery."""
+    """The only finding about recovery."""
     (found,) = outage_recovers(history, CLAIMS)
     assert isinstance(found, Within)
     return found
@@ -255,7 +257,7 @@ def test_an_outage_that_ended_too_late_leaves_it_open() -> None:
 def test_the_full_size_judges_peak_answers_and_recovery() -> None:
     scenario = full_outage(CLAIMS)
     began_s, over_s = FULL.before_s, FULL.before_s + FULL.outage_s
-    answered = [Asked((Try(at_s),)) for at_s in spread(100, began_s, over_s)]
+    answered = [TriedRequest((Try(at_s),)) for at_s in spread(100, began_s, over_s)]
 
     def whole(retried: int) -> History:
         history = written(scenario, answered + failing(spread(200, 5.0, 5.5), retried))

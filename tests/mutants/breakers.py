@@ -1,4 +1,4 @@
-"""The reference with one fault in its breakers each. Its claims are those of `Conforming`, whatever it really does."""
+"""The reference with one fault in its breakers each. All claim what `Conforming` claims, whatever they do."""
 
 from __future__ import annotations
 
@@ -43,9 +43,17 @@ CLAIMS = (
     ),
 )
 
+OPENS_WRONGLY = (
+    "breaker.open.for-its-time",
+    "breaker.open.gets-nothing",
+    "breaker.open.ignores-late-failures",
+    "breaker.backoff.grows",
+)
+"""Properties that fail on a breaker that is not open when claimed, or for as long as claimed."""
+
 
 class _Members(Members):
-    """Members whose breakers are of a given class."""
+    """Members whose breakers have a given class."""
 
     def __init__(self, settings: Settings, generator: Random, make: type[CircuitBreaker]) -> None:
         super().__init__(settings, generator)
@@ -59,7 +67,7 @@ class _Members(Members):
 
 
 class Conforming(ReferenceGateway):
-    """No fault: the base of the others, which change its rules, its breakers or its members."""
+    """No fault: the base class of the mutants, which change its rules, its breakers or its members."""
 
     claims = CLAIMS
     rules: ClassVar[BreakerSettings] = RULES
@@ -74,90 +82,107 @@ class Conforming(ReferenceGateway):
         return _Members(settings, random, self.breaker)
 
 
-# --- other rules than claimed ------------------------------------------------------------------------------
+# --- settings that differ from the claims ------------------------------------------------------------------
 
 
 class NeverTripsOnCount(Conforming):
-    """Failures in a row are counted and never used."""
+    """Counts consecutive failures and never uses the count."""
 
+    kills = ("breaker.trip.at-count", "breaker.half-open.failed-probe-reopens", *OPENS_WRONGLY)
+    vacuous = ("breaker.return.starts-clean",)
     rules = replace(RULES, failures=None)
 
 
 class OneTooEarly(Conforming):
-    """Trips with one failure less than claimed."""
+    """Trips with one failure fewer than claimed."""
 
+    kills = ("breaker.trip.at-count",)
     rules = replace(RULES, failures=4)
 
 
 class OneTooLate(Conforming):
     """Trips with one failure more than claimed."""
 
+    kills = ("breaker.trip.at-count", *OPENS_WRONGLY)
+    vacuous = ("breaker.return.starts-clean",)
     rules = replace(RULES, failures=6)
 
 
 class NeverTripsOnRate(Conforming):
-    """Counts failures in a row only, so that one good answer in between hides any share of them."""
+    """Counts consecutive failures only, so that one good answer in between hides any error rate."""
 
+    kills = ("breaker.trip.at-rate",)
     rules = replace(RULES, error_rate=None)
 
 
 class NeverForgets(Conforming):
-    """Takes the error rate over all calls there ever were: old successes delay a trip."""
+    """Computes the error rate over all calls since the start: old successes delay a trip."""
 
+    kills = ("breaker.trip.at-rate",)
     rules = replace(RULES, window_s=600.0)
 
 
 class NoMinimum(Conforming):
-    """Judges the error rate on the first few calls."""
+    """Computes the error rate from the first few calls."""
 
+    kills = ("breaker.trip.not-below-rate",)
+    vacuous = ("breaker.trip.at-rate",)
     rules = replace(RULES, minimum_calls=2)
 
 
 class NeverTripsOnLatency(Conforming):
-    """Takes a slow backend for a healthy one."""
+    """Treats a slow backend as healthy."""
 
+    kills = ("breaker.trip.at-latency",)
     rules = replace(RULES, slow_p99_s=None)
 
 
 class HalfTheBound(Conforming):
-    """Trips when latency reaches half of what is claimed."""
+    """Trips when latency reaches half of the claimed bound."""
 
+    kills = ("breaker.trip.not-below-latency", "integrity.rush.nothing-lost")
     rules = replace(RULES, slow_p99_s=0.1)
 
 
 class HalfTheTime(Conforming):
-    """Is open for half of the time that is claimed."""
+    """Is open for half of the claimed time."""
 
+    kills = OPENS_WRONGLY
     rules = replace(RULES, open_s=0.3)
 
 
 class NoBackoff(Conforming):
-    """Probes at one pace for ever."""
+    """Probes at a constant interval."""
 
+    kills = ("breaker.backoff.grows",)
     rules = replace(RULES, multiplier=1.0)
 
 
 class NoCap(Conforming):
-    """Open times grow beyond what is claimed."""
+    """Lets open times grow beyond the claimed maximum."""
 
+    kills = ("breaker.backoff.grows",)
     rules = replace(RULES, max_open_s=60.0)
 
 
 class NoJitter(Conforming):
-    """Breakers that trip together probe together."""
+    """Has no jitter: breakers that trip together probe together."""
 
+    kills = ("breaker.backoff.jittered",)
     rules = replace(RULES, jitter=0.0)
 
 
 class TwoProbes(Conforming):
     """Lets two requests at a time through while half-open, as a sketch does that stores a permit and uses another."""
 
+    kills = ("breaker.half-open.one-slow-probe", "breaker.half-open.one-hung-probe")
     rules = replace(RULES, probes=2)
 
 
 class NeverCloses(Conforming):
     """Stays half-open however many probes succeed."""
 
+    kills = ("breaker.recovery.full-share",)
     rules = replace(RULES, successes=10**6)
 
 
@@ -166,15 +191,17 @@ class NeverCloses(Conforming):
 
 class _KeepsRun(CircuitBreaker):
     def _call_ended(self, failed: bool, slow: bool, now_s: float) -> None:
-        kept = self._run
+        run = self._run
         super()._call_ended(failed, slow, now_s)
         if not failed:
-            self._run = kept
+            self._run = run
 
 
 class SuccessDoesNotClear(Conforming):
-    """Good answers do not end a run of failures, so that old ones trip a healthy backend."""
+    """A good answer does not reset the count of consecutive failures, so that old failures trip a healthy backend."""
 
+    kills = ("breaker.trip.not-below-rate",)
+    vacuous = ("breaker.trip.at-rate",)
     breaker = _KeepsRun
 
 
@@ -184,8 +211,9 @@ class _CountsClientErrors(CircuitBreaker):
 
 
 class CountsClientErrors(Conforming):
-    """Takes a client's own error (4xx) for a failure of the backend."""
+    """Counts a client error (4xx) as a failure of the backend."""
 
+    kills = ("breaker.trip.not-by-client-errors",)
     breaker = _CountsClientErrors
 
 
@@ -198,8 +226,9 @@ class _RefreshedByLateFailures(CircuitBreaker):
 
 
 class RefreshedByLateFailures(Conforming):
-    """Each failure that arrives while open counts as a new opening."""
+    """Each failure that arrives while open restarts the open time."""
 
+    kills = ("breaker.open.ignores-late-failures",)
     breaker = _RefreshedByLateFailures
 
 
@@ -209,8 +238,9 @@ class _AnyoneWhileHalfOpen(CircuitBreaker):
 
 
 class AnyoneWhileHalfOpen(Conforming):
-    """Only an open breaker rejects; a half-open one lets everyone through."""
+    """Only an open breaker rejects; a half-open breaker lets every request through."""
 
+    kills = ("breaker.half-open.one-slow-probe", "breaker.half-open.one-hung-probe")
     breaker = _AnyoneWhileHalfOpen
 
 
@@ -226,8 +256,9 @@ class _FullThresholdAgain(CircuitBreaker):
 
 
 class FullThresholdAgain(Conforming):
-    """It takes three failed probes to open again."""
+    """Opens again only after three failed probes."""
 
+    kills = ("breaker.half-open.failed-probe-reopens", "breaker.backoff.grows")
     breaker = _FullThresholdAgain
 
 
@@ -238,12 +269,13 @@ class _SlotKept(CircuitBreaker):
 
 
 class AbortKeepsSlot(Conforming):
-    """A probe's slot is freed by success and failure only; one that its client gave up holds it for ever."""
+    """Frees a probe's slot on success and failure only; a probe that its client abandoned keeps it forever."""
 
+    kills = ("breaker.half-open.abort-frees-slot",)
     breaker = _SlotKept
 
 
-# --- faults of what is around it ---------------------------------------------------------------------------
+# --- faults of members and gateway -------------------------------------------------------------------------
 
 
 class _OneForAll(Members):
@@ -266,21 +298,38 @@ class _RemembersWhoLeft(_Members):
 
 
 class RemembersWhoLeft(Conforming):
-    """The breaker of a backend that left is kept, and waits for it as it was."""
+    """Keeps the breaker of a backend that left, and reuses its state when the backend returns."""
+
+    kills = ("breaker.return.starts-clean",)
 
     def _made(self, settings: Settings, random: Random) -> Members:
         return _RemembersWhoLeft(settings, random, self.breaker)
 
 
 class OneForAll(Conforming):
-    """One breaker for all backends: one that fails takes the others down."""
+    """One breaker for all backends: one failing backend takes the others down."""
+
+    kills = (
+        "breaker.isolation.others-answered",
+        "breaker.trip.at-count",
+        "breaker.half-open.failed-probe-reopens",
+        "breaker.trip.not-below-latency",
+        "breaker.trip.not-by-client-errors",
+        *OPENS_WRONGLY,
+    )
+    vacuous = (
+        "breaker.half-open.abort-frees-slot",
+        "breaker.half-open.one-hung-probe",
+        "breaker.half-open.one-slow-probe",
+        "breaker.return.starts-clean",
+    )
 
     def _made(self, settings: Settings, random: Random) -> Members:
         return _OneForAll(settings, random)
 
 
 class _LookingConsumes(_Members):
-    """A look at a half-open breaker takes its permit, used or not; only an answer of that backend gives it back."""
+    """Checking a half-open breaker takes its permit, used or not; only an answer of that backend returns it."""
 
     def __init__(self, settings: Settings, generator: Random) -> None:
         super().__init__(settings, generator, CircuitBreaker)
@@ -307,12 +356,21 @@ class _LookingConsumes(_Members):
 class LookingConsumes(Conforming):
     """Filtering candidates consumes probe permits of backends that then get no request."""
 
+    kills = ("breaker.recovery.full-share", "breaker.backoff.grows")
+    vacuous = (
+        "breaker.half-open.abort-frees-slot",
+        "breaker.half-open.one-hung-probe",
+        "breaker.half-open.one-slow-probe",
+    )
+
     def _made(self, settings: Settings, random: Random) -> Members:
         return _LookingConsumes(settings, random)
 
 
 class RejectsSlowly(Conforming):
-    """Lets a request wait for a while before it is told that every breaker is open."""
+    """Delays the rejection of a request by 0.2 s while every breaker is open."""
+
+    kills = ("breaker.open.fails-fast",)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)

@@ -1,4 +1,4 @@
-"""Mutants whose passive ejection is wrong in one way each."""
+"""Mutants of passive ejection, each with one fault."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GOOD = EjectionSettings(failures=5, open_s=1.0, cap_share=0.5)
 
 
 class Ejecting(ReferenceGateway):
-    """No fault: the reference with nothing on but passive ejection."""
+    """No fault: the reference with passive ejection only."""
 
     claims: tuple[Ejection, ...] = (Ejection(failures=5, open_s=1.0, statuses=(500,), cap_share=0.5),)
     ejection = GOOD
@@ -25,25 +25,30 @@ class Ejecting(ReferenceGateway):
 
 
 class NoCap(Ejecting):
-    """Ejects whoever fails, all but the last one too."""
+    """Ejects every failing backend, up to all but the last."""
 
+    kills = ("ejection.cap.never-more",)
     ejection = replace(GOOD, cap_share=1.0)
 
 
 class HalfTheTime(Ejecting):
-    """Is back after half the time."""
+    """Returns a backend after half of the claimed time."""
 
+    kills = ("ejection.out.gets-nothing",)
     ejection = replace(GOOD, open_s=0.5)
 
 
-class _NobodyOfFew(ejection.PassiveEjection):
+class _RoundsDown(ejection.PassiveEjection):
     def _ejection_slots(self) -> int:
         return int(0.1 * self._members)
 
 
 class CapOfNobody(Ejecting):
-    """Rounds a tenth of four down to nobody, and so never ejects."""
+    """Rounds a tenth of four backends down to zero, and so never ejects."""
+
+    kills = ("ejection.out.gets-nothing",)
+    vacuous = ("ejection.cap.never-more",)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
-        self._members._ejection = _NobodyOfFew(GOOD.failures, GOOD.open_s, GOOD.cap_share)
+        self._members._ejection = _RoundsDown(GOOD.failures, GOOD.open_s, GOOD.cap_share)

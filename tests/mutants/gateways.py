@@ -1,4 +1,4 @@
-"""Mutants in the form of a whole gateway."""
+"""Mutants that implement the whole gateway protocol."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from harness.gateway.protocol import (
     SetTimer,
     TimerFired,
 )
+from tests.mutants.chaos import ANSWERS_BELONG
 from tests.mutants.policies import CLAIMS, Conforming
 
 
 class MixesAnswersUp:
-    """Where two requests wait at the same time, now and then each gets the other's answer."""
+    """While two requests wait at the same time, each sometimes gets the other's answer."""
 
+    kills = ("integrity.answer-belongs-to-request", "integrity.rush.answers-belong", *ANSWERS_BELONG)
     claims = CLAIMS
 
     def __init__(self) -> None:
@@ -29,7 +31,7 @@ class MixesAnswersUp:
         self._commits = 0
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """As the bare gateway, but about every tenth commit waits for the next one and swaps requests with it."""
+        """Like the bare gateway, but about every tenth commit waits for the next one and swaps requests with it."""
         match event:
             case RequestArrived(request):
                 self._waiting.add(request.id)
@@ -46,7 +48,7 @@ class MixesAnswersUp:
                 self._waiting.discard(action.request_id)
             actions += self._commit(action) if isinstance(action, Commit) else [action]
         if self._held is not None and self._waiting == {self._held.request_id}:
-            actions += self._release(self._held)  # the others went without an answer to swap
+            actions += self._release(self._held)  # the other requests ended without an answer to swap
         return actions
 
     def _commit(self, commit: Commit) -> list[Action]:
@@ -68,25 +70,26 @@ class MixesAnswersUp:
 
 
 class GrowsCautious:
-    """Once an attempt has failed, every request has to wait before it is looked at; nothing is ever lost by it."""
+    """Once an attempt has failed, delays every request; no request is lost."""
 
+    kills = ("chaos.node-crash.crowd-keeps-its-pace",)
     claims = CLAIMS
 
-    WAITS_S = 0.2
+    DELAY_S = 0.2
 
     def __init__(self) -> None:
         self._bare = BareGateway(Conforming())
-        self._cautious = False
+        self._delaying = False
         self._waiting: dict[int, RequestArrived] = {}
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """As the bare gateway, whose own timers have numbers from 0."""
+        """Like the bare gateway, whose own timers have numbers from 0."""
         match event:
             case AttemptEnded():
-                self._cautious |= event.error is not None
-            case RequestArrived(request) if self._cautious:
+                self._delaying |= event.error is not None
+            case RequestArrived(request) if self._delaying:
                 self._waiting[request.id] = event
-                return [SetTimer(-1 - request.id, now_s + self.WAITS_S)]
+                return [SetTimer(-1 - request.id, now_s + self.DELAY_S)]
             case ClientGone(request_id) if self._waiting.pop(request_id, None) is not None:
                 return []
             case TimerFired(timer_id) if timer_id < 0:
@@ -96,25 +99,26 @@ class GrowsCautious:
 
 
 class FewAtATime:
-    """Turns away whoever comes while fifteen requests are inside, which it has told nobody of."""
+    """Rejects every request while fifteen are in progress, a limit that it does not claim."""
 
+    kills = ("integrity.rush.nothing-lost", "chaos.grey-failure.nothing-lost")
     claims = CLAIMS
 
-    MOST = 15
+    MAX_REQUESTS = 15
 
     def __init__(self) -> None:
         self._bare = BareGateway(Conforming())
-        self._inside: set[int] = set()
+        self._in_progress: set[int] = set()
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """As the bare gateway where there is room."""
+        """Like the bare gateway below the limit."""
         match event:
-            case RequestArrived(request) if len(self._inside) >= self.MOST:
+            case RequestArrived(request) if len(self._in_progress) >= self.MAX_REQUESTS:
                 return [Reply(request.id, 503, "too many requests")]
             case RequestArrived(request):
-                self._inside.add(request.id)
+                self._in_progress.add(request.id)
             case ClientGone(request_id):
-                self._inside.discard(request_id)
+                self._in_progress.discard(request_id)
         actions = self._bare.handle(event, now_s)
-        self._inside -= {action.request_id for action in actions if isinstance(action, Commit | Reply)}
+        self._in_progress -= {action.request_id for action in actions if isinstance(action, Commit | Reply)}
         return actions

@@ -1,4 +1,4 @@
-"""Mutants that share traffic out by health, each wrong in one way."""
+"""Mutants of health-weighted shares, each with one fault."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHECKED = HealthChecks(CHECKS.interval_s, CHECKS.timeout_s, CHECKS.unhealthy, CH
 
 
 class Weighing(ReferenceGateway):
-    """No fault: the reference with nothing on but health scores and health checks."""
+    """No fault: the reference with health scores and health checks only."""
 
     claims: tuple[Feature, ...] = (SHARE, CHECKED)
     score: type[HealthScore] = HealthScore
@@ -48,22 +48,30 @@ class _Gate(HealthScore):
 
 
 class GateInsteadOfWeight(Weighing):
-    """Every backend with a score above 0.2 gets the same."""
+    """Gives every backend with a score above 0.2 the same share."""
 
+    kills = (
+        "health-share.connections.by-their-weight",
+        "health-share.errors.by-their-weight",
+        "health-share.latency.by-its-weight",
+        "health-share.memory.by-its-weight",
+    )
     score = _Gate
 
 
-class _ErrorsUnseen(HealthScore):
+class _IgnoresErrors(HealthScore):
     def settle(self, backend: str, ok: bool, latency_s: float, now_s: float) -> None:
         if ok:
             super().settle(backend, ok, latency_s, now_s)
 
 
 class IgnoresErrors(Weighing):
-    """Errors don't lower a score."""
+    """Errors do not lower a score."""
 
+    kills = ("health-share.errors.by-their-weight",)
+    undetermined = ("health-share.connections.by-their-weight",)
     claims = (SHARE,)
-    score = _ErrorsUnseen
+    score = _IgnoresErrors
 
 
 class _HalfOrNothing(HealthScore):
@@ -75,6 +83,8 @@ class _HalfOrNothing(HealthScore):
 class ShutsOutErrors(Weighing):
     """A backend that fails more than half of its requests gets nothing until they have left the window."""
 
+    kills = ("health-share.errors.by-their-weight",)
+    undetermined = ("health-share.connections.by-their-weight",)
     claims = (SHARE,)
     score = _HalfOrNothing
 
@@ -95,8 +105,9 @@ class _LastLatencyScore(HealthScore):
 
 
 class LastLatencyAsP99(Weighing):
-    """What it calls p99 is the latency of the last answer."""
+    """Uses the latency of the last answer as p99."""
 
+    kills = ("health-share.latency.by-its-weight",)
     score = _LastLatencyScore
 
 
@@ -108,31 +119,34 @@ class _ResidentIsUsed(HealthScore):
 
 
 class ResidentCountsAsUsed(Weighing):
-    """Idle weights in memory count as load, so that a warm backend looks ill."""
+    """Idle weights in memory count as load, so that a warm backend looks unhealthy."""
 
+    kills = ("health-share.warm.even",)
     score = _ResidentIsUsed
 
 
-class _MemoryUnseen(HealthScore):
+class _IgnoresMemory(HealthScore):
     def components(self, backend: str, now_s: float) -> Components:
         return super().components(backend, now_s)._replace(memory=1.0)
 
 
 class IgnoresMemory(Weighing):
-    """Memory in use doesn't lower a score."""
+    """Memory in use does not lower a score."""
 
-    score = _MemoryUnseen
+    kills = ("health-share.memory.by-its-weight",)
+    score = _IgnoresMemory
 
 
-class _ConnectionsUnseen(HealthScore):
+class _IgnoresConnections(HealthScore):
     def components(self, backend: str, now_s: float) -> Components:
         return super().components(backend, now_s)._replace(connections=1.0)
 
 
 class IgnoresConnections(Weighing):
-    """Active connections don't lower a score."""
+    """Active connections do not lower a score."""
 
-    score = _ConnectionsUnseen
+    kills = ("health-share.connections.by-their-weight",)
+    score = _IgnoresConnections
 
 
 class _Worst(HealthScore):
@@ -148,12 +162,15 @@ class _Worst(HealthScore):
 class NeverRecovers(Weighing):
     """A score never rises."""
 
+    kills = ("health-share.recovery.even",)
     claims = (SHARE,)
     score = _Worst
 
 
 class NotReadyByFormula(Weighing):
-    """A backend that is not ready is weighed by its score like any other."""
+    """Weights a backend that is not ready by its score like any other."""
+
+    kills = ("health-share.not-ready.nothing",)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -166,7 +183,9 @@ class _AlwaysReady(Readiness):
 
 
 class NeverReadyAgain(Weighing):
-    """The first time that a backend isn't ready is the last health check that counts."""
+    """Ignores all health checks of a backend after the first that reports it not ready."""
+
+    kills = ("health-share.not-ready.returns",)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -185,8 +204,15 @@ class _Best(WeightedRandom):
 
 
 class TakesTheBest(Weighing):
-    """Everything goes to the highest score, and to the first of the list where several have it."""
+    """Sends everything to the highest score, and to the first in the list of several with that score."""
 
+    kills = (
+        "health-share.connections.by-their-weight",
+        "health-share.healthy.even",
+        "health-share.errors.by-their-weight",
+        "health-share.recovery.even",
+    )
+    undetermined = ("health-share.latency.by-its-weight",)
     claims = (SHARE,)
 
     def __init__(self, random: Random) -> None:

@@ -1,4 +1,4 @@
-"""Mutants whose hedges are wrong in one way each: the reference with nothing on but hedging."""
+"""Mutants of hedging, each with one fault: the reference with hedging only."""
 
 from __future__ import annotations
 
@@ -37,15 +37,18 @@ class Hedging(ReferenceGateway):
         self._hedger = self.hedger(self.hedge)
 
     def all_settings(self) -> Settings:
-        """Everything off but hedges."""
+        """All features off except hedging."""
         return Settings(bounded_load=None, checks=None, breaker=None, health=None, retry=None, hedge=self.hedge)
 
 
-# --- where ------------------------------------------------------------------------------------------------
+# --- choice of backend ------------------------------------------------------------------------------------
 
 
 class SameBackendAgain(Hedging):
-    """Asks for the same choice again and sends the hedge there, to the backend that is slow already."""
+    """Repeats the pick and sends the hedge to the backend that is already slow."""
+
+    kills = ("hedge.backend.another",)
+    undetermined = ("hedge.error.goes-on",)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -57,7 +60,17 @@ class SameBackendAgain(Hedging):
 
 
 class NeverHedges(Hedging):
-    """Asks for the same choice again, sees that it is the same, and sends nothing."""
+    """Repeats the pick, gets the same backend, and sends nothing."""
+
+    kills = ("hedge.tail.cut",)
+    vacuous = (
+        "hedge.backend.another",
+        "hedge.delay.not-before",
+        "hedge.error.goes-on",
+        "hedge.first-good.wins",
+        "hedge.loser.cancelled",
+        "hedge.overhead.within-share",
+    )
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -69,18 +82,20 @@ class _ForgetsTried(Members):
         return super().pick(request, frozenset(), now_s)
 
 
-# --- when -------------------------------------------------------------------------------------------------
+# --- delay ------------------------------------------------------------------------------------------------
 
 
 class HedgesAtTheMedian(Hedging):
-    """Takes half of all requests for slow."""
+    """Treats half of all requests as slow."""
 
+    kills = ("hedge.delay.not-before", "hedge.tail.cut")
     hedge = replace(GOOD, quantile=0.5)
 
 
 class KnowsTooFew(Hedging):
-    """Derives a delay from half as many latencies as it claims to need."""
+    """Derives a delay from half as many latencies as claimed."""
 
+    kills = ("hedge.delay.not-before",)
     hedge = replace(GOOD, minimum=20)
 
 
@@ -94,13 +109,16 @@ class _OneRankLower(Hedger):
 
 
 class CommonRank(Hedging):
-    """Takes the ceil(.95 W)th of W latencies."""
+    """Takes the latency of rank ceil(.95 W) of W."""
 
+    kills = ("hedge.delay.not-before",)
     hedger = _OneRankLower
 
 
 class WinnersOwnTime(Hedging):
-    """Records how long the winning attempt took, without the wait before it."""
+    """Records the winning attempt's latency, without the wait before it."""
+
+    kills = ("hedge.delay.not-before",)
 
     def _commit(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
         arrived_s, exchange.arrived_s = exchange.arrived_s, attempt.sent.started_s
@@ -109,11 +127,13 @@ class WinnersOwnTime(Hedging):
         return actions
 
 
-# --- who wins, and what becomes of the others ---------------------------------------------------------------
+# --- winner and losers --------------------------------------------------------------------------------------
 
 
 class WaitsForTheFirst(Hedging):
-    """Keeps a hedge's answer in hand for as long as the first attempt may still bring one."""
+    """Holds a hedge's answer back while the first attempt may still bring one."""
+
+    kills = ("hedge.first-good.wins", "hedge.tail.cut")
 
     def _waits(self, attempt_id: int) -> bool:
         attempt = self._attempts.get(attempt_id)
@@ -130,6 +150,8 @@ class WaitsForTheFirst(Hedging):
 class FirstAnswerWins(Hedging):
     """Ends the race with the first answer, good or not."""
 
+    kills = ("hedge.error.goes-on",)
+
     def _head(self, attempt_id: int, status: int, retry_after_s: float | None, now_s: float) -> list[Action]:
         attempt = self._attempts.get(attempt_id)
         exchange = None if attempt is None else self._exchanges.get(attempt.request_id)
@@ -140,29 +162,35 @@ class FirstAnswerWins(Hedging):
 
 
 class LosersRunOn(Hedging):
-    """Forgets a loser in place of cancelling it."""
+    """Does not cancel a losing attempt."""
+
+    kills = ("hedge.loser.cancelled",)
 
     def _commit(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
         return [action for action in super()._commit(exchange, attempt, now_s) if not isinstance(action, Cancel)]
 
 
-# --- how many, and when never -------------------------------------------------------------------------------
+# --- budget and exclusions ----------------------------------------------------------------------------------
 
 
 class NoBudget(Hedging):
-    """Hedges whatever is slow."""
+    """Hedges every slow request."""
 
+    kills = ("hedge.overhead.within-share",)
     hedge = replace(GOOD, share=1.0)
 
 
 class SavesUpForEver(Hedging):
-    """A bucket without a bound: what quiet hours did not spend is spent at once when everything is slow."""
+    """A bucket without a bound: the budget left over from quiet hours is spent at once when everything is slow."""
 
+    kills = ("hedge.overhead.within-share",)
     hedge = replace(GOOD, burst=10**6)
 
 
 class HedgesUpdates(Hedging):
-    """Takes an update for an inference."""
+    """Treats an update as inference."""
+
+    kills = ("hedge.update.never",)
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         if isinstance(event, RequestArrived):
@@ -171,26 +199,30 @@ class HedgesUpdates(Hedging):
 
 
 class DeafToLeaving(Hedging):
-    """Goes on with a request, its timer included, when its client has left."""
+    """Continues a request, including its timer, after its client has left."""
+
+    kills = ("hedge.settled.never",)
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         return [] if isinstance(event, ClientGone) else super().handle(event, now_s)
 
 
 class HedgesAnswered(Hedging):
-    """Leaves a request's timer on when it is answered, and then sends a hedge for nobody."""
+    """Keeps the timer of an answered request and then sends a useless hedge."""
+
+    kills = ("hedge.settled.never", "hedge.loser.cancelled", "hedge.tail.cut")
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
-        self._over: dict[int, Exchange] = {}
+        self._answered: dict[int, Exchange] = {}
 
     def _commit(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
         if attempt.status < 400 and exchange.request.kind is Kind.INFERENCE and "hedge" in exchange.timers:
-            self._over[exchange.timers.pop("hedge")] = exchange
+            self._answered[exchange.timers.pop("hedge")] = exchange
         return super()._commit(exchange, attempt, now_s)
 
     def _timer(self, timer_id: int, now_s: float) -> list[Action]:
-        exchange = self._over.pop(timer_id, None)
+        exchange = self._answered.pop(timer_id, None)
         if exchange is None:
             return super()._timer(timer_id, now_s)
         backend = self._members.pick(exchange.request, exchange.tried, now_s)
@@ -203,13 +235,16 @@ class HedgesAnswered(Hedging):
 
 
 class HedgesUnderOverload(Hedging):
-    """Has no threshold of load."""
+    """Has no load threshold."""
 
+    kills = ("hedge.overload.off",)
     hedge = replace(GOOD, load_threshold=math.inf)
 
 
 class HedgesProbes(Hedging):
-    """Hedges whatever is slow, in doubt or not. It has breakers, for once."""
+    """Hedges every slow request, including probes. Has breakers in addition to hedging."""
+
+    kills = ("hedge.breaker.off",)
 
     class _Trusting(Hedger):
         def allowed(self, *, primary_breaker: State, other_breaker: State, **rest: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Mutants whose limits are wrong in one way each."""
+"""Mutants of limits, each with one fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOOD = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0), 
 
 
 class Limiting(ReferenceGateway):
-    """No fault: the reference with nothing on but limits."""
+    """No fault: the reference with limits only."""
 
     claims: tuple[Limits, ...] = (Limits(rate_per_s=100.0, burst=20, concurrency=8, queue=16, by_urgency=True),)
     limits: AdmissionSettings | None = GOOD
@@ -37,19 +37,22 @@ class Limiting(ReferenceGateway):
 
 
 class NeverRefuses(Limiting):
-    """Has limits in its settings and nothing that reads them."""
+    """Claims limits and enforces none."""
 
+    kills = ("limits.rate.every-window", "limits.concurrency.never-more")
+    vacuous = ("limits.refusals.told-at-once", "limits.urgency.critical-first")
     limits = None
 
 
 class RunsMore(Limiting):
-    """Lets one in for every place that is free, and one more."""
+    """Admits one request more than the claimed concurrency."""
 
+    kills = ("limits.concurrency.never-more",)
     limits = replace(GOOD, concurrency=9)
 
 
 class _ByTheClock(Bucket):
-    """So many in each second of the clock."""
+    """A fixed number of requests in each second of the clock."""
 
     def __init__(self, settings: BucketSettings) -> None:
         super().__init__(settings)
@@ -75,6 +78,7 @@ class _Counts(Admission):
 class CountsBySecond(Limiting):
     """Counts requests by the second of the clock instead of with a bucket."""
 
+    kills = ("limits.rate.every-window",)
     admission = _Counts
 
 
@@ -87,24 +91,26 @@ class _DebitsAll(Admission):
 
 
 class CountsRefused(Limiting):
-    """Debits what it refuses as well, so that who asks too often gets nothing at all."""
+    """Charges rejected requests too, so that a client that sends too often gets nothing."""
 
+    kills = ("limits.rate.let-in",)
     admission = _DebitsAll
 
 
-class _Deaf(Admission):
+class _IgnoresUrgency(Admission):
     def submit(self, request_id: int, urgency: str, tokens: int, now_s: float) -> Admitted | Queued | Rejected:
         return super().submit(request_id, "normal", tokens, now_s)
 
 
 class IgnoresUrgency(Limiting):
-    """First come, first served, whatever the urgency."""
+    """Serves requests in order of arrival, whatever their urgency."""
 
-    admission = _Deaf
+    kills = ("limits.urgency.critical-first",)
+    admission = _IgnoresUrgency
 
 
 class _ShedsOnly(Admission):
-    """Who waits with urgency is spared, and served last come the others."""
+    """Sheds by urgency, but serves in order of arrival."""
 
     def _head(self):  # type: ignore[no-untyped-def]
         return min(
@@ -115,13 +121,16 @@ class _ShedsOnly(Admission):
 
 
 class ServesInOrder(Limiting):
-    """Sheds by urgency, and serves those that wait in the order in which they came."""
+    """Sheds by urgency, and serves waiting requests in order of arrival."""
 
+    kills = ("limits.urgency.critical-first",)
     admission = _ShedsOnly
 
 
 class AnswersErrors(Limiting):
-    """Tells those it refuses that it has failed."""
+    """Answers rejected requests with 500."""
+
+    kills = ("limits.refusals.told-at-once",)
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         actions = super().handle(event, now_s)
@@ -129,20 +138,22 @@ class AnswersErrors(Limiting):
 
 
 class RefusesLate(Limiting):
-    """Lets those it refuses wait for half a second before it says so."""
+    """Delays rejections by half a second."""
+
+    kills = ("limits.refusals.told-at-once",)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
-        self._held: dict[int, Reply] = {}
+        self._delayed: dict[int, Reply] = {}
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        if isinstance(event, TimerFired) and event.timer_id in self._held:
-            return [self._held.pop(event.timer_id)]
+        if isinstance(event, TimerFired) and event.timer_id in self._delayed:
+            return [self._delayed.pop(event.timer_id)]
         actions: list[Action] = []
         for action in super().handle(event, now_s):
             if isinstance(action, Reply):
                 timer_id = -1_000_000 - action.request_id
-                self._held[timer_id] = action
+                self._delayed[timer_id] = action
                 actions.append(SetTimer(timer_id, now_s + 0.5))
             else:
                 actions.append(action)

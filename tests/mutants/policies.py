@@ -1,4 +1,4 @@
-"""Mutants in the form of a policy. Each differs from a conforming one in the one way that its docstring names."""
+"""Mutants that implement a policy. Each has one fault, which its docstring states."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from harness.scenario.model import Kind
 
 CLAIMS = (Affinity(virtual_nodes=150), Failover(within_s=5.0), Spread(policy="round_robin"))
 
+REMAPS = (
+    "affinity.each-leaves.moves-each-key-once",
+    "affinity.join.share",
+    "affinity.join.only-to-the-newcomer",
+)
+"""Properties that fail on a mapping that moves more keys than a membership change requires."""
+
 
 class Conforming:
-    """No fault: a ring for inference, round robin for updates; backends that fail three times are left out.
+    """No fault: a ring for inference, round robin for updates; excludes backends that fail three times.
 
-    Where that leaves nobody all of them are asked again: some of them may be well by now, and none can look worse.
+    If that excludes all backends, all are candidates again: some may have recovered, and none can be worse.
     """
 
     claims: tuple[Feature, ...] = CLAIMS
@@ -59,6 +66,8 @@ class Conforming:
 class Modulo(Conforming):
     """Hashes a key modulo the number of backends, so that nearly every key moves when one leaves."""
 
+    kills = ("affinity.leave.only-departed-keys-move", "affinity.leave.share", *REMAPS)
+
     def pick(self, request: Request) -> str | None:
         if request.kind is Kind.UPDATE:
             return self._in_turn()
@@ -67,7 +76,9 @@ class Modulo(Conforming):
 
 
 class NeverEjects(Conforming):
-    """Keeps sending to a backend whatever comes of it."""
+    """Keeps sending requests to a failing backend."""
+
+    kills = ("health.failover.within-bound",)
 
     def _healthy(self, name: str) -> bool:
         return True
@@ -76,6 +87,8 @@ class NeverEjects(Conforming):
 class ListOrder(Conforming):
     """Puts points on the ring by position in the list instead of by name."""
 
+    kills = ("affinity.leave.only-departed-keys-move", "affinity.leave.share", "affinity.return.restores", *REMAPS)
+
     def update_backends(self, backends: Sequence[Backend]) -> None:
         super().update_backends(backends)
         self._ring.set_members(str(position) for position in range(len(self._names)))
@@ -83,12 +96,22 @@ class ListOrder(Conforming):
     def pick(self, request: Request) -> str | None:
         if request.kind is Kind.UPDATE:
             return self._in_turn()
-        position = self._ring.owner(request.model, lambda place: self._healthy(self._names[int(place)]))
+        position = self._ring.owner(request.model, lambda index: self._healthy(self._names[int(index)]))
         return None if position is None else self._names[int(position)]
 
 
 class PicksAtRandom(Conforming):
     """Ignores the key."""
+
+    kills = (
+        "affinity.repeat.same-backend",
+        "affinity.leave.only-departed-keys-move",
+        "affinity.leave.share",
+        "affinity.return.restores",
+        "cache.affinity.hit-rate",
+        "spread.one-connection.even",
+        *REMAPS,
+    )
 
     def __init__(self, random: Random) -> None:
         super().__init__()
@@ -100,7 +123,9 @@ class PicksAtRandom(Conforming):
 
 
 class SticksToConnection(Conforming):
-    """Balances connections, not requests: all that comes over one goes to its first backend."""
+    """Balances connections, not requests: all requests of a connection go to its first backend."""
+
+    kills = ("spread.one-connection.even",)
 
     def __init__(self) -> None:
         super().__init__()

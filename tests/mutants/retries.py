@@ -1,4 +1,4 @@
-"""Mutants whose retries are wrong in one way each. All but the budgets' leave 503 alone, which spares them outages."""
+"""Mutants of retries, each with one fault. Only the budget mutants retry 503, so outages do not affect the others."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ STORMY = replace(GOOD, statuses=frozenset({502, 503, 504}))
 
 
 def claimed(settings: RetrySettings) -> tuple[Retry, ...]:
-    """What a balancer with these settings would claim."""
+    """Claims of a balancer with these settings."""
     return (retry_claim(settings),)
 
 
 class Retrying(ReferenceGateway):
-    """No fault: the reference with nothing on but retries."""
+    """No fault: the reference with retries only."""
 
     claims: tuple[Retry, ...] = claimed(GOOD)
     settings = GOOD
@@ -38,7 +38,7 @@ class Retrying(ReferenceGateway):
         super().__init__(self.all_settings(), random)
 
     def all_settings(self) -> Settings:
-        """Everything off but retries."""
+        """All features off except retries."""
         return Settings(
             attempt_timeout_s=self.attempt_timeout_s,
             bounded_load=None,
@@ -51,26 +51,30 @@ class Retrying(ReferenceGateway):
 
 
 class RetryingOutages(Retrying):
-    """No fault: the same, with 503 tried again too."""
+    """No fault: the same, with 503 retried too."""
 
     claims = claimed(STORMY)
     settings = STORMY
 
 
 class TriesOnceMore(Retrying):
-    """Takes the number of attempts for a number of retries."""
+    """Uses the number of attempts as the number of retries."""
 
+    kills = ("retry.attempts.at-most",)
     settings = replace(GOOD, attempts=GOOD.attempts + 1)
 
 
 class TriesErrorsAgain(Retrying):
-    """Takes every error for one that goes away, the client's own included."""
+    """Retries every error, client errors included."""
 
+    kills = ("retry.status.only-claimed",)
     settings = replace(GOOD, statuses=frozenset(range(400, 600)))
 
 
 class SameBackendAgain(Retrying):
-    """Forgets what was tried, so that affinity leads back to the backend that failed."""
+    """Does not exclude backends already tried, so that affinity leads back to the backend that failed."""
+
+    kills = ("retry.backend.another",)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -83,7 +87,9 @@ class _ForgetsTried(Members):
 
 
 class RepeatsUpdates(Retrying):
-    """Retries an update like anything else."""
+    """Retries an update like any other request."""
+
+    kills = ("retry.update.at-most-once",)
 
     def _retryable(self, exchange: Exchange, attempt: Attempt, error: str | None, now_s: float) -> bool:
         disguised = replace(exchange.request, kind=Kind.INFERENCE)
@@ -91,14 +97,17 @@ class RepeatsUpdates(Retrying):
 
 
 class RepeatsWhatTimedOut(Retrying):
-    """Tries again what ran into a time limit of its own, though the backend may still be at work on it."""
+    """Retries attempts that reached its own timeout, although the backend may still be working on them."""
 
+    kills = ("retry.timeout.only-claimed",)
     settings = replace(GOOD, on_timeout=True)
     attempt_timeout_s = 0.5
 
 
 class BeginsAgain(Retrying):
     """Sends a request again whose answer broke off after it was passed on."""
+
+    kills = ("retry.first-byte.never",)
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         attempt = self._attempts.get(event.attempt_id) if isinstance(event, AttemptEnded) else None
@@ -116,13 +125,16 @@ class BeginsAgain(Retrying):
 
 
 class LimitForEachAttempt(Retrying):
-    """Gives each attempt the whole time limit instead of what is left of it."""
+    """Gives each attempt the whole deadline instead of the time that is left."""
 
+    kills = ("retry.deadline.holds",)
     settings = replace(GOOD, deadline_s=30.0)
 
 
 class IgnoresRetryAfter(Retrying):
     """Waits for its own backoff only."""
+
+    kills = ("retry.retry-after.honoured",)
 
     def _retry_later(self, exchange: Exchange, attempt: Attempt, now_s: float) -> list[Action]:
         attempt.retry_after_s = None
@@ -130,57 +142,61 @@ class IgnoresRetryAfter(Retrying):
 
 
 class NoBudget(RetryingOutages):
-    """Retries as often as anything fails."""
+    """Retries every failure."""
 
+    kills = ("retry.budget.every-window", "retry.outage.full-size")
     settings = replace(STORMY, budget_share=1.0, budget_floor=100_000)
 
 
 class PutsEverythingOff(RetryingOutages):
-    """No budget either, and backoffs that outlast the outage: what failed in it comes back after it."""
+    """No budget either, and backoffs longer than the outage: failed requests return after it."""
 
+    kills = ("retry.budget.every-window", "retry.outage.recovers", "retry.outage.full-size")
     claims = tuple(replace(claim, deadline_s=None) for claim in claimed(STORMY))
     settings = replace(STORMY, budget_share=1.0, budget_floor=100_000, base_s=4.0, max_backoff_s=8.0, deadline_s=60.0)
     attempt_timeout_s = 60.0
 
 
 class ForgetsThoseThatWait(RetryingOutages):
-    """A budget that counts a retry when it leaves: any number may be granted while others wait in backoff."""
+    """A budget that counts a retry when it is sent: any number may be granted while others wait in backoff."""
 
+    kills = ("retry.budget.every-window", "retry.outage.full-size")
     settings = replace(STORMY, base_s=0.25)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
-        self._budget = _CountsWhatLeft(STORMY.budget_share, STORMY.budget_floor, STORMY.budget_window_s)
+        self._budget = _CountsSentRetries(STORMY.budget_share, STORMY.budget_floor, STORMY.budget_window_s)
 
 
-class _CountsWhatLeft(retry.RetryBudget):
-    __slots__ = ("_came_s", "_left_s", "_share", "_size", "_span_s")
+class _CountsSentRetries(retry.RetryBudget):
+    __slots__ = ("_arrived_s", "_sent_s", "_share", "_size", "_span_s")
 
     def __init__(self, share: float, floor: int, window_s: float) -> None:
         super().__init__(share, floor, window_s)
         self._share, self._size, self._span_s = share, floor, window_s
-        self._came_s: deque[float] = deque()
-        self._left_s: deque[float] = deque()
+        self._arrived_s: deque[float] = deque()
+        self._sent_s: deque[float] = deque()
 
     def request_arrived(self, now_s: float) -> None:
-        self._came_s.append(now_s)
+        self._arrived_s.append(now_s)
 
     def try_take(self, now_s: float) -> bool:
-        for times_s in (self._came_s, self._left_s):
+        for times_s in (self._arrived_s, self._sent_s):
             while times_s and times_s[0] < now_s - self._span_s:
                 times_s.popleft()
-        return len(self._left_s) < self._share * len(self._came_s) + self._size
+        return len(self._sent_s) < self._share * len(self._arrived_s) + self._size
 
     def sent(self, now_s: float) -> None:
-        self._left_s.append(now_s)
+        self._sent_s.append(now_s)
 
     def give_back(self, now_s: float) -> None:
         pass
 
 
 class GivesUpFreshRequests(RetryingOutages):
-    """Takes a used-up budget for an outage of its own, and turns everybody away for half a second."""
+    """Treats an exhausted budget as an outage of its own and rejects all requests for half a second."""
 
+    kills = ("retry.outage.answers", "retry.outage.full-size")
     claims = tuple(replace(claim, budget_share=None) for claim in claimed(STORMY))
     _closed_until_s = 0.0
 

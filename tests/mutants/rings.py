@@ -1,7 +1,7 @@
-"""Mutants of rings, membership and bounded loads, each with the one fault that its docstring names.
+"""Mutants of rings, membership and bounded loads, each with one fault, which its docstring states.
 
-Those of a ring claim nothing but affinity. Those of membership and of bounded loads claim bounded loads alone: the
-bound moves keys, so that affinity, if it were claimed, could not be judged.
+Those of a ring claim affinity only. Those of membership and of bounded loads claim bounded loads only: the bound moves
+keys, so affinity could not be judged if it were claimed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,22 @@ FACTOR = 1.25
 
 
 class OnRing(Conforming):
-    """No fault: claims what its ring does, and no more."""
+    """No fault: claims only the affinity of its ring."""
 
     claims = (Affinity(virtual_nodes=VIRTUAL_NODES),)
 
 
 class SharesOutPoints(OnRing):
-    """A ring of fixed size: each host's points depend on how many hosts there are, so that every change moves others.
+    """A ring of fixed size: each host's points depend on the number of hosts, so that every change moves other keys.
 
-    With few points, for which wide bands are due: only who moves is wrong, and not how many.
+    It has few points, which allows wide bands: the wrong keys move, but not too many.
     """
 
+    kills = (
+        "affinity.leave.only-departed-keys-move",
+        "affinity.each-leaves.moves-each-key-once",
+        "affinity.join.only-to-the-newcomer",
+    )
     claims = (Affinity(virtual_nodes=FEW_NODES),)
 
     def update_backends(self, backends: Sequence[Backend]) -> None:
@@ -47,7 +52,9 @@ class SharesOutPoints(OnRing):
 
 
 class FewPoints(OnRing):
-    """Says 150 points and lays out two."""
+    """Claims 150 points and uses two."""
+
+    kills = ("affinity.balance.within-band",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,11 +62,16 @@ class FewPoints(OnRing):
 
 
 class NarrowHash(OnRing):
-    """Points in a table by 16 bits of hash: the last one in has the place, and takes it along when it leaves.
+    """A point table indexed by 16 bits of hash: the last host added owns a slot, and removes it when it leaves.
 
-    So many points that about 170 collide.
+    It has enough points for about 170 collisions.
     """
 
+    kills = (
+        "affinity.leave.only-departed-keys-move",
+        "affinity.return.restores",
+        "affinity.each-leaves.moves-each-key-once",
+    )
     claims = (Affinity(virtual_nodes=MANY_NODES),)
 
     def __init__(self) -> None:
@@ -71,8 +83,8 @@ class NarrowHash(OnRing):
     def update_backends(self, backends: Sequence[Backend]) -> None:
         super().update_backends(backends)
         names = [backend.id for backend in backends]
-        for gone in [name for name in self._members if name not in names]:
-            for point in _narrow_points(gone):
+        for departed in [name for name in self._members if name not in names]:
+            for point in _narrow_points(departed):
                 self._owner_of.pop(point, None)
         for name in [name for name in names if name not in self._members]:
             self._owner_of.update(dict.fromkeys(_narrow_points(name), name))
@@ -80,8 +92,8 @@ class NarrowHash(OnRing):
         self._points = sorted(self._owner_of)
 
     def pick(self, request: Request) -> str | None:
-        place = bisect_left(self._points, _narrow(request.model))
-        return self._owner_of[self._points[place % len(self._points)]]
+        index = bisect_left(self._points, _narrow(request.model))
+        return self._owner_of[self._points[index % len(self._points)]]
 
 
 def _narrow(text: str) -> int:
@@ -96,7 +108,7 @@ def _narrow_points(name: str) -> list[int]:
 
 
 class Bounding(ReferenceGateway):
-    """No fault: the reference with nothing on but bounded loads."""
+    """No fault: the reference with bounded loads only."""
 
     claims: tuple[BoundedLoad, ...] = (BoundedLoad(factor=FACTOR),)
     factor: float | None = FACTOR
@@ -105,14 +117,16 @@ class Bounding(ReferenceGateway):
         super().__init__(self.all_settings(), random)
 
     def all_settings(self) -> Settings:
-        """Everything off but the bound."""
+        """All features off except the bound."""
         return Settings(
             bounded_load=self.factor, checks=None, breaker=None, health=None, hedge=None, retry=None, sessions=None
         )
 
 
 class KeepsWhoLeft(Bounding):
-    """Adds those who join to its list and never takes anybody off it."""
+    """Adds backends that join and never removes one that leaves."""
+
+    kills = ("membership.leave.gets-nothing",)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -126,18 +140,20 @@ class KeepsWhoLeft(Bounding):
 
 
 class OneChangeBehind(Bounding):
-    """Puts a change that adds somebody off until the next change comes."""
+    """Delays a change that adds a backend until the next change."""
+
+    kills = ("membership.join.gets-share",)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
         self._known: frozenset[str] = frozenset()
-        self._put_off = False
+        self._delayed = False
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         if isinstance(event, MembershipChanged):
             names = frozenset(backend.id for backend in event.backends)
-            self._put_off = bool(self._known and names - self._known and not self._put_off)
-            if self._put_off:
+            self._delayed = bool(self._known and names - self._known and not self._delayed)
+            if self._delayed:
                 return []
             self._known = names
         return super().handle(event, now_s)
@@ -147,19 +163,23 @@ class OneChangeBehind(Bounding):
 
 
 class NoBound(Bounding):
-    """Plain consistent hashing: the hot key's home gets all of it."""
+    """Plain consistent hashing: the hot key's home gets all of its requests."""
 
+    kills = ("bounded-load.hot-key.capped",)
     factor = None
 
 
 class BoundsTwice(Bounding):
-    """Takes the factor for one on top of 1."""
+    """Adds 1 to the factor."""
 
+    kills = ("bounded-load.hot-key.capped",)
     factor = 1.0 + FACTOR
 
 
 class RejectsAtItsCap(Bounding):
-    """Looks at the cap after it has chosen: who is full turns requests away, though others have room."""
+    """Checks the cap after the choice: a full backend's requests are rejected, although others have capacity."""
+
+    kills = ("bounded-load.spill.not-rejected", "integrity.rush.nothing-lost")
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -175,7 +195,9 @@ class _HomeOnly(Members):
 
 
 class StaysWhereItSpilled(Bounding):
-    """Remembers where a key spilled to as if that were its home."""
+    """Treats the backend that a key spilled to as the key's home."""
+
+    kills = ("bounded-load.spill.comes-home",)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)

@@ -1,4 +1,4 @@
-"""Mutants that hand updates out by load, each wrong in one way."""
+"""Mutants that distribute updates by load, each with one fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.claims.features import Spread
 
 
 class Spreading(ReferenceGateway):
-    """No fault: the reference with nothing on but two choices."""
+    """No fault: the reference with two choices only."""
 
     claims: tuple[Spread, ...] = (Spread(policy="two_choices"),)
 
@@ -24,7 +24,9 @@ class Spreading(ReferenceGateway):
 
 
 class ConstantLoad(Spreading):
-    """Takes every backend for equally loaded, so that the better of two is the first."""
+    """Treats every backend as equally loaded, so that the better of two is the first."""
+
+    kills = ("spread.loaded.avoided",)
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -32,8 +34,9 @@ class ConstantLoad(Spreading):
 
 
 class NeverCountsDown(Spreading):
-    """Counts what it sent and not what has ended, so that "in flight" is all there ever was."""
+    """Counts requests that were sent and ignores those that ended, so that "in flight" is the total ever sent."""
 
+    kills = ("spread.loaded.avoided",)
     claims = (Spread(policy="least_connections"),)
 
     def __init__(self, random: Random) -> None:

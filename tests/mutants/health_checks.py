@@ -1,4 +1,4 @@
-"""Mutants whose health checks are wrong: the reference with nothing on but those."""
+"""Mutants of health checks: the reference with health checks only."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ class Checking(ReferenceGateway):
 class OneAfterTheOther(Checking):
     """Checks one backend at a time: while one hangs, the others wait."""
 
+    kills = ("health.check-ups.independent",)
+
     def __init__(self, random: Random) -> None:
         super().__init__(random)
         self._waiting: deque[SendHealthCheck] = deque()
-        self._out: SendHealthCheck | None = None
+        self._pending: SendHealthCheck | None = None
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """As ever, but a health check leaves only when the one before it is over; nobody waits twice."""
+        """Send a health check only when the previous one has ended; queue at most one per backend."""
         if isinstance(event, HealthCheckResult):
-            self._out = None
+            self._pending = None
         actions: list[Action] = []
         for action in super().handle(event, now_s):
             if not isinstance(action, SendHealthCheck):
                 actions.append(action)
-            elif action.backend_id not in {check.backend_id for check in (*self._waiting, self._out) if check}:
+            elif action.backend_id not in {check.backend_id for check in (*self._waiting, self._pending) if check}:
                 self._waiting.append(action)
-        if self._out is None and self._waiting:
-            self._out = self._waiting.popleft()
-            actions.append(self._out)
+        if self._pending is None and self._waiting:
+            self._pending = self._waiting.popleft()
+            actions.append(self._pending)
         return actions

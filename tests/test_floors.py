@@ -13,8 +13,8 @@ PACKAGES = ("harness", "mockgpu", "suites", "reports")
 MOST_MODULES = 15
 
 FLOORS = (
-    ("harness.stats", "harness.scenario", "harness.toxiproxy", "mockgpu"),
-    ("harness.claims", "harness.evidence"),
+    ("harness.parent_death", "harness.stats", "harness.scenario", "mockgpu"),
+    ("harness.claims", "harness.evidence", "harness.toxiproxy"),
     ("harness.chaos", "harness.gateway", "harness.property", "harness.load"),
     ("harness.balancer", "suites", "reports"),
     ("harness.targets",),

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness.live.process.child import Child, descendants, diagnostic_line
+from harness.live.process.child import Child, children_of, diagnostic_line
 from harness.live.process.http import accepts, call
 from harness.live.process.ports import HOST, is_free
 from harness.scenario.model import DiedError, TargetError
@@ -151,7 +151,7 @@ class Balancer:
             raise DiedError(f"refused a change: {method} {url}: {answer.status} {answer.body[:200]!r}")
 
     def _workers(self) -> set[int]:
-        return {pid for pid, _ in descendants(self._child.pid)} if self._child else set()
+        return children_of(self._child.pid) if self._child else set()
 
     def _await_new_workers(self, old: set[int]) -> None:
         """Wait until all `old` workers have ended and new ones run. DiedError after `CHANGE_S`."""

@@ -6,17 +6,14 @@ Prints `ready host:port` once the control API answers. Exits with 0 on SIGTERM o
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
 import signal
 import sys
 from pathlib import Path
 
+from harness.parent_death import die_with_parent
 from harness.toxiproxy.address import LOOPBACK
 from harness.toxiproxy.api import VERSION
 from harness.toxiproxy.server import DEFAULT_PORT, ServerOptions, StartError, run_server
-
-PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         if given.with_parent is not None:
-            _leave_with_parent(given.with_parent)
+            parent = given.with_parent
+            if not die_with_parent(signal.SIGTERM, parent):
+                raise StartError(f"parent process {parent} has ended already, start it from a living one")
         options = ServerOptions(
             given.host, given.port, given.config, given.seed, given.proxy_metrics, given.runtime_metrics
         )
@@ -53,14 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-version", "--version", action="version", version=f"speaks Toxiproxy {VERSION}")
     return parser
-
-
-def _leave_with_parent(parent_pid: int) -> None:
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if parent_pid and os.getppid() != parent_pid:
-        raise StartError(f"parent process {parent_pid} has ended already, start it from a living one")
 
 
 if __name__ == "__main__":

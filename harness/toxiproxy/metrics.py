@@ -8,18 +8,17 @@ process: here are those that any process has, under the same names, and `python_
 from __future__ import annotations
 
 import gc
-import os
 import platform
 import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PROCESS_STATE = Path("/proc/self")  # Linux; elsewhere the metrics read from it are left out
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -79,6 +78,8 @@ class ProxyMetrics:
 
     def _process_lines(self) -> Iterator[str]:
         used = resource.getrusage(resource.RUSAGE_SELF)
+        process = psutil.Process()
+        memory = process.memory_info()
         values = [
             ("process_cpu_seconds_total", "counter", "User and system CPU time.", used.ru_utime + used.ru_stime),
             (
@@ -87,17 +88,11 @@ class ProxyMetrics:
                 "How many file descriptors may be open.",
                 resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             ),
+            ("process_open_fds", "gauge", "File descriptors that are open.", process.num_fds()),
+            ("process_resident_memory_bytes", "gauge", "Resident memory.", memory.rss),
+            ("process_virtual_memory_bytes", "gauge", "Virtual memory.", memory.vms),
+            ("process_start_time_seconds", "gauge", "When it started, since the epoch.", self._start_s),
         ]
-        if PROCESS_STATE.is_dir():
-            pages = (PROCESS_STATE / "statm").read_text(encoding="ascii").split()
-            page_bytes = resource.getpagesize()
-            open_fds = len(os.listdir(PROCESS_STATE / "fd"))  # noqa: PTH208 - quicker than a Path for each
-            values += [
-                ("process_open_fds", "gauge", "File descriptors that are open.", open_fds),
-                ("process_resident_memory_bytes", "gauge", "Resident memory.", int(pages[1]) * page_bytes),
-                ("process_virtual_memory_bytes", "gauge", "Virtual memory.", int(pages[0]) * page_bytes),
-            ]
-        values.append(("process_start_time_seconds", "gauge", "When it started, since the epoch.", self._start_s))
         for name, kind, help_text, value in sorted(values):
             yield from _metric(name, kind, help_text)
             yield f"{name} {value}"

@@ -6,7 +6,6 @@ and its other work matter little. The balancer has every mechanism on and eight 
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,6 @@ CONNECTIONS = 16
 BACKENDS = 8
 HERE = Path(__file__).parent
 BACKEND = ROOT / "tests" / "harness" / "load" / "lean_server.py"
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

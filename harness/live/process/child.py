@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,10 +12,11 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import IO
 
+import psutil
+
 from harness.live.process import guard
 from harness.scenario.model import HarnessError
 
-GUARD = str(Path(guard.__file__))
 STOP_S = 5.0
 
 SEVERE = re.compile(r"\b(emerg|alert|crit|critical|fatal|panic)\b", re.IGNORECASE)
@@ -48,7 +48,7 @@ class Child:
         self._more_logs = tuple(more_logs)
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", GUARD, str(os.getpid()), *words],
+                [*guard.COMMAND, str(os.getpid()), *words],
                 stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if pipes else sink,
                 stderr=sink,
@@ -167,14 +167,16 @@ def _tail(log: Path) -> str:
     return (text if size <= TAIL_BYTES else text.partition("\n")[2]).rstrip()
 
 
-def descendants(pid: int) -> list[tuple[int, float]]:
-    """Process id and start time (clock ticks) of the children of `pid`; empty without /proc."""
-    found: list[tuple[int, float]] = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append((int(entry.parent.name), float(fields[19])))
-    return found
+def children_of(pid: int) -> set[int]:
+    """Process ids of the running children of `pid`, without zombies; empty if it does not exist."""
+    try:
+        return {child.pid for child in psutil.Process(pid).children() if _runs(child)}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

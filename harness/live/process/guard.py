@@ -1,8 +1,8 @@
 """Start a child so that it ends with its parent: set this up, then exec the command.
 
-`python -I -S guard.py PARENT_PID COMMAND...`: on Linux the kernel sends SIGKILL when the parent dies (PR_SET_PDEATHSIG,
-which survives exec), so that no child outlives a killed pytest. This is a wrapper, not a `preexec_fn`, because running
-Python code after fork is unsafe while threads run. Standard library only.
+`COMMAND PARENT_PID WORDS...` runs `main`: on Linux the kernel sends SIGKILL when the parent dies (see
+`harness.parent_death`), so that no child outlives a killed pytest. This is a wrapper, not a `preexec_fn`, because
+running Python code after fork is unsafe while threads run. Standard library only (`-S`), which makes it start quickly.
 
 The kernel signals the child only. The child's own children (nginx workers survive the kill of their master) are ended
 by a watchdog: a small process of the same group, which `Child.stop` ends with the group.
@@ -10,14 +10,22 @@ by a watchdog: a small process of the same group, which `Child.stop` ends with t
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
 import sys
 import time
+from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+import harness
+from harness.parent_death import die_with_parent
+
+COMMAND = (
+    *(sys.executable, "-I", "-S", "-c"),
+    f"import sys; sys.path.append({str(Path(harness.__file__).parents[1])!r}); "
+    "from harness.live.process import guard; guard.main(int(sys.argv[1]), sys.argv[2:])",
+)
+"""The command line of the guard, to be followed by the parent's process id and the words of the command."""
 CLEAN_UP_S = 1.0
 """Time the process group has to clean up after the parent's death."""
 
@@ -26,12 +34,11 @@ def main(parent: int, words: list[str]) -> None:
     """Does not return; exit status 127 if the command cannot be run."""
     watched = -1
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         try:
             watched = os.pidfd_open(parent)
         except OSError:
             watched = -1  # a kernel before 5.3, or no such parent (checked below)
-    if os.getppid() != parent:  # the parent died before prctl
+    if not die_with_parent(signal.SIGKILL, parent):
         sys.exit(1)
     if watched >= 0 and os.getpgrp() == os.getpid():
         leave_watchdog(watched)
@@ -59,7 +66,3 @@ def leave_watchdog(watched: int) -> None:
     poll.poll()
     time.sleep(CLEAN_UP_S)
     os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])

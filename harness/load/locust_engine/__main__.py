@@ -18,7 +18,6 @@ and SIGINT abandon likewise, and then the process leaves. With `--with-parent` (
 
 import locust  # noqa: F401, I001  before anything else: it patches the interpreter, and ssl must not be loaded yet
 
-import ctypes
 import gc
 import json
 import os
@@ -37,9 +36,9 @@ import gevent.socket
 from harness.load.job import LoadJob, asked_in, not_asked
 from harness.load.results.progress import Told
 from harness.load.locust_engine.engine import perform
+from harness.parent_death import die_with_parent
 from harness.scenario.model import SteelyardError
 
-_PR_SET_PDEATHSIG = 1
 _STANDARD_INPUT = 0
 
 
@@ -121,16 +120,10 @@ def _lines(descriptor: int) -> Iterator[bytes]:
         yield from (line for line in lines if line.strip())
 
 
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies. A parent already dead shows as the end of input."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-
-
 def main() -> int:
     """Run the load process; the exit status is 0 unless it breaks down."""
     if "--with-parent" in sys.argv[1:]:
-        _die_with_parent()
+        die_with_parent(signal.SIGKILL)  # a parent that has ended already shows as the end of input
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     answers = os.dup(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals
@@ -12,6 +11,7 @@ import pytest
 from tests.harness.cli.test_commands import steelyard
 from tests.harness.live.balancers import balancing, plain_backends
 from tests.harness.live.helpers import HOST, PATIENCE_S
+from tests.processes import listening
 
 URL = "http://127.0.0.1:9001"
 
@@ -35,15 +35,7 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path, number: Signals) -> 
 
 def test_it_listens_on_loopback_only(tmp_path: Path) -> None:
     with balancing(tmp_path, [URL]) as balancer:
-        inodes = set()
-        for link in Path(f"/proc/{balancer.child.pid}/fd").iterdir():
-            name = os.readlink(link)  # noqa: PTH115  the target is no path
-            inodes |= {name[8:-1]} if name.startswith("socket:[") else set()
-        lines = [*Path("/proc/net/tcp").read_text().splitlines(), *Path("/proc/net/tcp6").read_text().splitlines()]
-        table = [fields for fields in map(str.split, lines) if fields[3] == "0A" and fields[9] in inodes]
-        assert {fields[1] for fields in table} == {
-            f"0100007F:{port:04X}" for port in (balancer.port, balancer.admin_port)
-        }
+        assert listening(balancer.child.pid) == {(HOST, balancer.port), (HOST, balancer.admin_port)}
 
 
 @pytest.mark.parametrize("name", ["breaker", "retry,hedge"])
@@ -64,7 +56,7 @@ def test_retries_are_off_without_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--backend", "ftp://h:1"], "scheme ftp is not supported, only http"),
         (["--backend", "127.0.0.1:9001"], "expected [NAME=]http://HOST:PORT[#weight=W]"),
@@ -86,19 +78,19 @@ def test_retries_are_off_without_them(tmp_path: Path) -> None:
         (["--backend", URL, "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid: "),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(words: list[str], told: str) -> None:
+def test_mistakes_are_one_line_and_exit_code_2(words: list[str], message: str) -> None:
     done = steelyard("balancer", *words)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("steelyard: error: ") and told in line
+    assert line.startswith("steelyard: error: ") and message in line
     assert done.stdout == ""
 
 
 def test_help_names_every_option_whole() -> None:
-    """At the width of a plain terminal, too."""
-    told = steelyard("balancer", "--help", width=80).stdout
+    """Also at a width of 80 columns."""
+    message = steelyard("balancer", "--help", width=80).stdout
     for option in ("--max-connection-age-s", "--max-connection-requests", "--drain-deadline-s", "--health-path"):
-        assert option in told
+        assert option in message
 
 
 @pytest.mark.parametrize("words", [[], ["--backend", URL, "--prot", "1"], ["--backend", URL, "--port", "x"]])

@@ -1,4 +1,4 @@
-"""`steelyard up` as a process of its own: it serves, `steelyard fault` steers it, and it leaves nothing behind."""
+"""`steelyard up` as a process: it serves, `steelyard fault` controls it, and it cleans up."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from harness import cli
-from harness.live.process.child import descendants
+from harness.live.process.child import children_of
 from harness.live.process.http import HttpResponse, call
 from tests.harness.cli.test_commands import ROOT
-from tests.harness.live.helpers import PATIENCE_S, Call, RawBackend, fine, free_ports, runs, tree, until
+from tests.harness.live.helpers import PATIENCE_S, Call, RawBackend, fine, free_ports, until
+from tests.processes import runs, tree
 
 START_S = 60.0
-"""Five to eight processes start at once, which on a busy machine takes its time."""
+"""Timeout for the start of five to eight processes at once on a busy machine."""
 INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-"""Tests that run in the background of a shell hand SIGINT on as ignored."""
+"""Tests run in the background of a shell ignore SIGINT, which children inherit."""
 COMMAND = [sys.executable, "-c", f"{INTERRUPTIBLE}; from harness.cli import main; main()"]
 
 
 class Said(NamedTuple):
-    """How a command ended."""
+    """Result of a command."""
 
     returncode: int
     stdout: str
     stderr: str
 
 
-def said(folder: Path, *words: str) -> Said:
-    """Run a command in this process, which is quicker, with `folder` for temporary files."""
+def run_command(folder: Path, *words: str) -> Said:
+    """Run a command in this process (faster), with `folder` for temporary files."""
     out, error, code = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
         patch.setattr(sys, "argv", ["steelyard", *words])
@@ -55,7 +57,7 @@ def said(folder: Path, *words: str) -> Said:
 
 
 class Up:
-    """A running `steelyard up`; `lines` is what it has said so far."""
+    """A running `steelyard up`; `lines` is its output so far."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         """Start it with these options; its temporary files go to `folder`."""
@@ -80,12 +82,12 @@ class Up:
                 self.lines.append(line.rstrip())
 
     def await_up(self) -> None:
-        """Return when it has looked at its stage for the first time."""
+        """Return when it has printed its first snapshot."""
         until(lambda: self.saw("s: backends") or self.process.poll() is not None, START_S)
         assert self.process.poll() is None, self.end()
 
     def saw(self, pattern: str) -> bool:
-        """Whether a line of what it said matches."""
+        """Whether a line of its output matches."""
         return any(re.search(pattern, line) for line in list(self.lines))
 
     def url(self, what: str) -> str:
@@ -93,23 +95,23 @@ class Up:
         return next(line.split()[1] for line in self.lines if line.split()[:1] == [what])
 
     def fault(self, *words: str) -> Said:
-        """`steelyard fault` for this one."""
-        return said(self.folder, "fault", *words)
+        """Run `steelyard fault` for this environment."""
+        return run_command(self.folder, "fault", *words)
 
     def ask(self, model: str = "m") -> HttpResponse:
-        """A request of a client."""
+        """Send a client request."""
         url = f"{self.url('balancer')}/v1/models/{model}/answer"
         return call("GET", url, headers={"x-model-id": model}, timeout_s=PATIENCE_S)
 
     def end(self, number: signal.Signals | None = None) -> str:
-        """Send it a signal and wait for its end; what it said on standard error."""
+        """Send a signal and wait for its end; returns its standard error."""
         if number is not None:
             self.process.send_signal(number)
         self.process.wait(PATIENCE_S)
         return self.close()
 
     def close(self) -> str:
-        """Let go of its pipes once it has ended; what it said on standard error."""
+        """Close its pipes after its end; returns its standard error."""
         self._reader.join()
         if self.process.stderr is None or self.process.stderr.closed:
             return ""
@@ -119,19 +121,19 @@ class Up:
 
 @contextmanager
 def up(folder: Path, *words: str) -> Iterator[Up]:
-    """The command, once it is up; killed in the end if it still runs."""
-    stage = Up(folder, "--backends", "2", *words)
+    """The ready command; killed at the end if it still runs."""
+    running = Up(folder, "--backends", "2", *words)
     try:
-        stage.await_up()
-        yield stage
+        running.await_up()
+        yield running
     finally:
-        stage.process.kill()
-        stage.process.wait()
-        stage.close()
+        running.process.kill()
+        running.process.wait()
+        running.close()
 
 
 def left(folder: Path) -> list[Path]:
-    """What is left of temporary files, the (empty) folder of the user's stages aside."""
+    """The remaining temporary files, except the (empty) folder of run locks."""
     return [path for path in folder.rglob("*") if path != folder / f"steelyard-{os.getuid()}"]
 
 
@@ -140,43 +142,43 @@ def gone(family: set[int]) -> bool:
 
 
 def test_nginx_from_start_to_ctrl_c(tmp_path: Path) -> None:
-    with up(tmp_path, "--target", "nginx", "--rate", "20") as stage:
-        family = tree(stage.process.pid)
+    with up(tmp_path, "--target", "nginx", "--rate", "20") as running:
+        family = tree(running.process.pid)
         assert len(family) >= 6  # fleet with two backends, fault proxy, master and worker of nginx
-        assert stage.saw("^up: nginx 1.") and not stage.saw("^  admin")
-        assert stage.saw("steelyard fault add gpu-1 latency --latency-ms 800 --for 10s")
-        assert stage.ask().status == 200
+        assert running.saw("^up: nginx 1.") and not running.saw("^  admin")
+        assert running.saw("steelyard fault add gpu-1 latency --latency-ms 800 --for 10s")
+        assert running.ask().status == 200
         for backend in ("gpu-0", "gpu-1"):
-            done = stage.fault("add", backend, "latency", "--latency-ms", "500")
+            done = running.fault("add", backend, "latency", "--latency-ms", "500")
             assert (done.returncode, done.stderr) == (0, "")
             assert re.fullmatch(rf"latency on {backend} in force after .*, until: .* latency\n", done.stdout)
         began_s = time.monotonic()
-        assert stage.ask().status == 200
+        assert running.ask().status == 200
         assert time.monotonic() - began_s >= 0.495
-        until(lambda: stage.saw("gpu-0 .*faulted: latency 500 ms.*gpu-1 .*faulted: latency 500 ms"))
-        assert stage.fault("clear").stdout.splitlines() == ["latency on gpu-0 cleared", "latency on gpu-1 cleared"]
+        until(lambda: running.saw("gpu-0 .*faulted: latency 500 ms.*gpu-1 .*faulted: latency 500 ms"))
+        assert running.fault("clear").stdout.splitlines() == ["latency on gpu-0 cleared", "latency on gpu-1 cleared"]
         for backend in ("gpu-0", "gpu-1"):
-            assert stage.fault("add", backend, "kill").returncode == 0
-        assert stage.ask().status == 502  # refused at every backend
-        until(lambda: stage.saw("gpu-0 .*dead; faulted: kill"))
-        assert stage.end(signal.SIGINT) == ""
-        assert stage.process.returncode == 0
-        assert stage.lines[-1] == "stopping"
+            assert running.fault("add", backend, "kill").returncode == 0
+        assert running.ask().status == 502  # refused at every backend
+        until(lambda: running.saw("gpu-0 .*dead; faulted: kill"))
+        assert running.end(signal.SIGINT) == ""
+        assert running.process.returncode == 0
+        assert running.lines[-1] == "stopping"
         assert gone(family) and left(tmp_path) == []
 
 
 def test_a_part_that_dies_ends_it_with_one_line(tmp_path: Path) -> None:
-    with up(tmp_path, "--rate", "0") as stage:
-        family = tree(stage.process.pid)
-        (balancer,) = (pid for pid, _ in descendants(stage.process.pid) if "harness.proxy.serve" in command(pid))
+    with up(tmp_path, "--rate", "0") as running:
+        family = tree(running.process.pid)
+        (balancer,) = (pid for pid in children_of(running.process.pid) if "harness.proxy.serve" in command(pid))
         os.kill(balancer, signal.SIGKILL)
-        assert re.fullmatch(r"steelyard: error: the balancer ended: signal SIGKILL; .*\n", stage.end())
-        assert stage.process.returncode == 1
+        assert re.fullmatch(r"steelyard: error: the balancer ended: signal SIGKILL; .*\n", running.end())
+        assert running.process.returncode == 1
         assert gone(family) and left(tmp_path) == []
 
 
 def command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return " ".join(psutil.Process(pid).cmdline())
 
 
 def test_a_terminal_gets_the_live_view(tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_a_terminal_gets_the_live_view(tmp_path: Path) -> None:
 
 
 def running_already(folder: Path, port: int) -> str:
-    """A claims file of a balancer that was to be running already, with three backends; its path."""
+    """Path of a claims file for an external balancer with three backends."""
     listen = ", ".join(f'"127.0.0.1:{number}"' for number in free_ports(3))
     file = folder / "gateway.toml"
     file.write_text(
@@ -217,31 +219,31 @@ def running_already(folder: Path, port: int) -> str:
 
 
 async def not_yet(call: Call) -> None:
-    """What a balancer says that knows no backend so far."""
+    """Answer of a balancer without backends."""
     await call.answer(status="503 Service Unavailable")
 
 
 def test_a_file_says_how_many_backends_and_what_is_waited_for_is_said(tmp_path: Path) -> None:
     balancer = RawBackend(not_yet)
-    stage = Up(tmp_path, "--target", running_already(tmp_path, balancer.port), "--rate", "0")
+    running = Up(tmp_path, "--target", running_already(tmp_path, balancer.port), "--rate", "0")
     try:
-        until(lambda: stage.saw(f"^waiting for acme-gateway at http://127.0.0.1:{balancer.port}$"), START_S)
+        until(lambda: running.saw(f"^waiting for acme-gateway at http://127.0.0.1:{balancer.port}$"), START_S)
         balancer.behave = fine
-        stage.await_up()
-        assert stage.saw("^up: acme-gateway over 3 backends$")
-        assert stage.saw("gpu-2 0%, 0 in flight, idle")
-        assert stage.end(signal.SIGINT) == ""
+        running.await_up()
+        assert running.saw("^up: acme-gateway over 3 backends$")
+        assert running.saw("gpu-2 0%, 0 in flight, idle")
+        assert running.end(signal.SIGINT) == ""
     finally:
-        stage.process.kill()
-        stage.process.wait()
-        stage.close()
+        running.process.kill()
+        running.process.wait()
+        running.close()
         balancer.close()
 
 
 def test_other_numbers_of_backends_than_the_files_are_refused(tmp_path: Path) -> None:
     file = running_already(tmp_path, free_ports(1)[0])
     for number in ("2", "4"):
-        done = said(tmp_path, "up", "--target", file, "--backends", number)
+        done = run_command(tmp_path, "up", "--target", file, "--backends", number)
         assert (done.returncode, done.stdout) == (2, "")
         assert (
             done.stderr
@@ -252,13 +254,13 @@ def test_other_numbers_of_backends_than_the_files_are_refused(tmp_path: Path) ->
 def test_a_fault_proxy_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.live.faults.injector.START_S", 0.1)
-        done = said(tmp_path, "up", "--toxiproxy", f"http://127.0.0.1:{free_ports(1)[0]}")
+        done = run_command(tmp_path, "up", "--toxiproxy", f"http://127.0.0.1:{free_ports(1)[0]}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith("; start toxiproxy-server there, or leave --toxiproxy out\n")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--target", "ngin"], "no target 'ngin'; did you mean nginx?"),
         (["--gpu", "h100-80g"], "--gpu h100-80g --model llama-8b: unknown gpu"),
@@ -267,15 +269,15 @@ def test_a_fault_proxy_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
         (["--name", "a/b"], "--name 'a/b': expected"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path, words: list[str], told: str) -> None:
-    done = said(tmp_path, "up", *words)
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path, words: list[str], message: str) -> None:
+    done = run_command(tmp_path, "up", *words)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("steelyard: error: ") and told in line
+    assert line.startswith("steelyard: error: ") and message in line
     assert left(tmp_path) == []
 
 
 def test_help_names_every_option_whole(tmp_path: Path) -> None:
-    told = said(tmp_path, "up", "--help").stdout
+    message = run_command(tmp_path, "up", "--help").stdout
     for option in ("--target", "--backends", "--toxiproxy", "--gpu", "--model", "--rate", "--seconds", "--plain"):
-        assert option in told
+        assert option in message

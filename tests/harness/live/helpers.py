@@ -1,4 +1,4 @@
-"""What several of these tests need: awaiting, the process table, raw backends, a short scenario, a shell process."""
+"""Helpers: waiting, the process table, raw backends, a short scenario, a driver process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 def until(condition: Callable[[], Result], patience_s: float = PATIENCE_S) -> Result:
-    """The first true value of `condition`; fails the test if none comes."""
+    """The first true value of `condition`; fails the test on timeout."""
     deadline_s = time.monotonic() + patience_s
     while not (value := condition()):
         assert time.monotonic() < deadline_s, f"waited {patience_s:.0f} s in vain"
@@ -48,42 +48,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_block(seed: int, backends: int) -> PortBlock:
-    """The block of ports that a run with this seed would get now; held by nobody."""
+    """The block of ports that a run with this seed would get now; not locked."""
     with port_block(seed, backends) as block:
         return block
-
-
-# --- processes --------------------------------------------------------------------------------------------
-
-
-def _fields(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def runs(pid: int) -> bool:
-    """Whether the process lives: there, and no zombie that waits for its new parent."""
-    fields = _fields(pid)
-    return bool(fields) and fields[0] not in "ZX"
-
-
-def tree(pid: int) -> set[int]:
-    """All descendants of `pid`, zombies included: those were left unreaped."""
-    parents = {int(entry.name): _fields(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
-    found: set[int] = set()
-    pending = {pid}
-    while pending:
-        pending = {child for child, fields in parents.items() if fields and int(fields[1]) in pending}
-        found |= pending
-    return found
-
-
-def group(leader: int) -> set[int]:
-    """All living processes of a process group."""
-    found = {int(entry.name): _fields(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
-    return {pid for pid, fields in found.items() if fields and int(fields[2]) == leader and fields[0] not in "ZX"}
 
 
 # --- raw backends -----------------------------------------------------------------------------------------
@@ -91,7 +58,7 @@ def group(leader: int) -> set[int]:
 
 @dataclass(frozen=True)
 class Call:
-    """One request as a raw backend read it; `nth` is its place on its connection, from 0."""
+    """One request received by a raw backend; `nth` is its position on its connection, from 0."""
 
     nth: int
     head: str
@@ -123,18 +90,18 @@ async def fine(call: Call) -> None:
 
 
 async def hang(call: Call) -> None:
-    """Say nothing until the peer leaves."""
+    """Send nothing until the peer disconnects."""
     await call.until_closed()
 
 
 class RawBackend:
-    """An asyncio server in a thread of its own that does what `behave` says; `calls` are in order of arrival."""
+    """An asyncio server in its own thread that handles requests with `behave`; `calls` are in order of arrival."""
 
     def __init__(self, behave: Behave = fine) -> None:
         self.behave = behave
         self.calls: list[Call] = []
         self.closed = threading.Event()
-        """Set when a connection was seen to end while `behave` was at work."""
+        """Set when a connection ended while `behave` was running."""
         self._loop = asyncio.new_event_loop()
         self._handlers: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -151,7 +118,7 @@ class RawBackend:
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
 
     def await_call(self) -> Call:
-        """The first request, once it is here."""
+        """The first request; waits for it."""
         return until(lambda: self.calls)[0]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -181,7 +148,7 @@ class RawBackend:
                 await writer.wait_closed()
 
     def close(self) -> None:
-        """Stop listening, cut everything, end the thread."""
+        """Stop listening, close all connections, end the thread."""
 
         async def end() -> None:
             self._server.close()
@@ -196,10 +163,10 @@ class RawBackend:
         self._loop.close()
 
 
-# --- the shell process ------------------------------------------------------------------------------------
+# --- the driver process -----------------------------------------------------------------------------------
 
 
-class ShellProcess:
+class DriverProcess:
     """`python -m harness.proxy.serve` with a gateway of tests.harness.live.gateways, or another one."""
 
     def __init__(self, folder: Path, gateway: str = "Plain", ports: tuple[int, int] | None = None) -> None:
@@ -221,7 +188,7 @@ class ShellProcess:
         self.child = Child((sys.executable, "-m", "harness.proxy.serve", str(path)), folder / "shell.log", environment)
 
     def await_listening(self) -> None:
-        """Return when both of its ports accept."""
+        """Return when both ports accept."""
         for port in (self.port, self.admin_port):
             until(lambda port=port: accepts(HOST, port) or self.child.status is not None)  # type: ignore[misc]
         assert self.child.status is None, self.child.ending()
@@ -231,12 +198,12 @@ class ShellProcess:
         return call("PUT", f"http://{HOST}:{self.admin_port}/backends", body, timeout_s=PATIENCE_S)
 
     def use(self, **backends: int) -> None:
-        """Make these (name=port) the members."""
+        """Set these (name=port) as the members."""
         items = [{"id": name, "host": HOST, "port": port, "weight": 1} for name, port in backends.items()]
         assert self.put(json.dumps(items).encode()).status == 200
 
     def connect(self) -> http.client.HTTPConnection:
-        """A client's connection to it."""
+        """A client connection."""
         return http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE_S)
 
     def call(self, method: str = "GET", path: str = "/", body: bytes = b"") -> HttpResponse:
@@ -247,7 +214,7 @@ class ShellProcess:
 # --- scenarios --------------------------------------------------------------------------------------------
 
 CALM = ReferenceTarget().switches
-"""All that could keep a fault from showing in the attempts of the reference."""
+"""Mechanisms that could hide a fault in the attempts of the reference."""
 
 
 def traffic(
@@ -259,7 +226,7 @@ def traffic(
     keys: int = 20,
     methods: tuple[Method, ...] = (Method.POST, Method.GET),
 ) -> Scenario:
-    """`seconds` of steady traffic, with every mechanism off that can be."""
+    """`seconds` of steady traffic, with all optional mechanisms off."""
     stream = Stream(
         name="traffic",
         start_s=0.0,

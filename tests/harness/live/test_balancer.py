@@ -1,4 +1,4 @@
-"""The balancer as a process: how it is started, changed and stopped, and who is told when it won't."""
+"""The balancer as a process: start, changes, stop, and errors."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from harness.targets.base import (
 from harness.targets.gateway_target import DRIVER_CONFIG
 from harness.targets.nginx import NginxTarget
 from harness.targets.reference import ReferenceTarget
-from tests.harness.live.helpers import HOST, PATIENCE_S, RawBackend, fine, free_ports, runs, tree, until
-from tests.harness.live.helpers import Call as Seen
+from tests.harness.live.helpers import HOST, PATIENCE_S, RawBackend, fine, free_ports, until
+from tests.harness.live.helpers import Call as Call
+from tests.processes import runs, tree
 
 LISTENS = """
 import signal, socket, sys
@@ -45,7 +46,7 @@ while True: server.accept()[0].close()
 
 
 class Stub(Target):
-    """A target made of the launch and the steps that it is given."""
+    """A target with a given launch and given change steps."""
 
     name = "stub"
     claims = Claims()
@@ -54,10 +55,10 @@ class Stub(Target):
         self._launch = launch
         self._steps = steps
 
-    def launch(self, place: Deployment) -> Launch:
+    def launch(self, deployment: Deployment) -> Launch:
         return self._launch
 
-    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
+    def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
         return self._steps
 
     def scaled(self, factor: float) -> None:
@@ -72,18 +73,18 @@ Start = Callable[..., Balancer]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Deployment:
+def deployment(tmp_path: Path) -> Deployment:
     port, admin_port = free_ports(2)
     return Deployment(tmp_path, HOST, port, admin_port, ())
 
 
 @pytest.fixture
-def start(place: Deployment) -> Iterator[Start]:
-    """Starts a target at the test's place; stopped in the end."""
+def start(deployment: Deployment) -> Iterator[Start]:
+    """Starts a target with the test's deployment; stopped at the end."""
     started: list[Balancer] = []
 
     def begin(target: Target, at: Deployment | None = None) -> Balancer:
-        started.append(Balancer(target, at or place))
+        started.append(Balancer(target, at or deployment))
         return started[-1]
 
     yield begin
@@ -91,8 +92,8 @@ def start(place: Deployment) -> Iterator[Start]:
         balancer.stop()
 
 
-def listening(place: Deployment, *steps: ChangeStep) -> Stub:
-    return Stub(Launch(files={}, start=python(LISTENS, place.port)), *steps)
+def listening(deployment: Deployment, *steps: ChangeStep) -> Stub:
+    return Stub(Launch(files={}, start=python(LISTENS, deployment.port)), *steps)
 
 
 def pid_of(balancer: Balancer) -> int:
@@ -103,24 +104,27 @@ def pid_of(balancer: Balancer) -> int:
 # --- the start --------------------------------------------------------------------------------------------
 
 
-def test_one_that_waits_for_its_files_is_started_before_them(start: Start, place: Deployment) -> None:
-    waits = f"import pathlib, time\nwhile not pathlib.Path({str(place.workdir / 'late')!r}).exists(): time.sleep(.01)\n"
-    early = Balancer(Stub(Launch({"late": "now"}, python(waits + LISTENS, place.port), early=True)), place, begin=False)
+def test_one_that_waits_for_its_files_is_started_before_them(start: Start, deployment: Deployment) -> None:
+    late = str(deployment.workdir / "late")
+    waits = f"import pathlib, time\nwhile not pathlib.Path({late!r}).exists(): time.sleep(.01)\n"
+    early = Balancer(
+        Stub(Launch({"late": "now"}, python(waits + LISTENS, deployment.port), early=True)), deployment, begin=False
+    )
     try:
-        assert early._child is not None and not (place.workdir / "late").exists()
-        assert not accepts(HOST, place.port)
+        assert early._child is not None and not (deployment.workdir / "late").exists()
+        assert not accepts(HOST, deployment.port)
         early.begin()
         early.await_listening()
     finally:
         early.stop()
-    plain = Balancer(listening(place), place, begin=False)
+    plain = Balancer(listening(deployment), deployment, begin=False)
     assert plain._child is None
 
 
-def test_the_shell_waits_for_its_file(start: Start, place: Deployment) -> None:
-    balancer = Balancer(ReferenceTarget(), place, begin=False)
+def test_the_shell_waits_for_its_file(start: Start, deployment: Deployment) -> None:
+    balancer = Balancer(ReferenceTarget(), deployment, begin=False)
     try:
-        assert not (place.workdir / DRIVER_CONFIG).exists()
+        assert not (deployment.workdir / DRIVER_CONFIG).exists()
         balancer.check()
         balancer.begin()
         balancer.await_listening()
@@ -129,15 +133,15 @@ def test_the_shell_waits_for_its_file(start: Start, place: Deployment) -> None:
 
 
 def test_files_environment_and_process(
-    start: Start, place: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NGINX", "/a/path/of/ours")
     code = f"import os; print(os.environ.get('NGINX'), os.environ['SAID'], flush=True)\n{LISTENS}"
-    launch = Launch({"deep/er/file": "text\n"}, python(code, place.port), environment={"SAID": "this"})
+    launch = Launch({"deep/er/file": "text\n"}, python(code, deployment.port), environment={"SAID": "this"})
     balancer = start(Stub(launch))
     balancer.await_listening()
     balancer.check()
-    assert balancer.url == f"http://{HOST}:{place.port}"
+    assert balancer.url == f"http://{HOST}:{deployment.port}"
     assert (tmp_path / "deep" / "er" / "file").read_text() == "text\n"
     assert [path.name for path in (tmp_path / "deep" / "er").iterdir()] == ["file"]
     assert (tmp_path / "balancer.log").read_text().splitlines()[0] == "None this"
@@ -147,34 +151,34 @@ def test_files_environment_and_process(
 
 
 def test_a_refused_configuration_is_told_in_nginx_own_words(
-    start: Start, place: Deployment, monkeypatch: pytest.MonkeyPatch
+    start: Start, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NginxTarget, "render", lambda *_: "events {}\nhtpp {}\n")
     before = tree(os.getpid())
     with pytest.raises(
         TargetError, match=r'^nginx refuses its configuration: nginx: \[emerg\] unknown directive "htpp" in .*:2$'
-    ) as told:
+    ) as caught:
         start(NginxTarget())
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert tree(os.getpid()) == before
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "message"),
     [
         ("print('all is well')\nprint('ERROR: no such thing')\nprint('bye')", "ERROR: no such thing"),
         ("print('first')\nprint('last')", "last"),
         ("pass", r"\(no output\)"),
     ],
 )
-def test_the_telling_line_of_a_refusal(start: Start, said: str, told: str) -> None:
-    with pytest.raises(TargetError, match=f"^stub refuses its configuration: {told}$"):
+def test_the_telling_line_of_a_refusal(start: Start, said: str, message: str) -> None:
+    with pytest.raises(TargetError, match=f"^stub refuses its configuration: {message}$"):
         start(Stub(Launch({}, (), check=python(f"{said}\nraise SystemExit(1)"))))
 
 
 def test_a_check_that_does_not_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "START_S", 0.2)
-    with pytest.raises(TargetError, match=r"does not say whether its configuration is fine: .*timed out"):
+    with pytest.raises(TargetError, match=r"did not finish checking its configuration: .*timed out"):
         start(Stub(Launch({}, (), check=python("import time; time.sleep(600)"))))
 
 
@@ -187,12 +191,12 @@ def test_a_missing_binary(start: Start) -> None:
         start(Stub(Launch({}, ("/nowhere/lb",)))).await_listening()
 
 
-def test_a_taken_port_starts_nothing(start: Start, place: Deployment) -> None:
+def test_a_taken_port_starts_nothing(start: Start, deployment: Deployment) -> None:
     before = tree(os.getpid())
     with socket.create_server((HOST, 0)) as holder:
         port = holder.getsockname()[1]
         with pytest.raises(TargetError, match=rf"^port {port} is taken; stub cannot listen there: free it or choose"):
-            start(listening(place), dataclasses.replace(place, port=port))
+            start(listening(deployment), dataclasses.replace(deployment, port=port))
     assert tree(os.getpid()) == before
 
 
@@ -218,41 +222,41 @@ def test_one_that_never_listens(start: Start, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_that_was_to_be_running(
-    start: Start, place: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    start: Start, deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "START_S", 0.1)
     target = Stub(Launch({}, ()))
-    target.url = f"http://localhost:{place.port}/"
+    target.url = f"http://localhost:{deployment.port}/"
     with pytest.raises(TargetError, match=r"start it first, or give a \[run\] table so that Steelyard does$"):
         start(target).await_listening()
     assert capsys.readouterr().err == f"waiting 0 s for stub to listen at {target.url}\n"
-    with socket.create_server((HOST, place.port)):
+    with socket.create_server((HOST, deployment.port)):
         balancer = start(target)
         balancer.await_listening()
         balancer.check()
     assert capsys.readouterr().err == ""
 
 
-def test_not_ready_has_the_ending(start: Start, place: Deployment) -> None:
-    balancer = start(listening(place))
+def test_not_ready_has_the_ending(start: Start, deployment: Deployment) -> None:
+    balancer = start(listening(deployment))
     balancer.await_listening()
     assert str(balancer.not_ready("why")) == "stub does not get ready: why; still running"
 
 
-# --- its life ---------------------------------------------------------------------------------------------
+# --- checks and changes -----------------------------------------------------------------------------------
 
 
-def test_its_death_is_told_with_signal_and_last_line(start: Start, place: Deployment) -> None:
-    balancer = start(listening(place))
+def test_its_death_is_told_with_signal_and_last_line(start: Start, deployment: Deployment) -> None:
+    balancer = start(listening(deployment))
     balancer.await_listening()
     os.kill(pid_of(balancer), SIGKILL)
     until(lambda: not runs(pid_of(balancer)))
-    for action in (balancer.check, lambda: balancer.change(place)):
+    for action in (balancer.check, lambda: balancer.change(deployment)):
         with pytest.raises(DiedError, match=r"^signal SIGKILL; last line: up$"):
             action()
 
 
-def test_steps_in_order(start: Start, place: Deployment, tmp_path: Path) -> None:
+def test_steps_in_order(start: Start, deployment: Deployment, tmp_path: Path) -> None:
     copy = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2])"
     steps = (
         WriteFile("list", "one"),
@@ -260,30 +264,30 @@ def test_steps_in_order(start: Start, place: Deployment, tmp_path: Path) -> None
         WriteFile("list", "two"),
         Signal(SIGUSR1),
     )
-    balancer = start(listening(place, *steps))
+    balancer = start(listening(deployment, *steps))
     balancer.await_listening()
     until(lambda: "up" in (tmp_path / "balancer.log").read_text())
-    balancer.change(place)
+    balancer.change(deployment)
     assert ((tmp_path / "copy").read_text(), (tmp_path / "list").read_text()) == ("one", "two")
     until(lambda: "poked" in (tmp_path / "balancer.log").read_text())
 
 
 def test_files_that_cannot_be_made_for_a_change(
-    start: Start, place: Deployment, monkeypatch: pytest.MonkeyPatch
+    start: Start, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    balancer = start(listening(place))
+    balancer = start(listening(deployment))
     balancer.await_listening()
     monkeypatch.setattr(Stub, "change", Mock(side_effect=TargetError("template a.j2:2: no backends[3]")))
     with pytest.raises(DiedError, match=r"^refused a change: template a\.j2:2: no backends\[3\]$"):
-        balancer.change(place)
+        balancer.change(deployment)
     balancer.check()
     monkeypatch.setattr(Stub, "change", Mock(side_effect=UnsupportedError("cannot change membership")))
     with pytest.raises(UnsupportedError, match=r"^cannot change membership$"):
-        balancer.change(place)
+        balancer.change(deployment)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (python("import sys; sys.exit('bad weight')"), "refused a change: exit status 1: bad weight"),
         (python("print('error: bad weight\\nusage: ...'); raise SystemExit(1)"), "exit status 1: error: bad weight$"),
@@ -293,26 +297,26 @@ def test_files_that_cannot_be_made_for_a_change(
     ],
 )
 def test_a_command_that_refuses(
-    start: Start, place: Deployment, words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+    start: Start, deployment: Deployment, words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHANGE_S", 0.5 if "time" in words[-1] else PATIENCE_S)
-    balancer = start(listening(place, RunCommand(words)))
+    balancer = start(listening(deployment, RunCommand(words)))
     balancer.await_listening()
-    with pytest.raises(DiedError, match=told):
-        balancer.change(place)
+    with pytest.raises(DiedError, match=message):
+        balancer.change(deployment)
 
 
-def test_calls(start: Start, place: Deployment) -> None:
-    async def behave(seen: Seen) -> None:
-        await seen.answer(b"no: " + seen.body, "400 Bad Request" if seen.body == b"bad" else "204 No Content")
+def test_calls(start: Start, deployment: Deployment) -> None:
+    async def behave(request: Call) -> None:
+        await request.answer(b"no: " + request.body, "400 Bad Request" if request.body == b"bad" else "204 No Content")
 
     admin = RawBackend(behave)
     try:
         url = f"http://{HOST}:{admin.port}/members"
-        start(listening(place, AdminCall("PUT", url, "good"))).change(place)
+        start(listening(deployment, AdminCall("PUT", url, "good"))).change(deployment)
         assert admin.calls[0].head.startswith("PUT /members ")
         assert "content-type: application/json" in admin.calls[0].head.lower()
-        other = dataclasses.replace(place, port=free_ports(1)[0])
+        other = dataclasses.replace(deployment, port=free_ports(1)[0])
         refusing = start(listening(other, AdminCall("PUT", url, "bad")), other)
         with pytest.raises(DiedError, match=r"^refused a change: PUT \S+: 400 b'no: bad'$"):
             refusing.change(other)
@@ -320,15 +324,15 @@ def test_calls(start: Start, place: Deployment) -> None:
         admin.close()
 
 
-def test_a_call_that_nobody_takes(start: Start, place: Deployment) -> None:
-    balancer = start(listening(place, AdminCall("PUT", f"http://{HOST}:{place.admin_port}/", "")))
+def test_a_call_that_nobody_takes(start: Start, deployment: Deployment) -> None:
+    balancer = start(listening(deployment, AdminCall("PUT", f"http://{HOST}:{deployment.admin_port}/", "")))
     balancer.await_listening()
     with pytest.raises(DiedError, match=r"^refused a change: PUT \S+: .*refused"):
-        balancer.change(place)
+        balancer.change(deployment)
     os.kill(pid_of(balancer), SIGKILL)
     until(lambda: not runs(pid_of(balancer)))
     with pytest.raises(DiedError, match=r"^signal SIGKILL"):
-        balancer.change(place)
+        balancer.change(deployment)
 
 
 # --- nginx ------------------------------------------------------------------------------------------------
@@ -339,14 +343,14 @@ def served_by(balancer: Balancer) -> bytes:
 
 
 def test_nginx_changes_its_members_and_refuses_nonsense(
-    start: Start, place: Deployment, monkeypatch: pytest.MonkeyPatch
+    start: Start, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def other(seen: Seen) -> None:
-        await seen.answer(b"other")
+    async def other(request: Call) -> None:
+        await request.answer(b"other")
 
     one, two = RawBackend(fine), RawBackend(other)
     try:
-        at = [dataclasses.replace(place, backends=(Address("gpu-0", HOST, item.port),)) for item in (one, two)]
+        at = [dataclasses.replace(deployment, backends=(Address("gpu-0", HOST, item.port),)) for item in (one, two)]
         balancer = start(NginxTarget(), at[0])
         balancer.await_listening()
         old = tree(pid_of(balancer))

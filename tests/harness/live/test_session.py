@@ -1,4 +1,4 @@
-"""Whole live runs that go wrong in the middle: who is told, who goes on, and that nothing is left."""
+"""Live runs that fail in the middle: errors, later runs, and clean-up."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from harness.scenario.arrivals import draw
 from harness.scenario.model import Chats, Failure, HarnessError, Load, Scenario, TargetError, World
 from harness.targets.base import Target
 from harness.targets.reference import ReferenceTarget
-from tests.harness.live.helpers import PATIENCE_S, ROOT, group, runs, traffic, tree, until
+from tests.harness.live.helpers import PATIENCE_S, ROOT, traffic, until
+from tests.processes import group, runs, tree
 
 SEED = 11
 LONG_S = 2.5
 IN_THE_MIDDLE_S = 0.4
-"""From the moment in which the load process has its job; the first request is due after 0.15 s."""
+"""Delay after the job is submitted; the first request is due after 0.15 s."""
 
 
 def property_of(scenario: Scenario) -> Property:
@@ -50,7 +51,7 @@ def property_of(scenario: Scenario) -> Property:
 
 
 class Judged:
-    """Judges short traffic live, and keeps the histories."""
+    """Judges short traffic live, and collects the histories."""
 
     def __init__(self, session: LiveSession) -> None:
         self._session = session
@@ -73,7 +74,7 @@ def before() -> set[int]:
 
 @pytest.fixture
 def session(before: set[int], children: list[Child]) -> Iterator[LiveSession]:
-    """A session; when it is closed, no process, thread or file of it is left."""
+    """A session; after its close no process, thread or file of it may remain."""
     threads = threading.active_count()
     with LiveSession() as opened:
         yield opened
@@ -90,7 +91,7 @@ def judged(session: LiveSession) -> Judged:
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
-    """All children that are started in a test, in order."""
+    """All children started in a test, in order."""
     started: list[Child] = []
     begin = Child.__init__
 
@@ -107,7 +108,7 @@ Strike = Callable[[str, Signals], None]
 
 @pytest.fixture
 def strike(children: list[Child], monkeypatch: pytest.MonkeyPatch) -> Iterator[Strike]:
-    """Arranges that, in the middle of the next run, the child with a word among its words gets a signal. Once."""
+    """Sends a signal, once, in the middle of the next run, to the child whose command contains a word."""
     timers: list[threading.Timer] = []
     begin = LoadProcess.begin
 
@@ -159,7 +160,7 @@ def test_the_balancer_leaves_by_itself(judged: Judged, strike: Strike) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("harness.load.locust_engine", "the load process ended: signal SIGKILL; last line: "),
         ("mockgpu", "the mock fleet ended: signal SIGKILL; last line: "),
@@ -167,12 +168,12 @@ def test_the_balancer_leaves_by_itself(judged: Judged, strike: Strike) -> None:
     ],
 )
 def test_one_of_ours_is_killed_and_the_next_run_works(
-    judged: Judged, strike: Strike, children: list[Child], word: str, told: str
+    judged: Judged, strike: Strike, children: list[Child], word: str, message: str
 ) -> None:
     strike(word, SIGKILL)
     record = judged.judge(LONG_S)
     assert record.outcome is Outcome.ERROR
-    assert record.reason.startswith(told), record.reason
+    assert record.reason.startswith(message), record.reason
     assert not any(child.status is None for child in children)
     assert_works(judged)
     assert sum("harness.load.locust_engine" in child.words for child in children) == 2, "a fresh load process"
@@ -202,9 +203,9 @@ STARTS: tuple[tuple[str, BaseException], ...] = (
 def test_an_error_at_the_start_leaves_nothing_but_the_load_process(
     session: LiveSession, children: list[Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place, error in STARTS:
+    for function, error in STARTS:
         with monkeypatch.context() as patch:
-            patch.setattr(place, Mock(side_effect=error))
+            patch.setattr(function, Mock(side_effect=error))
             with pytest.raises(type(error)):
                 session.play(ReferenceTarget(), traffic(0.2), SEED)
         left = [child.words for child in children if child.status is None]
@@ -255,11 +256,11 @@ from tests.harness.live.helpers import traffic
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
 begin = LoadProcess.begin
 
-def told(self, job, path):
+def reporting_begin(self, job, path):
     begin(self, job, path)
     print("running", flush=True)
 
-LoadProcess.begin = told
+LoadProcess.begin = reporting_begin
 with LiveSession() as session:
     session.play(resolve(sys.argv[1]), traffic(60.0, Kill("gpu-1", 59.0)), int(sys.argv[2]))
 """
@@ -267,7 +268,7 @@ with LiveSession() as session:
 
 @pytest.fixture
 def script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """A process in the middle of a live run of a minute, its temporary files in `tmp_path`; dead in the end."""
+    """A process in the middle of a one-minute live run, with temporary files in `tmp_path`; killed at the end."""
     words = [sys.executable, "-c", SCRIPT, request.param, str(SEED + 7)]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -282,22 +283,22 @@ def script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subproces
 
 
 def family_of(script: subprocess.Popen[str]) -> set[int]:
-    """All descendants of the script, and what belongs to their groups."""
+    """All descendants of the script, and the members of their groups."""
     found = tree(script.pid)
     assert len(found) >= 6  # load, fleet with two backends, fault proxy, balancer
     return found.union(*(group(pid) for pid in found))
 
 
 @pytest.mark.parametrize("script", ["reference"], indirect=True)
-@pytest.mark.parametrize(("number", "told"), [(SIGINT, "KeyboardInterrupt"), (SIGTERM, "TerminatedError: SIGTERM")])
+@pytest.mark.parametrize(("number", "message"), [(SIGINT, "KeyboardInterrupt"), (SIGTERM, "TerminatedError: SIGTERM")])
 def test_ctrl_c_and_sigterm_leave_nothing(
-    script: subprocess.Popen[str], tmp_path: Path, number: Signals, told: str
+    script: subprocess.Popen[str], tmp_path: Path, number: Signals, message: str
 ) -> None:
     family = family_of(script)
     script.send_signal(number)
     _, errors = script.communicate(timeout=PATIENCE_S * 2)
     assert script.returncode != 0
-    assert errors.rstrip().endswith(told)
+    assert errors.rstrip().endswith(message)
     until(lambda: not any(map(runs, family)), 1.0)  # what was killed may take a moment to be gone
     assert list(tmp_path.iterdir()) == []
 
@@ -316,7 +317,7 @@ def test_sigkill_leaves_no_process(script: subprocess.Popen[str]) -> None:
 
 
 def recorded(scenario: Scenario, chatted: int) -> Rows:
-    """The rows of an open loop, and so many of chats behind it."""
+    """Rows of an open loop, followed by rows of virtual users."""
     arrivals = draw(scenario.load, SEED)
     rows = empty_requests(len(arrivals) + chatted)
     rows["stream"] = [arrival.stream for arrival in arrivals] + [1] * chatted

@@ -1,4 +1,4 @@
-"""Children: reaped with all they started, whatever they think of it, and able to say how they ended."""
+"""Child processes: reaped with all descendants in every case, and reports of how they ended."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
-from harness.live.process.child import Child, descendants, diagnostic_line
+from harness.live.process.child import Child, children_of, diagnostic_line
 from harness.scenario.model import HarnessError
 from harness.targets.base import LEAN_ENVIRONMENT
-from tests.harness.live.helpers import PATIENCE_S, group, runs, tree, until
+from tests.harness.live.helpers import PATIENCE_S, until
+from tests.processes import group, runs, tree
 
 Start = Callable[..., Child]
 
@@ -39,7 +40,7 @@ while True: time.sleep(0.01)
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts Python code, or words, as a child; all are stopped in the end."""
+    """Starts Python code, or words, as a child; all are stopped at the end."""
     started: list[Child] = []
 
     def begin(code: str, *words: str, pipes: bool = False) -> Child:
@@ -144,7 +145,7 @@ ConfigError: no such listener
 
 
 @pytest.mark.parametrize(
-    ("output", "told"),
+    ("output", "message"),
     [
         ("", "(no output)"),
         ("one\ntwo\n\n", "two"),
@@ -156,8 +157,8 @@ ConfigError: no such listener
         (TRACEBACK, "ConfigError: no such listener"),
     ],
 )
-def test_the_telling_line(output: str, told: str) -> None:
-    assert diagnostic_line(output) == told
+def test_the_diagnostic_line(output: str, message: str) -> None:
+    assert diagnostic_line(output) == message
 
 
 def test_a_missing_binary(start: Start) -> None:
@@ -218,11 +219,11 @@ def test_a_child_is_in_a_group_of_its_own(start: Start) -> None:
     assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
 
 
-def test_descendants_are_the_living_children(start: Start) -> None:
+def test_children_are_the_running_ones(start: Start) -> None:
     child = start(FAMILY)
     grandchild = int(await_line(child, "child").split()[1])
-    assert [pid for pid, _ in descendants(child.pid)] == [grandchild]
+    assert children_of(child.pid) == {grandchild}
     assert grandchild in tree(os.getpid())
     os.kill(grandchild, SIGKILL)
-    until(lambda: not descendants(child.pid))
-    assert descendants(grandchild) == []
+    until(lambda: not children_of(child.pid))
+    assert children_of(grandchild) == set()

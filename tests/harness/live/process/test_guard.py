@@ -1,4 +1,4 @@
-"""The guard: the command takes its place, and dies with the process that started it."""
+"""The guard: the command replaces it, and dies with the process that started it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.live.process.child import GUARD
-from tests.harness.live.helpers import PATIENCE_S, ROOT, group, runs, until
+from harness.live.process.guard import COMMAND
+from tests.harness.live.helpers import PATIENCE_S, ROOT, until
+from tests.processes import group, runs
 
 PARENT = """
 import sys, time
@@ -25,13 +26,13 @@ SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); p
 
 
 def guard(parent: int, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-I", "-S", GUARD, str(parent), *words]
+    command = [*COMMAND, str(parent), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_the_command_becomes_the_process_and_keeps_its_status() -> None:
     code = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
-    words = [sys.executable, "-I", "-S", GUARD, str(os.getpid()), sys.executable, "-c", code, "--with", "a b"]
+    words = [*COMMAND, str(os.getpid()), sys.executable, "-c", code, "--with", "a b"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert (out.strip(), process.returncode) == (f"{process.pid} ['--with', 'a b']", 7)

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from harness.evidence import records
 from harness.scenario.model import Chats, Connections, Echo, Failure, Keys, Kind, Method, Stream
 from tests.harness.load.conftest import NONCE, PATIENCE_S, ROOT, LoadProcess, RawServer, Reply, Seen
+from tests.processes import runs
 
 BOTH = (Method.GET, Method.POST)
 
@@ -200,13 +202,11 @@ def test_fresh_is_really_fresh(load_process: LoadProcess, server: RawServer) -> 
 
 
 def test_descriptors_do_not_grow(load_process: LoadProcess, server: RawServer) -> None:
-    folder = Path(f"/proc/{load_process.child.pid}/fd")
-    if not folder.exists():
-        pytest.skip("counts descriptors under /proc")
+    process = psutil.Process(load_process.child.pid)
     counts = []
     for _ in range(5):
         load_process.play(server.url, stream(100, 5000.0), stream(20, 1000.0, connections=Connections.ONE))
-        counts.append(len(list(folder.iterdir())))
+        counts.append(process.num_fds())
     assert max(counts) <= counts[0]
     assert counts[0] < 40
 
@@ -337,19 +337,11 @@ def test_dies_with_its_parent() -> None:
         pid = json.loads(parent.stdout.readline())["pid"]
         parent.kill()
     deadline_s = time.monotonic() + PATIENCE_S
-    while alive(pid) and time.monotonic() < deadline_s:
+    while runs(pid) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     os.close(reading)
     os.close(writing)
-    assert not alive(pid)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert not runs(pid)
 
 
 # --- the closed loop --------------------------------------------------------------------------------------

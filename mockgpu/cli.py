@@ -63,7 +63,7 @@ def serve(
     When all backends listen, one line is printed: `ready` and JSON with ids and ports.
     """
     if with_parent:
-        from mockgpu.fleet.orphans import die_with_parent
+        from mockgpu.fleet.parent_death import die_with_parent
 
         # SIGTERM allows an orderly shutdown; the child processes use SIGKILL.
         die_with_parent(signal.SIGTERM)

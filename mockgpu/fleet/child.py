@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mockgpu.faults.decisions import Change
-from mockgpu.fleet.orphans import die_with_parent
+from mockgpu.fleet.parent_death import die_with_parent
 from mockgpu.gpu.catalogue import Setup
 from mockgpu.server.attempt_log import AttemptLog
 from mockgpu.server.clock import Clock

@@ -50,8 +50,10 @@ def decisions(faults: RequestFaults, count: int, at_s: float = 0.0) -> list[Faul
 
 
 def hit(faults: RequestFaults, count: int) -> list[int]:
-    """Positions of those that were answered by a fault."""
-    return [place for place, decision in enumerate(decisions(faults, count)) if isinstance(decision, AnswerStatus)]
+    """Positions of the requests that a fault answered."""
+    return [
+        position for position, decision in enumerate(decisions(faults, count)) if isinstance(decision, AnswerStatus)
+    ]
 
 
 # --- one by one -------------------------------------------------------------------------------------------
@@ -69,14 +71,14 @@ def test_a_status_answers_all_or_the_first_ones() -> None:
     assert hit(under(StatusFault(500, first=0)), 10) == []
 
 
-def test_an_aim_is_every_so_manieth_and_after_some() -> None:
+def test_a_selection_is_every_kth_and_after_some() -> None:
     assert hit(under(StatusFault(500, every=3)), 10) == [2, 5, 8]
     assert hit(under(StatusFault(500, every=1)), 3) == [0, 1, 2]
     assert hit(under(StatusFault(500, first=2, after=3)), 10) == [3, 4]
     assert hit(under(StatusFault(500, every=2, after=3)), 8) == [4, 6]
     assert hit(under(StatusFault(500, after=7)), 10) == [7, 8, 9]
     shifted = hit(under(StatusFault(500, share=0.4, after=5)), 55)
-    assert shifted == [5 + place for place in hit(under(StatusFault(500, share=0.4)), 50)]
+    assert shifted == [5 + position for position in hit(under(StatusFault(500, share=0.4)), 50)]
 
 
 SAMPLES: dict[str, Fault] = {
@@ -97,15 +99,15 @@ SAMPLES: dict[str, Fault] = {
         StreamErrorFault(1, first=1),
     )
 }
-AIMED = [kind for kind, made in KINDS.items() if issubclass(made, SelectiveFault)]
+SELECTIVE = [kind for kind, made in KINDS.items() if issubclass(made, SelectiveFault)]
 
 
-@pytest.mark.parametrize("kind", AIMED)
-def test_every_aimed_kind_strikes_whom_it_is_aimed_at_and_counts(kind: str) -> None:
+@pytest.mark.parametrize("kind", SELECTIVE)
+def test_every_selective_kind_applies_to_the_selected_and_counts(kind: str) -> None:
     faults = under(SAMPLES[kind])
-    struck, spared = decisions(faults, 2)
-    assert struck != Serve()
-    assert spared == Serve()
+    hit_one, other = decisions(faults, 2)
+    assert hit_one != Serve()
+    assert other == Serve()
     assert [fault["hits"] for fault in faults.report()] == [1]
 
 
@@ -124,9 +126,9 @@ def test_a_share_is_a_matter_of_seed_name_and_position(seed: int, share: float, 
     first = hit(under(fault, name=name), 200)
     assert hit(under(fault, name=name), 200) == first
     late = under(fault, name=name)
-    slow_decisions = [late.arrive(place * 17.3, place, 5) for place in range(200)]
-    assert [place for place, decision in enumerate(slow_decisions) if isinstance(decision, AnswerStatus)] == first
-    # A larger share hits all that a smaller one does.
+    slow_decisions = [late.arrive(position * 17.3, position, 5) for position in range(200)]
+    assert [position for position, decision in enumerate(slow_decisions) if isinstance(decision, AnswerStatus)] == first
+    # A larger share selects all requests that a smaller one does.
     assert set(first) <= set(hit(under(replace(fault, share=(1 + share) / 2), name=name), 200))
 
 
@@ -186,8 +188,8 @@ def test_slow_and_cut_go_together() -> None:
 def test_the_hanging_are_queued_until_they_leave_or_are_freed() -> None:
     faults = under(HangFault())
     assert decisions(faults, 3) == [Hold()] * 3
-    seen = faults.reported_state(STATE)
-    assert seen == replace(STATE, queue_depth=2 + 3, pending_tokens=50 + 30)
+    reported = faults.reported_state(STATE)
+    assert reported == replace(STATE, queue_depth=2 + 3, pending_tokens=50 + 30)
     faults.leave(1)
     faults.leave(99)
     assert faults.reported_state(STATE).queue_depth == 2 + 2
@@ -229,7 +231,7 @@ def test_a_dead_engine_stays_dead_until_the_fault_is_taken_back() -> None:
     assert decisions(faults, 1) == [Serve()]
 
 
-def test_an_aimed_one_kills_with_the_first_request_that_it_strikes() -> None:
+def test_a_selective_one_kills_with_the_first_request_it_applies_to() -> None:
     fault = OutOfMemoryFault(dead=True, first=1, after=1)
     assert not Change((fault,)).kills
     faults = under(fault)
@@ -239,7 +241,7 @@ def test_an_aimed_one_kills_with_the_first_request_that_it_strikes() -> None:
     assert not faults.reported_state(STATE).ready
     assert faults.report()[0]["hits"] == 3
     faults.change(1.0, Change((fault,)))
-    assert faults.reported_state(STATE).ready, "set anew it begins anew"
+    assert faults.reported_state(STATE).ready, "setting it again restarts it"
     assert decisions(faults, 1) == [Serve()]
 
 
@@ -287,7 +289,7 @@ def test_spoils_go_together_but_for_a_second_end() -> None:
     ]
     faults = under(CutFault(4), *corruptions)
     assert decisions(faults, 1) == [Serve(1.0, 4, (DripFault(0.1), GarbageFault()))]
-    assert faults.change(0.0, Change(clear=frozenset(KINDS))) == (), "what is cut does not stall"
+    assert faults.change(0.0, Change(clear=frozenset(KINDS))) == (), "a request that is cut does not stall"
     assert [fault["hits"] for fault in under(CutFault(4), StallFault(1)).report()] == [0, 0]
 
 
@@ -298,7 +300,7 @@ def test_faults_of_reports_leave_requests_alone() -> None:
     assert faults.hit(NotAliveFault.kind)
     assert not faults.hit(NotReadyFault.kind)
     hits = {fault["kind"]: fault["hits"] for fault in faults.report()}
-    assert hits == {"not-alive": 1, "metrics": 0, "evict": 1}, "an eviction has been done when it is set"
+    assert hits == {"not-alive": 1, "metrics": 0, "evict": 1}, "an eviction acts when it is set"
     assert (Change((EvictFault(),)).evicts, Change((SlowFault(2.0),)).evicts) == (True, False)
 
 
@@ -315,7 +317,7 @@ def test_frozen_figures_stay_but_readiness_does_not() -> None:
     assert faults.reported_state(later) == later
 
 
-# --- brought by the request -------------------------------------------------------------------------------
+# --- in-band faults --------------------------------------------------------------------------------------
 
 
 def test_a_request_brings_faults_for_itself_alone() -> None:
@@ -333,7 +335,7 @@ def test_what_a_request_brings_takes_the_place_of_its_kind() -> None:
     faults = under(SlowFault(2.0), StatusFault(500, first=1, after=1))
     assert faults.arrive(0.0, 0, 10, (SlowFault(5.0),)) == Serve(5.0)
     assert faults.arrive(0.0, 1, 10, (StatusFault(404),)) == AnswerStatus(404)
-    assert faults.arrive(0.0, 2, 10) == AnswerStatus(500), "the one before did not come to the fault that is set"
+    assert faults.arrive(0.0, 2, 10) == AnswerStatus(500), "the request before did not reach the fault that is set"
     assert [fault["hits"] for fault in faults.report()] == [0, 1]
 
 

@@ -1,4 +1,4 @@
-"""Faults that come with a request, read from headers and body and carried out behind the socket."""
+"""In-band faults: read from headers and body, and applied over HTTP."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def test_all_forms_are_read(headers: dict[str, str], data: dict[str, object], ex
 
 
 @pytest.mark.parametrize(
-    ("headers", "data", "told"),
+    ("headers", "data", "message"),
     [
         ({"X-Mock-Fault": "melt"}, {}, "X-Mock-Fault: unknown fault 'melt', expected one of: status, capacity"),
         ({"X-Mock-Fault": ""}, {}, "X-Mock-Fault: unknown fault '', expected one of:"),
@@ -68,10 +68,10 @@ def test_all_forms_are_read(headers: dict[str, str], data: dict[str, object], ex
         ({}, {"mock_fault": 7}, "mock_fault: a fault is 7, expected an object with a kind"),
     ],
 )
-def test_nonsense_is_told_in_one_line(headers: dict[str, str], data: dict[str, object], told: str) -> None:
+def test_nonsense_is_told_in_one_line(headers: dict[str, str], data: dict[str, object], message: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         in_band_faults(headers, data)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -104,7 +104,7 @@ def test_a_request_brings_its_own_fault(serve: Any) -> None:
     serve(test, SETUP)
 
 
-def test_a_hang_that_was_brought_is_freed_like_any(serve: Any) -> None:
+def test_an_in_band_hang_is_released_like_any(serve: Any) -> None:
     async def test(it: Any) -> None:
         held = asyncio.create_task(raw(it, ask(mock_fault="hang")))
         await it.until(lambda: len(it.rows()) == 1)

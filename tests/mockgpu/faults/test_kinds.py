@@ -1,4 +1,4 @@
-"""Kinds of faults as values: their form in JSON, and what is told of nonsense."""
+"""Fault kinds as values: their JSON form, and the messages for invalid ones."""
 
 import json
 
@@ -83,7 +83,7 @@ AIM = "first, every, share, after, seed"
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         ({"set": [{"kind": "melt"}]}, f"unknown fault 'melt', expected one of: {ALL}"),
         ({"set": [{}]}, f"unknown fault None, expected one of: {ALL}"),
@@ -124,8 +124,8 @@ AIM = "first, every, share, after, seed"
         ({"set": [{"kind": "metrics", "how": "late"}]}, "how is 'late', expected garbage, missing or frozen"),
     ],
 )
-def test_nonsense_is_told_in_one_line(data: dict[str, object], told: str) -> None:
+def test_nonsense_is_told_in_one_line(data: dict[str, object], message: str) -> None:
     with pytest.raises(FaultError) as caught:
         Change.from_json(data)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)

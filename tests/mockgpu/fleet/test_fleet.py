@@ -43,7 +43,7 @@ def call(port: int, method: str, path: str, body: Any = None, token: str = "") -
 def until(condition: Callable[[], bool]) -> None:
     end_s = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < end_s, "it never came true"
+        assert time.monotonic() < end_s, "timed out"
         time.sleep(0.005)
 
 
@@ -57,7 +57,7 @@ def accepts(port: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A fleet in a process of its own, as its ready line describes it."""
+    """A fleet in its own process, as its ready line describes it."""
 
     process: subprocess.Popen[str]
     ports: list[int]
@@ -146,7 +146,7 @@ def test_kill_and_restart(tmp_path: Path) -> None:
         cut = pool.submit(it.complete, 0, number=2, max_tokens=1_000_000)
         until(lambda: len(it.rows(0)) == 2)
         assert it.step("/fleet/gpu-0/kill") == 200
-        # Reaped when the answer comes: nobody holds the port any more.
+        # Reaped before the answer: the port is free.
         assert not psutil.pid_exists(it.pids[0])
         assert not accepts(it.ports[0])
         assert isinstance(cut.exception(20), OSError)
@@ -158,7 +158,7 @@ def test_kill_and_restart(tmp_path: Path) -> None:
         assert accepts(it.ports[0])
         assert it.states() == ["alive", "alive"]
         it.complete(0, number=3)
-        # A client may have its answer a moment before the row says so.
+        # A client may receive its answer shortly before the row is complete.
         until(lambda: it.rows(0)[-1].outcome is RowOutcome.ANSWERED)
         rows = it.rows(0)
         assert [row.tag for row in rows] == [tag_of(NONCE, number) for number in (1, 2, 3)]
@@ -168,7 +168,7 @@ def test_kill_and_restart(tmp_path: Path) -> None:
 
         assert it.step("/fleet/reset", {"nonce": NONCE}) == 200
         assert it.rows(0) == []
-        # One that still lives is replaced.
+        # A living process is replaced.
         assert it.step("/fleet/gpu-1/restart") == 200
         assert not runs(it.pids[1])
         assert it.complete(1)["backend"] == "gpu-1"
@@ -182,8 +182,8 @@ def test_faults_are_passed_on_to_the_backend(tmp_path: Path, options: tuple[str,
         return [(each["kind"], each["hits"]) for each in json.loads(data)["faults"]]
 
     with fleet(tmp_path, *options) as it:
-        asked = {"set": [{"kind": "status", "status": 500, "first": 1}, {"kind": "slow", "factor": 2}]}
-        status, data = call(it.control, "POST", "/fleet/gpu-0/faults", asked)
+        change = {"set": [{"kind": "status", "status": 500, "first": 1}, {"kind": "slow", "factor": 2}]}
+        status, data = call(it.control, "POST", "/fleet/gpu-0/faults", change)
         assert (status, [each["kind"] for each in json.loads(data)["faults"]]) == (200, ["status", "slow"])
         assert call(it.ports[0], "POST", "/v1/completions", {"max_tokens": 1})[0] == 500
         it.complete(0)
@@ -197,17 +197,17 @@ def test_faults_are_passed_on_to_the_backend(tmp_path: Path, options: tuple[str,
             400,
             f"unknown fault 'melt', expected one of: {', '.join(KINDS)}",
         )
-        assert it.step("/fleet/gpu-7/faults", asked) == 404
+        assert it.step("/fleet/gpu-7/faults", change) == 404
         assert it.step("/fleet/reset", {"nonce": NONCE}) == 200
         assert faults(it, 0) == []
 
 
 def test_faults_end_with_their_process(tmp_path: Path) -> None:
     with fleet(tmp_path, "--processes", backends=1) as it:
-        asked = {"set": [{"kind": "status", "status": 500}]}
-        assert it.step("/fleet/gpu-0/faults", asked) == 200
+        change = {"set": [{"kind": "status", "status": 500}]}
+        assert it.step("/fleet/gpu-0/faults", change) == 200
         assert it.step("/fleet/gpu-0/kill") == 200
-        assert it.step("/fleet/gpu-0/faults", asked) == 409
+        assert it.step("/fleet/gpu-0/faults", change) == 409
         assert call(it.control, "POST", "/fleet/gpu-0/faults", {"clear": "all"}) == (200, b'{"faults": []}')
         assert it.step("/fleet/gpu-0/restart") == 200
         assert call(it.control, "GET", "/fleet/gpu-0/faults") == (200, b'{"faults": []}')
@@ -233,7 +233,7 @@ def test_the_token_guards_every_control_port(tmp_path: Path) -> None:
         assert call(it.control, "GET", "/fleet", token="t0ken")[0] == 200  # noqa: S106
         assert call(it.ports[0], "GET", "/mock/ping")[0] == 403
         assert call(it.ports[0], "GET", "/mock/ping", token="t0ken")[0] == 200  # noqa: S106
-        # Nor does the token show to those who may list processes.
+        # Process lists do not show the token.
         assert "t0ken" not in " ".join(psutil.Process(it.pids[0]).cmdline())
 
 
@@ -247,7 +247,7 @@ def test_an_interrupt_ends_all_with_exit_code_0_as_sigterm_does(tmp_path: Path) 
 
 def test_no_child_survives_a_fleet_that_is_killed(tmp_path: Path) -> None:
     with fleet(tmp_path, "--processes") as it:
-        os.kill(it.pids[1], signal.SIGSTOP)  # not even one that can do nothing itself
+        os.kill(it.pids[1], signal.SIGSTOP)  # not even a stopped one
         it.process.kill()
         it.process.wait()
         until(lambda: not any(runs(pid) for pid in it.pids))
@@ -259,7 +259,7 @@ def test_with_parent_nothing_survives_the_parent(tmp_path: Path, options: tuple[
     command = [*SERVE, "--ports", str(free_ports(1)[0]), "--with-parent", *options]
     code = (
         "import subprocess, sys, time\n"
-        "subprocess.Popen(sys.argv[1:]); time.sleep(60)"  # it only ends by being killed
+        "subprocess.Popen(sys.argv[1:]); time.sleep(60)"  # ends only when killed
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code, *command],
@@ -300,14 +300,14 @@ def test_a_taken_port_is_one_line_and_exit_code_2(tmp_path: Path, options: tuple
 
 
 @pytest.mark.parametrize(
-    ("host", "told"),
+    ("host", "message"),
     [("nohost.invalid", "host nohost.invalid is not known here"), ("192.0.2.7", "host 192.0.2.7 is not an address of")],
 )
-def test_a_host_that_is_none_is_named(host: str, told: str) -> None:
+def test_a_host_that_is_none_is_named(host: str, message: str) -> None:
     done = subprocess.run([*SERVE, "--host", host, "--port", "29201"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"mockgpu: error: {told}") and "port" not in line
+    assert line.startswith(f"mockgpu: error: {message}") and "port" not in line
 
 
 def test_long_loads_are_told_once_it_listens() -> None:

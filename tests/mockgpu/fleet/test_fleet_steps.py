@@ -1,4 +1,4 @@
-"""Backends of a fleet are stopped, started, paused and restarted one by one."""
+"""Stop, start, pause and restart of single backends of a fleet."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_paused_backend_accepts_and_says_nothing(tmp_path: Path) -> None:
 
         assert it.step("/fleet/gpu-0/pause") == 200
         assert it.step("/fleet/gpu-1/pause") == 200
-        # A run begins with all of them awake.
+        # A run begins with all backends resumed.
         assert it.step("/fleet/reset", {"nonce": NONCE}) == 200
         assert it.states() == ["alive", "alive"]
         assert it.complete(0)["backend"] == "gpu-0"
@@ -76,7 +76,7 @@ def test_a_paused_backend_accepts_and_says_nothing(tmp_path: Path) -> None:
         assert it.step("/fleet/gpu-0/resume") == 409
         assert it.step("/fleet/gpu-0/restart") == 200
         assert it.states() == ["alive", "alive"]
-        assert it.step("/fleet/gpu-1/pause") == 200  # and is ended all the same
+        assert it.step("/fleet/gpu-1/pause") == 200  # a paused backend is ended too
 
 
 @pytest.mark.parametrize("options", [(), ("--processes",)])

@@ -32,7 +32,7 @@ def test_never_early(use_timerfd: bool) -> None:
     late = asyncio.run(main())
     assert len(late) == 1_000
     assert min(late) >= 0
-    # Generous: only a clock that lost an alarm would be as late as this.
+    # Generous: only a lost alarm causes a delay this long.
     assert max(late) < 2
 
 
@@ -114,18 +114,18 @@ def test_callbacks_that_ask_for_ever_more_leave_the_loop_its_turns(use_timerfd: 
         loop = asyncio.get_running_loop()
         clock = Clock(loop, use_timerfd=use_timerfd)
         calls = 0
-        seen: asyncio.Future[int] = loop.create_future()
+        reported: asyncio.Future[int] = loop.create_future()
 
         def more() -> None:
             nonlocal calls
             calls += 1
             if calls == 1:
-                loop.call_soon(lambda: seen.set_result(calls))
+                loop.call_soon(lambda: reported.set_result(calls))
             if calls < 1_000:
                 clock.call_at(0.0, more)
 
         clock.call_at(0.0, more)
-        count = await seen
+        count = await reported
         clock.close()
         return count
 
@@ -156,15 +156,15 @@ def test_with_nothing_to_come_it_sleeps(use_timerfd: bool) -> None:
 def test_a_failing_callback_harms_no_other(use_timerfd: bool) -> None:
     async def main() -> list[object]:
         loop = asyncio.get_running_loop()
-        seen: list[object] = []
-        loop.set_exception_handler(lambda _, context: seen.append(context["exception"]))
+        reported: list[object] = []
+        loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
         clock = Clock(loop, use_timerfd=use_timerfd)
         at_s = time.monotonic() + 0.01
         clock.call_at(at_s, lambda: 1 / 0)
         await clock.sleep_until(at_s)
         await clock.sleep_until(at_s + 0.005)
         clock.close()
-        return seen
+        return reported
 
     (error,) = asyncio.run(main())
     assert isinstance(error, ZeroDivisionError)
@@ -198,8 +198,8 @@ def test_closing_silences_it(use_timerfd: bool) -> None:
 def test_a_callback_may_close_it(use_timerfd: bool) -> None:
     async def main() -> list[object]:
         loop = asyncio.get_running_loop()
-        seen: list[object] = []
-        loop.set_exception_handler(lambda _, context: seen.append(context))
+        reported: list[object] = []
+        loop.set_exception_handler(lambda _, context: reported.append(context))
         clock = Clock(loop, use_timerfd=use_timerfd)
         closed = asyncio.Event()
 
@@ -209,6 +209,6 @@ def test_a_callback_may_close_it(use_timerfd: bool) -> None:
 
         clock.call_at(time.monotonic() + 0.001, close)
         await closed.wait()
-        return seen
+        return reported
 
     assert asyncio.run(main()) == []

@@ -1,4 +1,4 @@
-"""Spoiled answers and reports as raw clients see them, and what the log says of each."""
+"""Corrupted answers and reports as raw clients receive them, and their rows in the log."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def test_a_stall_falls_silent_until_its_client_leaves_or_it_is_freed(serve: Any,
         assert (state["ready"], state["queue_depth"]) == (True, 0)
         silent = asyncio.create_task(reader.read(1))
         await asyncio.wait([silent], timeout=10 * 5 * 0.004)
-        assert not silent.done(), "nothing more comes, though all tokens are long there"
+        assert not silent.done(), "nothing more is sent although all tokens are generated"
         if not stream:
             assert split(got)[1] == whole[: len(whole) * 2 // 5]
             assert f"Content-Length: {len(whole)}".encode() in got
@@ -112,7 +112,7 @@ def test_a_truncated_body_is_well_framed(serve: Any, after: int) -> None:
     ids=lambda fault: str(fault["kind"]),
 )
 def test_a_broken_answer_counts_once(serve: Any, fault: dict[str, Any], stream: bool) -> None:
-    """As a failure, and not as an answer before."""
+    """The client gets a failure, not an answer."""
 
     async def test(it: Any) -> None:
         await change(it, fault)
@@ -207,7 +207,7 @@ def test_updates_are_spoiled_too(serve: Any) -> None:
     serve(test, SETUP)
 
 
-# --- answered and held at once ----------------------------------------------------------------------------
+# --- answered and held immediately ----------------------------------------------------------------------------
 
 
 def test_a_full_queue_says_so(serve: Any) -> None:
@@ -232,9 +232,9 @@ def test_out_of_memory_is_told_as_vllm_and_triton_do(serve: Any) -> None:
         assert (status, error["message"], error["type"]) == (500, "CUDA out of memory", "InternalServerError")
         assert (await last_row(it, RowOutcome.REFUSED)).status == 500
         fields = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b"]}]}
-        status, said = await it.post("/v2/models/m/infer", **fields)
+        status, body = await it.post("/v2/models/m/infer", **fields)
         assert status == 400
-        assert said["error"].startswith("load failed for model 'm': version 1 is at UNAVAILABLE state: Internal:")
+        assert body["error"].startswith("load failed for model 'm': version 1 is at UNAVAILABLE state: Internal:")
         assert (await it.health())["ready"]
 
     serve(test, SETUP)
@@ -293,7 +293,7 @@ def test_garbage_for_metrics(serve: Any) -> None:
 def test_missing_metrics(serve: Any) -> None:
     async def test(it: Any) -> None:
         await change(it, {"kind": "metrics", "how": "missing"}, {"kind": "not-ready"})
-        assert await it.get("/health") == (503, None), "readiness itself is told"
+        assert await it.get("/health") == (503, None), "the status of /health is still true"
         await change(it, clear=["not-ready"])
         assert await it.get("/health") == (200, None)
         for path in ("/metrics", "/loads", "/get_load"):
@@ -339,7 +339,7 @@ def test_an_eviction_is_done_once(serve: Any) -> None:
         assert (await it.health())["models"] == []
         assert it.rows()[-2].kind is RowKind.RESIDENCY_EVICTED
         await complete(it)
-        assert (await it.health())["models"] == ["m"], "it stays after that"
+        assert (await it.health())["models"] == ["m"], "it stays loaded afterwards"
         await change(it, {"kind": "evict"})
         assert (await it.health())["models"] == []
 
@@ -366,7 +366,7 @@ SEEN = {
     "metrics": test_garbage_for_metrics,
     "evict": test_an_eviction_is_done_once,
 }
-"""Where the effect of each kind over HTTP is tested."""
+"""The tests of each kind's effect over HTTP."""
 
 
 def test_every_kind_is_seen_over_http() -> None:

@@ -9,12 +9,12 @@ import pytest
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
 
 SETUP = Setup(Gpu("box", 1_000, 4, None), Model("any", 0, 0.0, 10_000.0, 0.001))
-# What a gRPC client says first, with an empty SETTINGS frame.
+# The first bytes of a gRPC client, with an empty SETTINGS frame.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 
 
 async def exchange(port: int, data: bytes) -> bytes:
-    """All that comes back until the other side closes."""
+    """All bytes received until the other side closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     try:

@@ -58,7 +58,7 @@ def test_chats_embeddings_and_responses_are_inference(serve: Any) -> None:
             ("e", 3, 0),
             ("r", 2, 2),
         ]
-        # An embedding takes its prefill alone.
+        # An embedding takes only its prefill time.
         assert rows[1].service_asked_s == pytest.approx(3 / 10_000)
         assert [row.batch for row in rows] == [1, 1, 1]
 

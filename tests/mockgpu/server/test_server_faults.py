@@ -1,4 +1,4 @@
-"""Faults behind the socket: set and cleared over HTTP, seen by raw clients, noted in the log."""
+"""Faults over HTTP: set and cleared, their effect on raw clients, their rows in the log."""
 
 import asyncio
 import json
@@ -42,8 +42,8 @@ def test_bad_input_changes_nothing_and_names_the_kinds(serve: Any) -> None:
                 text = await answer.text()
                 assert "\n" not in text
                 if "melt" in body:
-                    told = json.loads(text)["error"]["message"]
-                    assert told == f"unknown fault 'melt', expected one of: {', '.join(KINDS)}"
+                    message = json.loads(text)["error"]["message"]
+                    assert message == f"unknown fault 'melt', expected one of: {', '.join(KINDS)}"
         assert await change(it) == []
 
     serve(test, SETUP)
@@ -124,7 +124,7 @@ def test_a_zombie_holds_requests_while_health_stays_fine(serve: Any) -> None:
         async with it.session.get(it.url("/metrics")) as answer:
             assert 'vllm:num_requests_waiting{model_name="any",engine="0"} 2\n' in await answer.text()
         assert [row.outcome for row in it.rows()[:2]] == [RowOutcome.OPEN] * 2
-        assert it.rows()[0].tag == TAG, "whose it is shows already"
+        assert it.rows()[0].tag == TAG, "the row has the tag already"
         leaver.cancel()
         await it.until(lambda: RowOutcome.CLIENT_GONE in {row.outcome for row in it.rows()})
         assert (await it.health())["queue_depth"] == 1
@@ -165,7 +165,7 @@ def test_a_whole_answer_is_cut_in_its_body(serve: Any, after: int) -> None:
         await it.until(lambda: it.rows()[-1].outcome is RowOutcome.CUT)
         row = it.rows()[-1]
         assert (row.status, row.bytes_out) == (200, len(body))
-        assert row.service_actual_s >= row.service_asked_s - 1e-9, "the work was done"
+        assert row.service_actual_s >= row.service_asked_s - 1e-9, "the job was served"
 
     serve(test, SETUP)
 

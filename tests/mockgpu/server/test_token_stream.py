@@ -1,4 +1,4 @@
-"""Streams that go by themselves: each token at its time, and what stops them."""
+"""Token streams driven by clock callbacks: each token when it is due, and the conditions that stop a stream."""
 
 from __future__ import annotations
 
@@ -25,82 +25,82 @@ EVENTS = Events(before=b"<", after=b">", last_after=b"!", closing=b"")
 
 
 class Sink:
-    """Takes events in place of a connection. ``full`` after so many, ``gone`` after so many."""
+    """Receives events in place of a connection; ``full`` and ``gone`` are numbers of events until it is so."""
 
     def __init__(self, full: int = 1_000, gone: int = 1_000) -> None:
-        self.seen: list[tuple[bytes, float]] = []
+        self.received: list[tuple[bytes, float]] = []
         self._full, self._gone = full, gone
 
     def put(self, data: bytes) -> bool:
-        if len(self.seen) == self._gone:
+        if len(self.received) == self._gone:
             raise ClientConnectionResetError("gone")
-        self.seen.append((data, time.monotonic()))
-        return len(self.seen) == self._full
+        self.received.append((data, time.monotonic()))
+        return len(self.received) == self._full
 
 
-def feed(test: Callable[[Engine, JobHandle, Clock], Awaitable[None]], tokens: int = 10) -> None:
+def with_job(test: Callable[[Engine, JobHandle, Clock], Awaitable[None]], tokens: int = 10) -> None:
     async def main() -> None:
         clock = Clock(asyncio.get_running_loop())
         engine = Engine(SETUP, clock, lambda _: None)
-        stay = engine.submit("inference", "m", 0, tokens)
-        await stay.until(Progress.FIRST_TOKEN)
-        await test(engine, stay, clock)
+        handle = engine.submit("inference", "m", 0, tokens)
+        await handle.until(Progress.FIRST_TOKEN)
+        await test(engine, handle, clock)
         clock.close()
 
     asyncio.run(main())
 
 
-def feeder_of(stay: JobHandle, clock: Clock, sink: Sink, choices: int = 1) -> tuple[TokenStream, LogRow]:
+def token_stream_of(handle: JobHandle, clock: Clock, sink: Sink, choices: int = 1) -> tuple[TokenStream, LogRow]:
     row = LogRow(RowKind.INFERENCE, 0.0, "POST")
-    return TokenStream(stay, clock, cast(EventStream, sink), EVENTS, row, choices), row
+    return TokenStream(handle, clock, cast(EventStream, sink), EVENTS, row, choices), row
 
 
 def test_each_token_goes_out_when_it_is_due_and_not_before() -> None:
-    async def test(engine: Engine, stay: JobHandle, clock: Clock) -> None:
+    async def test(engine: Engine, handle: JobHandle, clock: Clock) -> None:
         sink = Sink()
-        feeder, row = feeder_of(stay, clock, sink, choices=3)
-        assert await feeder.send(0, 6) == 6
-        assert await feeder.send(6, 9) == 9
-        assert [data for data, _ in sink.seen] == [b"<%d>" % number for number in range(9)]
-        for number, (_, at_s) in enumerate(sink.seen):
-            assert at_s >= stay.started_s + (number + 1) * STEP_S - 1e-9
+        token_stream, row = token_stream_of(handle, clock, sink, choices=3)
+        assert await token_stream.send(0, 6) == 6
+        assert await token_stream.send(6, 9) == 9
+        assert [data for data, _ in sink.received] == [b"<%d>" % number for number in range(9)]
+        for number, (_, at_s) in enumerate(sink.received):
+            assert at_s >= handle.started_s + (number + 1) * STEP_S - 1e-9
         assert (row.bytes_out, row.tokens_out) == (9 * 3, 9 * 3)
-        await stay.until(Progress.ENDED)
-        assert await feeder.send(9, 10) == 10, "what is due already goes out at once"
+        await handle.until(Progress.ENDED)
+        assert await token_stream.send(9, 10) == 10, "due tokens are sent immediately"
 
-    feed(test)
+    with_job(test)
 
 
 def test_it_stops_where_the_client_is_far_behind_or_has_gone() -> None:
-    async def test(engine: Engine, stay: JobHandle, clock: Clock) -> None:
-        feeder, row = feeder_of(stay, clock, Sink(full=3, gone=5))
-        assert await feeder.send(0, 9) == 3
+    async def test(engine: Engine, handle: JobHandle, clock: Clock) -> None:
+        token_stream, row = token_stream_of(handle, clock, Sink(full=3, gone=5))
+        assert await token_stream.send(0, 9) == 3
         with pytest.raises(ClientConnectionResetError):
-            await feeder.send(3, 9)
-        assert row.tokens_out == 5, "none more than went out"
+            await token_stream.send(3, 9)
+        assert row.tokens_out == 5, "no more than were sent"
 
-    feed(test)
+    with_job(test)
 
 
 def test_it_stops_when_the_job_fails_and_sends_nothing_after_it_was_cancelled() -> None:
-    async def test(engine: Engine, stay: JobHandle, clock: Clock) -> None:
+    async def test(engine: Engine, handle: JobHandle, clock: Clock) -> None:
         sink = Sink()
-        feeder, _ = feeder_of(stay, clock, sink)
-        left = asyncio.create_task(feeder.send(0, 900))
+        token_stream, _ = token_stream_of(handle, clock, sink)
+        left = asyncio.create_task(token_stream.send(0, 900))
         await asyncio.sleep(0)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
-        sent = len(sink.seen)
+        sent = len(sink.received)
         await clock.sleep_until(time.monotonic() + 3 * STEP_S)
-        assert len(sink.seen) == sent
-        feeding = asyncio.create_task(feeder.send(sent, 900))
+        assert len(sink.received) == sent
+        streaming = asyncio.create_task(token_stream.send(sent, 900))
         await asyncio.sleep(0)
         engine.die()
-        assert await feeding < 900
-        assert stay.refused == "engine_dead"
+        assert await streaming < 900
+        assert handle.refused == "engine_dead"
 
-    feed(test, tokens=1_000)
+    with_job(test, tokens=1_000)
 
 
 def test_whoever_waits_for_a_token_is_told_at_once_that_the_job_has_failed() -> None:
@@ -109,14 +109,14 @@ def test_whoever_waits_for_a_token_is_told_at_once_that_the_job_has_failed() -> 
     async def main() -> None:
         clock = Clock(asyncio.get_running_loop())
         engine = Engine(Setup(SETUP.gpu, Model("any", 0, 0.0, 1e9, 900.0)), clock, lambda _: None)
-        stays = [engine.submit("inference", "m", 0, 5) for _ in range(2)]
-        feeder, _ = feeder_of(stays[0], clock, Sink())
-        feeding = asyncio.create_task(feeder.send(0, 4))
-        sleeping = asyncio.create_task(stays[1].sleep_until(time.monotonic() + 900.0, clock))
+        handles = [engine.submit("inference", "m", 0, 5) for _ in range(2)]
+        token_stream, _ = token_stream_of(handles[0], clock, Sink())
+        streaming = asyncio.create_task(token_stream.send(0, 4))
+        sleeping = asyncio.create_task(handles[1].sleep_until(time.monotonic() + 900.0, clock))
         await asyncio.sleep(0)
         engine.die()
         async with asyncio.timeout(20):
-            assert await feeding == 0
+            assert await streaming == 0
             await sleeping
         clock.close()
 
@@ -124,8 +124,8 @@ def test_whoever_waits_for_a_token_is_told_at_once_that_the_job_has_failed() -> 
 
 
 def test_a_client_that_reads_late_gets_every_token_in_order(serve: Any) -> None:
-    """The server must stop at what the connection holds, and go on."""
-    tokens = 60_000  # more than the kernel holds
+    """The server must stop when the connection's buffer is full, and continue later."""
+    tokens = 60_000  # more than the kernel buffers
 
     async def test(it: Any) -> None:
         body = ask(stream=True, max_tokens=tokens)

@@ -1,4 +1,4 @@
-"""No process outlives the one that started it, however that one ends."""
+"""The end of this process with its parent (Linux: PR_SET_PDEATHSIG)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(sign: signal.Signals, parent_pid: int | None = None) -> None:
-    """Have the kernel send ``sign`` to this process when its parent ends; on Linux only, else nothing.
+    """Let the kernel send ``sign`` to this process when its parent ends; does nothing except on Linux.
 
-    The parent is, to the kernel, the thread that started this process. With ``parent_pid`` this process ends
-    at once if that parent has gone already.
+    To the kernel, the parent is the thread that started this process. With ``parent_pid``, this process kills itself if
+    that parent has ended already. Raises OSError if the kernel refuses.
     """
     if sys.platform != "linux":
         return

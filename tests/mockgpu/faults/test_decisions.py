@@ -265,7 +265,7 @@ def test_the_stalled_are_freed_but_do_not_count_as_queued() -> None:
     assert faults.change(1.0, Change(clear=frozenset(KINDS))) == (1,)
 
 
-def test_spoils_go_together_but_for_a_second_end() -> None:
+def test_corruptions_combine_except_for_a_second_end() -> None:
     corruptions: tuple[Corruption, ...] = (
         StallFault(1),
         TruncatedFault(2),

@@ -194,7 +194,7 @@ def test_a_length_too_short_hides_the_rest(serve: Any) -> None:
     serve(test, SETUP)
 
 
-def test_updates_are_spoiled_too(serve: Any) -> None:
+def test_updates_are_corrupted_too(serve: Any) -> None:
     async def test(it: Any) -> None:
         for fault in ({"kind": "truncated", "after_tokens": 1}, {"kind": "garbage"}):
             await change(it, fault, clear="all")

@@ -103,7 +103,7 @@ def test_it_stops_when_the_job_fails_and_sends_nothing_after_it_was_cancelled() 
     with_job(test, tokens=1_000)
 
 
-def test_whoever_waits_for_a_token_is_told_at_once_that_the_job_has_failed() -> None:
+def test_a_waiter_for_a_token_learns_immediately_that_the_job_has_failed() -> None:
     """A token takes a quarter of an hour here."""
 
     async def main() -> None:

@@ -1,3 +1,6 @@
-"""The properties, one file per family. The line below is what the pytest plugin knows a suite by."""
+"""The properties: a folder for each large family, a file for each situation.
+
+The pytest plugin recognises a package of properties by `STEELYARD_SUITE`.
+"""
 
 STEELYARD_SUITE = True

@@ -12,7 +12,7 @@ from harness.evidence.history import UNSEEN, History, Mask, Numbers, Times
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.scenario.model import Failure, Keys, Load, ModelServer, Phase, Scenario, Stream, UnsupportedError
-from suites.scenarios import ENOUGH, key_carrier, sliver
+from suites.scenarios import ENOUGH, key_carrier, too_few_reached
 
 MASKS = (Retry, Hedge)
 OTHERS = (Breaker, Ejection, HealthChecks, HealthShare)
@@ -249,7 +249,7 @@ def spill_comes_home(history: History, claims: Claims) -> Findings:
     pressure = arrivals_under_pressure(history, claims)
     if not (pressure and len(before) and len(after)):
         return
-    if too_few := sliver(history, "alone") or sliver(history, "again"):
+    if too_few := too_few_reached(history, "alone") or too_few_reached(history, "again"):
         yield undecided(too_few)
         return
     for when, count in (("before", len(before)), ("after", len(after))):

@@ -1,4 +1,4 @@
-"""Cache: affinity pays when models stay resident in GPU memory instead of being loaded again and again."""
+"""Cache: with affinity, models stay resident in GPU memory instead of being loaded repeatedly."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.scenario.model import Keys, Load, ModelServer, Scenario, Stream, UnsupportedError
 from harness.stats import ALPHA
-from suites.scenarios import CALM, ENOUGH, KEY_MOVERS, key_carrier
+from suites.scenarios import DISTURBING, ENOUGH, KEY_MOVERS, key_carrier
 
 MODELS_PER_BACKEND = 6
 FITTING = 12
-"""Models that fit one GPU: twice the mean of a backend's share, so that a ring's uneven shares fit as well."""
+"""Models that fit one GPU: twice a backend's mean share, so that the uneven shares of a ring fit too."""
 
 WEIGHTS_MB = 100
 AT_MOST = 0.5
 
 
 def more_models_than_fit_one(claims: Claims) -> Scenario:
-    """Six models for each backend, twelve fit one: more than one GPU holds, half of what the fleet holds."""
+    """Six models per backend, and each GPU holds twelve: more than fit one GPU, half of what fits the fleet."""
     if not claims[Affinity].key_is_model:
         raise UnsupportedError(f"the affinity key {claims[Affinity].key} is not the model")
     backends = claims.fleet(4, at_least=3)
@@ -41,16 +41,16 @@ def more_models_than_fit_one(claims: Claims) -> Scenario:
     "cache.affinity.hit-rate",
     needs=(Affinity,),
     without=KEY_MOVERS,
-    off=CALM,
+    off=DISTURBING,
     scenario=more_models_than_fit_one,
     baselines=("round_robin",),
     attempts=False,
 )
 def affinity_hit_rate(history: History, claims: Claims) -> Findings:
-    """Affinity keeps models resident: at most half of the cold loads that round robin needs for the same arrivals.
+    """Affinity needs at most half of the cold loads that round robin needs for the same arrivals.
 
-    A conforming ring needs about one load for each model; it goes over the bound for fewer than one seed in 10,000,
-    since each GPU holds twice its fair share. Random picks need as many as round robin.
+    A conforming ring needs about one load for each model. It exceeds the bound for fewer than one seed in 10,000,
+    because each GPU holds twice its fair share. Random picks need as many loads as round robin.
     """
     baseline = history.baseline("round_robin").cold_loads()
     if not baseline:

@@ -1,4 +1,4 @@
-"""Integrity: an answer belongs to its request, and what clients saw agrees with what backends saw."""
+"""Integrity: each answer belongs to its request, and the records of clients and backends agree."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from harness.scenario.arrivals import draw
 from harness.scenario.faults import Kill, Restart
 from harness.scenario.model import Echo, Ending, Keys, Load, Scenario, Stream
 from harness.scenario.request_mix import Content, LongTail
-from suites.scenarios import CALM, ENOUGH, disturbing_intervals_s, key_carrier, steady
+from suites.scenarios import DISTURBING, ENOUGH, disturbing_intervals_s, key_carrier, steady
 
 ENDED_BY = (Kill.__name__, Restart.__name__)
-"""Steps that end a process in the middle of whatever it does."""
+"""Steps that end a process abruptly."""
 
-
-CALM_PER_S, RUSH_PER_S = 120.0, 600.0
-RUSH = Spike(CALM_PER_S, RUSH_PER_S, at_s=0.6, for_s=0.4, duration_s=1.5)
+USUAL_PER_S, RUSH_PER_S = 120.0, 600.0
+RUSH = Spike(USUAL_PER_S, RUSH_PER_S, at_s=0.6, for_s=0.4, duration_s=1.5)
 MOST_BYTES = 200_000
-"""Of a body: what every balancer takes as it is shipped (nginx: a megabyte)."""
+"""Largest request body in bytes: every balancer accepts it with default settings (nginx: a megabyte)."""
 
 
 def rush(claims: Claims) -> Scenario:
-    """Five times as many as usual at once: lengths and bodies of all sizes, streams, and clients that give up.
+    """A spike of five times the usual rate: mixed output lengths and body sizes, streaming, and client aborts.
 
-    A twentieth of the clients leave after 20 ms, in the middle of their answers.
+    A twentieth of the clients abort after 20 ms, in the middle of their answers.
     """
     content = Content(
         output=LongTail(90, 0.5, 400),
@@ -48,13 +47,14 @@ def rush(claims: Claims) -> Scenario:
     )
 
 
-@declare("integrity.answer-belongs-to-request", off=CALM, scenario=steady)
+@declare("integrity.answer-belongs-to-request", off=DISTURBING, scenario=steady)
 def answer_belongs_to_request(history: History, claims: Claims) -> Findings:
-    """Every answer is the answer to its own request, and the backend that it names really gave it.
+    """Every answer belongs to its request and comes from the backend that it names.
 
-    Each request carries a number that its answer's body repeats; several are in flight at a time. Double entry: each
-    answered request has an answered attempt at the backend named in the answer, each attempt has its request. Seen
-    broken: answers that swap clients when connections are reused after an abort.
+    Each request carries a number that the body of its answer repeats; several requests are in flight at a time. The
+    records of both sides are compared: each answered request has an answered attempt at the backend named in the
+    answer, and each attempt has its request. Seen broken: answers swapped between clients when connections are reused
+    after an abort.
     """
     requests = history.requests
     answered = history.answered()
@@ -62,26 +62,26 @@ def answer_belongs_to_request(history: History, claims: Claims) -> Findings:
     if not total:
         return
     own = int(np.count_nonzero(answered & (requests["echo"] == Echo.OWN)))
-    alien = int(np.count_nonzero(requests["echo"] == Echo.OTHER))
-    if not own and not alien:
-        yield undecided("the balancer rewrites answers: none repeats a number of ours")
+    foreign = int(np.count_nonzero(requests["echo"] == Echo.OTHER))
+    if not own and not foreign:
+        yield undecided("the balancer rewrites answers: none repeats its request's number")
         return
-    note = f"{alien} of {total} answers belong to another request, {total - own - alien} to none"
-    whole = own == total and not alien
-    yield held(whole, 0.0, max(total - own, alien), 0, exact=True, sample=total, note=note)
-    # Without any tag it is a call of the balancer's own, such as a probe by a completion.
-    strangers = int(np.count_nonzero((history.attempts["request"] < 0) & (history.attempts["carriers"] > 0)))
-    orphans = strangers + _unbacked(history)
-    note = f"{orphans} entries without their counterpart between {total} answers and {len(history.attempts)} attempts"
+    note = f"{foreign} of {total} answers belong to another request, {total - own - foreign} to none"
+    matched = own == total and not foreign
+    yield held(matched, 0.0, max(total - own, foreign), 0, exact=True, sample=total, note=note)
+    # An attempt without any tag is the balancer's own call, such as a health check by completion.
+    unmatched = int(np.count_nonzero((history.attempts["request"] < 0) & (history.attempts["carriers"] > 0)))
+    orphans = unmatched + _answers_without_attempt(history)
+    note = f"{orphans} entries without a counterpart among {total} answers and {len(history.attempts)} attempts"
     yield held(orphans == 0, 0.0, orphans, 0, exact=True, sample=total, note=note)
     if total < ENOUGH * len(requests):
         yield undecided(f"only {total} of {len(requests)} requests were answered")
 
 
-def _unbacked(history: History) -> int:
-    """Answered requests without an answered attempt, at the backend that the answer names if it names one.
+def _answers_without_attempt(history: History) -> int:
+    """Number of answered requests without an answered attempt, at the named backend if the answer names one.
 
-    A process that is killed may have sent an answer and not come to note it: there an open attempt is enough.
+    A killed process may have sent an answer without recording it, so an open attempt suffices there.
     """
     killed = [step.backend for step in history.steps if step.kind in ENDED_BY]
     ending = history.attempts["ending"]
@@ -97,25 +97,25 @@ def _unbacked(history: History) -> int:
     )
 
 
-@declare("integrity.rush.answers-belong", off=CALM, scenario=rush)
+@declare("integrity.rush.answers-belong", off=DISTURBING, scenario=rush)
 def rush_answers_belong(history: History, claims: Claims) -> Findings:
-    """In a rush of streams, large bodies and clients that give up every answer is still its own request's.
+    """Every answer belongs to its request during a rush with streaming, large bodies and client aborts.
 
-    Double entry as in `integrity.answer-belongs-to-request`. An answer that its client no longer wants must be read to
-    its end or thrown away with its connection: what is left of it would be the beginning of the next one's.
+    Checked as in `integrity.answer-belongs-to-request`. The balancer must read the answer to an aborted request to its
+    end or close its connection; otherwise the rest of that answer becomes the start of the next one.
     """
     yield from answer_belongs_to_request(history, claims)
 
 
-@declare("integrity.rush.nothing-lost", off=CALM, scenario=rush)
+@declare("integrity.rush.nothing-lost", off=DISTURBING, scenario=rush)
 def rush_nothing_lost(history: History, claims: Claims) -> Findings:
-    """A rush of five times the usual rate, which the fleet can take, costs no request of those who wait for it.
+    """A rush of five times the usual rate, within the fleet's capacity, loses no request whose client waits.
 
-    Some eight are inside each of four backends at its height, of the 64 that it takes. What is lost is lost in between:
-    to a queue, a number of connections or a limit of size that nobody was told of.
+    At its peak, about eight requests are in flight at each of four backends, and each backend takes 64. A loss is
+    therefore the balancer's: an undeclared limit on its queue, its connections or the size of a request.
     """
     patient = np.array([one.patience_s >= one.timeout_s for one in draw(history.scenario.load, history.seed)])
     lost = int(np.count_nonzero(patient & ~history.answered()))
     waited = int(patient.sum())
-    note = f"{lost} of {waited} lost; {len(patient) - waited} clients more gave up on purpose"
+    note = f"{lost} of {waited} lost; {len(patient) - waited} more clients aborted on purpose"
     yield held(lost == 0, 0.0, lost, 0, until_s=history.scenario.end_s, sample=waited, note=note)

@@ -1,4 +1,4 @@
-"""Membership: who has left gets nothing any more, and who has joined gets its share soon."""
+"""Membership: a backend that left gets no requests; a backend that joined soon gets its share."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.scenario.faults import Join, Leave
 from harness.stats import ALPHA, remap_band
-from suites.affinity.changes import changes_before, every_change, poor_sweep
-from suites.scenarios import CALM
+from suites.affinity.changes import changes_before, every_change, unusable_sweep
+from suites.scenarios import DISTURBING
 
 USED_REQUESTS = 10
-"""A backend with fewer requests before it left was hardly in use, and that it gets none afterwards proves little."""
+"""Fewest requests that a backend must have had before its leave; with fewer, none afterwards proves little."""
 
 HALF, DOUBLE = 0.5, 2.0
-"""Of a fair share: what counts as a share where nothing is claimed of how requests are handed out."""
+"""Bounds of an acceptable share, as factors of the fair share, where no affinity is claimed."""
 
 
-def _stays(history: History) -> Iterator[tuple[StepSeen, float]]:
-    """Each leave that took effect, and when it was over because the backend was asked to join again (or never)."""
+def _leaves(history: History) -> Iterator[tuple[StepSeen, float]]:
+    """Each leave that took effect, with the time of the request to join again (infinity if there was none)."""
     for position, step in enumerate(history.steps):
         if step.kind == "Leave" and step.took_effect:
             later = [
@@ -32,24 +32,24 @@ def _stays(history: History) -> Iterator[tuple[StepSeen, float]]:
             yield step, min(later, default=float("inf"))
 
 
-@declare("membership.leave.gets-nothing", off=CALM, scenario=every_change)
+@declare("membership.leave.gets-nothing", off=DISTURBING, scenario=every_change)
 def leave_gets_nothing(history: History, claims: Claims) -> Findings:
-    """A backend that has left gets none of the requests that were sent after its leave had been carried out.
+    """A backend that has left gets no request that was sent after its leave took effect.
 
-    What it was sent before may end there. A finding for each leave of a backend that had been in use. Seen broken:
-    Kong/kong#6693 (a deleted node went on getting requests), traefik/traefik#2192 (sessions pinned to a server that
-    is gone).
+    Requests sent earlier may end there. There is one finding for each leave of a backend that was in use. Seen
+    broken: Kong/kong#6693 (a deleted node kept getting requests), traefik/traefik#2192 (sessions pinned to a removed
+    server).
     """
     attempts = history.attempts[history.attempts["request"] >= 0]
     sent_s = history.requests["sent_s"][attempts["request"]]
-    for step, until_s in _stays(history):
-        theirs = attempts["backend"] == step.backend
-        used = int(np.count_nonzero(theirs & (attempts["start_s"] < step.asked_s)))
+    for step, until_s in _leaves(history):
+        on_backend = attempts["backend"] == step.backend
+        used = int(np.count_nonzero(on_backend & (attempts["start_s"] < step.asked_s)))
         after = (sent_s > step.effective_s) & (attempts["start_s"] < until_s)
         sample = len(np.unique(attempts["request"][after]))
         if used < USED_REQUESTS or not sample:
             continue
-        strayed = int(np.count_nonzero(after & theirs))
+        strayed = int(np.count_nonzero(after & on_backend))
         yield held(
             strayed == 0,
             at_s=step.effective_s,
@@ -61,13 +61,14 @@ def leave_gets_nothing(history: History, claims: Claims) -> Findings:
         )
 
 
-@declare("membership.join.gets-share", off=CALM, scenario=every_change)
+@declare("membership.join.gets-share", off=DISTURBING, scenario=every_change)
 def join_gets_share(history: History, claims: Claims) -> Findings:
-    """A backend that joins, or returns, has its share of the requests within a second, or as its claimed checks allow.
+    """A backend that joins or returns gets its share of requests within a second or its claimed check time.
 
-    Its share is within the band of the claimed affinity, at a false-alarm rate of 1e-4 in all; where none is claimed,
-    from half to twice a fair share. Neither does it stay idle nor does everything fall on it. A finding for each join.
-    Seen broken: envoyproxy/envoy#45212 (an update of the ring was lost until the next one).
+    Its share is within the band of the claimed affinity, at a total false-alarm rate of 1e-4. Without claimed
+    affinity, its share is from half to twice the fair share. The bounds catch a backend that stays idle and a backend
+    that gets all the traffic. There is one finding for each join. Seen broken: envoyproxy/envoy#45212 (a ring update
+    was lost until the next update).
     """
     scenario = history.scenario
     joins = [position for position, step in enumerate(scenario.timeline) if isinstance(step, Join)]
@@ -81,8 +82,8 @@ def join_gets_share(history: History, claims: Claims) -> Findings:
         reached = first[history.in_stream(stream.name) & (first != UNSEEN)]
         if not len(reached):
             continue
-        if poor := poor_sweep(history, stream.name):
-            yield undecided(poor, at_s=join.at_s)
+        if reason := unusable_sweep(history, stream.name):
+            yield undecided(reason, at_s=join.at_s)
             continue
         due = scenario.timeline[: changes_before(history, stream.name)]
         members = len(scenario.members([step for step in due if isinstance(step, Leave | Join)]))
@@ -102,7 +103,7 @@ def join_gets_share(history: History, claims: Claims) -> Findings:
 
 
 def _share_band(claims: Claims, requests: int, members: int, alpha: float) -> tuple[float, float]:
-    """Fewest and most of `requests`, each with a key of its own, for one of `members`."""
+    """Lower and upper bound on the count of `requests` (each with its own key) for one of `members` backends."""
     if Affinity not in claims:
         return HALF * requests / members, DOUBLE * requests / members
     affinity = claims[Affinity]

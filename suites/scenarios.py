@@ -1,4 +1,4 @@
-"""Scenarios that several families share, so that their properties share runs too. No property is declared here."""
+"""Scenarios shared by several families, so that their properties share runs. Declares no property."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from harness.evidence.history import UNSEEN, History
 from harness.scenario.faults import Join, Leave
 from harness.scenario.model import Keys, Load, Scenario, Stream
 
-CALM = (BoundedLoad, Breaker, Ejection, HealthChecks, HealthShare, Hedge, Retry)
-"""Features that could move a key or add an attempt for reasons of their own; off where no fault calls for them."""
+DISTURBING = (BoundedLoad, Breaker, Ejection, HealthChecks, HealthShare, Hedge, Retry)
+"""Features that can move a key or add an attempt; off in scenarios without a fault for them to react to."""
 
 KEY_MOVERS = (BoundedLoad, HealthShare)
-"""Features that move keys as they should: where one of them stays on, nothing can be said of the mapping alone."""
+"""Features that move keys by design; the mapping cannot be judged while one of them is on."""
 
 DEFAULT_CARRIER = "header:x-model-id"
 
 
 def key_carrier(claims: Claims) -> str:
-    """Where the affinity key travels for this target."""
+    """The part of a request that carries the affinity key for this target."""
     return claims[Affinity].key if Affinity in claims else DEFAULT_CARRIER
 
 
 ENOUGH = 0.5
-"""Share of a stream's requests that must have reached a backend before the rest may speak for all of them."""
+"""Smallest share of a stream's requests that must be observed (have reached a backend, say) for a verdict."""
 
 
-def sliver(history: History, stream: str) -> str:
-    """Why the attempts of a stream say too little, as for `undecided`; empty if enough of them, or none, were seen."""
-    mine = history.in_stream(stream)
-    asked = int(np.count_nonzero(mine))
-    reached = int(np.count_nonzero(mine & (history.first_attempts() != UNSEEN)))
-    return f"only {reached} of {asked} requests reached a backend" if 0 < reached < ENOUGH * asked else ""
+def too_few_reached(history: History, stream: str) -> str:
+    """Reason for `undecided` if too few requests of a stream reached a backend; empty if enough or none did."""
+    in_stream = history.in_stream(stream)
+    requested = int(np.count_nonzero(in_stream))
+    reached = int(np.count_nonzero(in_stream & (history.first_attempts() != UNSEEN)))
+    return f"only {reached} of {requested} requests reached a backend" if 0 < reached < ENOUGH * requested else ""
 
 
 def undisturbed(history: History, claims: Claims) -> bool:
-    """Whether none of CALM was on, so that no delay can have moved a key."""
-    return all(cls not in claims or cls.table in history.scenario.off for cls in CALM)
+    """Whether every feature of DISTURBING was off, so that no delay can have moved a key."""
+    return all(cls not in claims or cls.table in history.scenario.off for cls in DISTURBING)
 
 
 def disturbing_intervals_s(claims: Claims) -> tuple[float, ...]:
-    """Intervals of those of CALM that stay on: a noisy machine can make them move keys.
+    """Intervals, in seconds, of the features of DISTURBING that stay on; a noisy machine can make these move keys.
 
-    `claims` are those that are on, as a scenario is given them.
+    `claims` contains only the features that are on, as passed to a scenario.
     """
     intervals_s: list[float] = []
     if HealthChecks in claims:
@@ -66,14 +66,14 @@ def disturbing_intervals_s(claims: Claims) -> tuple[float, ...]:
 
 
 def can_get(claims: Claims) -> bool:
-    """Whether a GET may carry the key: the target passes any path, and the key needs no body."""
+    """Whether a GET can carry the key: the target forwards any path, and the key is not in the body."""
     carrier = key_carrier(claims)
     in_body = carrier.startswith("prompt-prefix:") or (carrier.startswith("json:") and carrier != "json:model")
     return claims.protocol == "http" and not in_body
 
 
 def steady(claims: Claims) -> Scenario:
-    """A healthy fleet under Poisson traffic: 250 keys, four requests each, about five in flight at a time."""
+    """A healthy fleet under Poisson traffic: 250 keys, four requests for each, about five in flight at a time."""
     traffic = Stream(
         name="traffic",
         start_s=0.1,
@@ -94,20 +94,21 @@ def steady(claims: Claims) -> Scenario:
 LEAVE_KEYS = 1000
 SWEEP_RATE_PER_S = 800.0
 SETTLE_S = 0.8
-"""From one sweep to the next, with a change a quarter of the way in: the rest is for a reload to be through."""
+"""Pause between two sweeps. The membership change comes after a quarter of it; a reload has the rest to complete."""
 
 
 def leave_and_return(claims: Claims) -> Scenario:
-    """Every key once, then a backend leaves; every key once, then it returns; every key once.
+    """Three sweeps over all keys; a backend leaves after the first and returns after the second.
 
-    The one that leaves is the first of the list, where an order-dependent mapping shows most (HAProxy's default ids:
-    .114 moved on removing the last, .996 on removing the first); jump hashing can only lose its last bucket.
+    The first backend of the list leaves, because there an order-dependent mapping shows most (HAProxy's default ids:
+    .114 of the keys moved on removing the last, .996 on removing the first). Under jump hashing the last backend
+    leaves, because it can only lose its last bucket.
     """
     claims.need_membership()
     backends = claims.fleet(4, at_least=3)
     leaver = f"gpu-{backends - 1}" if claims[Affinity].algorithm == "jump" else "gpu-0"
     sweep_s = LEAVE_KEYS / SWEEP_RATE_PER_S
-    starts_s = [0.1 + turn * (sweep_s + SETTLE_S) for turn in range(3)]
+    starts_s = [0.1 + sweep * (sweep_s + SETTLE_S) for sweep in range(3)]
     streams = tuple(
         Stream(
             name=name,

@@ -17,7 +17,7 @@ from harness.scenario.faults import Slow
 from harness.scenario.model import Connections, Kind, Load, ModelServer, Scenario, Stream, UnsupportedError, World
 from harness.stats import ALPHA, ShareTest
 from suites.health_share.connections import inside
-from suites.scenarios import CALM, disturbing_intervals_s, sliver, undisturbed
+from suites.scenarios import DISTURBING, disturbing_intervals_s, too_few_reached, undisturbed
 
 Zone = tuple[float, float]
 """Smallest and largest conforming share, both inclusive."""
@@ -77,7 +77,7 @@ def one_connection(claims: Claims) -> Scenario:
 @declare(
     "spread.one-connection.even",
     needs=(Spread,),
-    off=CALM,
+    off=DISTURBING,
     scenario=one_connection,
 )
 def one_connection_even(history: History, claims: Claims) -> Findings:
@@ -93,7 +93,7 @@ def one_connection_even(history: History, claims: Claims) -> Findings:
     backends = history.scenario.backends
     if not len(first):
         return
-    if too_few := sliver(history, "updates"):
+    if too_few := too_few_reached(history, "updates"):
         yield undecided(too_few)
         return
     end_s = history.scenario.end_s
@@ -169,7 +169,7 @@ def one_slow(claims: Claims) -> Scenario:
 @declare(
     "spread.loaded.avoided",
     needs=(Spread,),
-    off=CALM,
+    off=DISTURBING,
     scenario=one_slow,
     # Salvos at 4,000/s, which cannot be distinguished from slack over sockets.
     worlds=(World.SIM,),

@@ -13,12 +13,12 @@ from harness.scenario.model import Keys, Load, Scenario, Stream, UnsupportedErro
 from harness.stats import ALPHA, remap_band
 from suites.affinity.equal_keys import MOVED_AT_MOST
 from suites.scenarios import (
-    CALM,
+    DISTURBING,
     KEY_MOVERS,
     disturbing_intervals_s,
     key_carrier,
     leave_and_return,
-    sliver,
+    too_few_reached,
     undisturbed,
 )
 
@@ -101,7 +101,7 @@ def changes_before(history: History, stream: str) -> int:
     return sum(step.at_s < start_s for step in history.scenario.timeline)
 
 
-def poor_sweep(history: History, stream: str) -> str:
+def unusable_sweep(history: History, stream: str) -> str:
     """Why a sweep does not show the fleet that it was to meet; empty if it does, or if nobody saw any of it."""
     sent_s = history.requests["sent_s"][history.in_stream(stream)]
     due = changes_before(history, stream)
@@ -110,13 +110,13 @@ def poor_sweep(history: History, stream: str) -> str:
     late_s = max((step.effective_s for step in history.steps[:due]), default=0.0)
     if not late_s <= float(np.nanmin(sent_s)):
         return f"a change took effect at {late_s:.2f} s, after the first request of '{stream}'"
-    return sliver(history, stream)
+    return too_few_reached(history, stream)
 
 
 def _compared(history: History, streams: list[str]) -> list[Numbers] | str:
     """The owners in each of the sweeps of the keys that have one owner in all of them; or why they can't be told."""
     for stream in streams:
-        if poor := poor_sweep(history, stream):
+        if poor := unusable_sweep(history, stream):
             return poor
     owners = [history.owners(stream) for stream in streams]
     known = np.logical_and.reduce([one >= 0 for one in owners])
@@ -135,7 +135,7 @@ def _newcomer(history: History) -> int:
     "affinity.join.only-to-the-newcomer",
     needs=(Affinity,),
     without=KEY_MOVERS,
-    off=CALM,
+    off=DISTURBING,
     scenario=every_change,
 )
 def join_only_to_the_newcomer(history: History, claims: Claims) -> Findings:
@@ -172,7 +172,7 @@ def join_only_to_the_newcomer(history: History, claims: Claims) -> Findings:
     )
 
 
-@declare("affinity.join.share", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=every_change)
+@declare("affinity.join.share", needs=(Affinity,), without=KEY_MOVERS, off=DISTURBING, scenario=every_change)
 def join_share(history: History, claims: Claims) -> Findings:
     """When a backend joins n others, about 1/(n+1) of the keys move.
 
@@ -211,7 +211,7 @@ def join_share(history: History, claims: Claims) -> Findings:
     "affinity.each-leaves.moves-each-key-once",
     needs=(Affinity,),
     without=KEY_MOVERS,
-    off=CALM,
+    off=DISTURBING,
     scenario=every_change,
 )
 def each_leaves_moves_each_key_once(history: History, claims: Claims) -> Findings:
@@ -260,7 +260,9 @@ def each_leaves_moves_each_key_once(history: History, claims: Claims) -> Finding
 # --- balance ------------------------------------------------------------------------------------------------
 
 
-@declare("affinity.balance.within-band", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=leave_and_return)
+@declare(
+    "affinity.balance.within-band", needs=(Affinity,), without=KEY_MOVERS, off=DISTURBING, scenario=leave_and_return
+)
 def balance_within_band(history: History, claims: Claims) -> Findings:
     """Keys are shared out over the backends as evenly as the claimed algorithm makes them.
 
@@ -274,7 +276,7 @@ def balance_within_band(history: History, claims: Claims) -> Findings:
     keys, backends = len(owners), history.scenario.backends
     if not keys:
         return
-    if poor := sliver(history, "before"):
+    if poor := too_few_reached(history, "before"):
         yield undecided(poor)
         return
     affinity, mean = claims[Affinity], keys / backends

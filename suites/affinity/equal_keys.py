@@ -9,7 +9,7 @@ from harness.evidence.history import SEVERAL, UNSEEN, History, Numbers, StepSeen
 from harness.property.declare import declare
 from harness.property.findings import Findings, Held, held, undecided
 from harness.stats import ALPHA, remap_band
-from suites.scenarios import CALM, KEY_MOVERS, leave_and_return, sliver, steady, undisturbed
+from suites.scenarios import DISTURBING, KEY_MOVERS, leave_and_return, steady, too_few_reached, undisturbed
 
 LATE_S = 0.05
 """A returner whose first request comes this much into a sweep came back late; sooner than that, its keys strayed."""
@@ -18,7 +18,7 @@ MOVED_AT_MOST = {"ring": 0.0, "rendezvous": 0.0, "jump": 0.0, "maglev": 0.05, "a
 """Share of the survivors' keys that may move. A Maglev table re-spaces a few slots (.0003 to .005 on average)."""
 
 
-@declare("affinity.repeat.same-backend", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=steady)
+@declare("affinity.repeat.same-backend", needs=(Affinity,), without=KEY_MOVERS, off=DISTURBING, scenario=steady)
 def repeat_same_backend(history: History, claims: Claims) -> Findings:
     """Requests with the same key go to the same backend for as long as the fleet stays the same.
 
@@ -29,7 +29,7 @@ def repeat_same_backend(history: History, claims: Claims) -> Findings:
     seen = int(np.count_nonzero(owners != UNSEEN))
     if not seen:
         return
-    if poor := sliver(history, "traffic"):
+    if poor := too_few_reached(history, "traffic"):
         yield undecided(poor)
         return
     strayed = int(np.count_nonzero(owners == SEVERAL))
@@ -50,7 +50,7 @@ def _before_and(history: History, stream: str, step: StepSeen | None) -> tuple[N
     sent_s = history.requests["sent_s"][history.in_stream(stream)]
     if not len(sent_s) or step.effective_s > float(np.nanmin(sent_s)):
         return f"the change took effect at {step.effective_s:.2f} s, after the first request of '{stream}'"
-    if poor := sliver(history, "before") or sliver(history, stream):
+    if poor := too_few_reached(history, "before") or too_few_reached(history, stream):
         return poor
     before, after = history.owners("before"), history.owners(stream)
     if late := _late(history, stream, step, before, after):
@@ -81,7 +81,11 @@ def _late(history: History, stream: str, step: StepSeen, before: Numbers, after:
 
 
 @declare(
-    "affinity.leave.only-departed-keys-move", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=leave_and_return
+    "affinity.leave.only-departed-keys-move",
+    needs=(Affinity,),
+    without=KEY_MOVERS,
+    off=DISTURBING,
+    scenario=leave_and_return,
 )
 def only_departed_keys_move(history: History, claims: Claims) -> Findings:
     """When a backend leaves, only its own keys move; the keys of the survivors stay where they are.
@@ -105,7 +109,7 @@ def only_departed_keys_move(history: History, claims: Claims) -> Findings:
     yield _fact(history, claims, moved, allowed, len(survivors), note)
 
 
-@declare("affinity.leave.share", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=leave_and_return)
+@declare("affinity.leave.share", needs=(Affinity,), without=KEY_MOVERS, off=DISTURBING, scenario=leave_and_return)
 def leave_share(history: History, claims: Claims) -> Findings:
     """When one of n backends leaves, about 1/n of the keys move.
 
@@ -136,7 +140,7 @@ def leave_share(history: History, claims: Claims) -> Findings:
     )
 
 
-@declare("affinity.return.restores", needs=(Affinity,), without=KEY_MOVERS, off=CALM, scenario=leave_and_return)
+@declare("affinity.return.restores", needs=(Affinity,), without=KEY_MOVERS, off=DISTURBING, scenario=leave_and_return)
 def return_restores(history: History, claims: Claims) -> Findings:
     """When the backend that left returns, every key is back where it was before.
 

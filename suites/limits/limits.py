@@ -13,7 +13,7 @@ from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided, within
 from harness.scenario.model import Failure
 from suites.limits.scenarios import CALM_STREAM, CRITICAL, HOT, NORMAL, crowd, hot_second
-from suites.scenarios import CALM
+from suites.scenarios import DISTURBING
 
 REJECTION_STATUSES = (429, 503)
 REJECTED_WITHIN_S = 0.02
@@ -59,7 +59,7 @@ def _rejected(history: History) -> Mask:
 # --- rate ---------------------------------------------------------------------------------------------------
 
 
-@declare("limits.rate.every-window", needs=(Limits,), off=CALM, scenario=hot_second)
+@declare("limits.rate.every-window", needs=(Limits,), off=DISTURBING, scenario=hot_second)
 def rate_every_window(history: History, claims: Claims) -> Findings:
     """In every time window no more requests reach backends than the claimed burst and rate allow.
 
@@ -93,7 +93,7 @@ def rate_every_window(history: History, claims: Claims) -> Findings:
     )
 
 
-@declare("limits.rate.let-in", needs=(Limits,), off=CALM, scenario=hot_second)
+@declare("limits.rate.let-in", needs=(Limits,), off=DISTURBING, scenario=hot_second)
 def rate_let_in(history: History, claims: Claims) -> Findings:
     """Requests within the rate are admitted: nearly all at half the rate, and nearly the full rate under higher load.
 
@@ -126,7 +126,7 @@ def rate_let_in(history: History, claims: Claims) -> Findings:
 # --- rejections ---------------------------------------------------------------------------------------------
 
 
-@declare("limits.refusals.told-at-once", needs=(Limits,), off=CALM, scenario=hot_second)
+@declare("limits.refusals.told-at-once", needs=(Limits,), off=DISTURBING, scenario=hot_second)
 def refusals_told_at_once(history: History, claims: Claims) -> Findings:
     """A request rejected by a limit is answered with 429 or 503, within milliseconds.
 
@@ -153,7 +153,7 @@ def refusals_told_at_once(history: History, claims: Claims) -> Findings:
 # --- concurrency --------------------------------------------------------------------------------------------
 
 
-@declare("limits.concurrency.never-more", needs=(Limits,), off=CALM, scenario=crowd)
+@declare("limits.concurrency.never-more", needs=(Limits,), off=DISTURBING, scenario=crowd)
 def concurrency_never_more(history: History, claims: Claims) -> Findings:
     """The number of requests at backends never exceeds the claimed concurrency.
 
@@ -176,7 +176,7 @@ def concurrency_never_more(history: History, claims: Claims) -> Findings:
     yield held(most <= limits.concurrency, at_s, most, limits.concurrency, sample=len(began_s), note=note)
 
 
-@declare("limits.urgency.critical-first", needs=(Limits,), off=CALM, scenario=crowd)
+@declare("limits.urgency.critical-first", needs=(Limits,), off=DISTURBING, scenario=crowd)
 def urgency_critical_first(history: History, claims: Claims) -> Findings:
     """Where urgency is claimed to count, no normal request is admitted before a critical one.
 

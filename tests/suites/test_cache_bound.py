@@ -24,12 +24,12 @@ from harness.sim.baselines import baseline_target
 from harness.sim.world import play
 from harness.targets.reference import ReferenceTarget
 from suites.cache import AT_MOST, FITTING, MODELS_PER_BACKEND, affinity_hit_rate, more_models_than_fit_one
-from suites.scenarios import CALM
+from suites.scenarios import DISTURBING
 
 SEEDS = 10_000
 SIMULATED = 30
 CLAIMS = ReferenceTarget().claims
-SCENARIO = replace(more_models_than_fit_one(CLAIMS), off=frozenset(cls.table for cls in (*CALM, Limits)))
+SCENARIO = replace(more_models_than_fit_one(CLAIMS), off=frozenset(cls.table for cls in (*DISTURBING, Limits)))
 MODELS = MODELS_PER_BACKEND * SCENARIO.backends
 
 

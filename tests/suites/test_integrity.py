@@ -136,7 +136,7 @@ def test_answers_without_any_number_are_undecided() -> None:
     history = sound()
     history.requests["echo"] = Echo.NONE
     assert answer_belongs_to_request(history, CLAIMS) == [
-        undecided("the balancer rewrites answers: none repeats a number of ours")
+        undecided("the balancer rewrites answers: none repeats its request's number")
     ]
     assert outcome(answer_belongs_to_request, history, CLAIMS) is Outcome.INCONCLUSIVE
 

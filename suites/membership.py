@@ -12,7 +12,8 @@ from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.scenario.faults import Join, Leave
 from harness.stats import ALPHA, remap_band
-from suites.affinity.changes import changes_before, every_change, unusable_sweep
+from suites.affinity.evidence import changes_before, unusable_sweep
+from suites.affinity.scenarios import every_change
 from suites.scenarios import DISTURBING
 
 USED_REQUESTS = 10

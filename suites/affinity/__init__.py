@@ -1,1 +1,5 @@
-"""Affinity: equal keys reach the same backend, and a membership change moves few of them."""
+"""Affinity: equal keys reach the same backend, and a membership change moves few keys.
+
+`leave_and_return` holds the properties `affinity.leave.*` and `affinity.return.*`; the other modules have the name of
+their situation.
+"""

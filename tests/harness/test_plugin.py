@@ -154,7 +154,7 @@ def test_ids_are_the_same_from_anywhere(suite: pytest.Pytester, monkeypatch: pyt
 
 def test_the_shipped_suites_are_found_from_anywhere(suite: pytest.Pytester) -> None:
     result = run(suite, "--collect-only", "-q", "--world", "sim", "--pyargs", "suites", apart=True)
-    assert any(line.startswith("suites/affinity/equal_keys.py::affinity.") for line in result.outlines)
+    assert any(line.startswith("suites/affinity/repeat.py::affinity.") for line in result.outlines)
     assert not any("[live]" in line for line in result.outlines)
 
 

@@ -1,80 +1,53 @@
-"""Affinity: equal keys meet equal backends, and a change of the fleet moves no more keys than it must."""
+"""Keys that move when a backend leaves, and where they are after its return."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from harness.claims.features import Affinity, Claims
-from harness.evidence.history import SEVERAL, UNSEEN, History, Numbers, StepSeen
+from harness.evidence.history import History, Numbers, StepSeen
 from harness.property.declare import declare
-from harness.property.findings import Findings, Held, held, undecided
+from harness.property.findings import Findings, held, undecided
 from harness.stats import ALPHA, remap_band
-from suites.scenarios import DISTURBING, KEY_MOVERS, leave_and_return, steady, too_few_reached, undisturbed
+from suites.affinity.evidence import MOVED_AT_MOST, key_count
+from suites.scenarios import DISTURBING, KEY_MOVERS, leave_and_return, too_few_reached
 
 LATE_S = 0.05
-"""A returner whose first request comes this much into a sweep came back late; sooner than that, its keys strayed."""
-
-MOVED_AT_MOST = {"ring": 0.0, "rendezvous": 0.0, "jump": 0.0, "maglev": 0.05, "any": 0.05}
-"""Share of the survivors' keys that may move. A Maglev table re-spaces a few slots (.0003 to .005 on average)."""
-
-
-@declare("affinity.repeat.same-backend", needs=(Affinity,), without=KEY_MOVERS, off=DISTURBING, scenario=steady)
-def repeat_same_backend(history: History, claims: Claims) -> Findings:
-    """Requests with the same key go to the same backend for as long as the fleet stays the same.
-
-    Every key is sent four times. Seen broken: a balancer that loses its key (an absent header falls back to round
-    robin in nginx and HAProxy), or whose workers hash differently.
-    """
-    owners = history.owners("traffic")
-    seen = int(np.count_nonzero(owners != UNSEEN))
-    if not seen:
-        return
-    if poor := too_few_reached(history, "traffic"):
-        yield undecided(poor)
-        return
-    strayed = int(np.count_nonzero(owners == SEVERAL))
-    yield _fact(history, claims, strayed, 0, seen, f"{strayed} of {seen} keys went to more than one backend")
-
-
-def _fact(history: History, claims: Claims, observed: int, bound: int, sample: int, note: str) -> Held:
-    """A count over the whole run; exact unless something that stays on could have moved keys by a delay."""
-    exact = undisturbed(history, claims)
-    end_s = history.scenario.end_s
-    return held(observed <= bound, 0.0, observed, bound, exact=exact, until_s=end_s, sample=sample, note=note)
+"""First request of a returned backend later than this into a sweep: it returned late. Sooner: its keys strayed."""
 
 
 def _before_and(history: History, stream: str, step: StepSeen | None) -> tuple[Numbers, Numbers, Numbers] | str:
-    """Owners before and in `stream`, and the keys seen in both; or why they can't be compared."""
+    """Owners before and in `stream`, and the keys known in both; or the reason why they cannot be compared."""
     if step is None:
         return "the change of membership was not seen to take effect"
     sent_s = history.requests["sent_s"][history.in_stream(stream)]
     if not len(sent_s) or step.effective_s > float(np.nanmin(sent_s)):
         return f"the change took effect at {step.effective_s:.2f} s, after the first request of '{stream}'"
-    if poor := too_few_reached(history, "before") or too_few_reached(history, stream):
-        return poor
+    if reason := too_few_reached(history, "before") or too_few_reached(history, stream):
+        return reason
     before, after = history.owners("before"), history.owners(stream)
-    if late := _late(history, stream, step, before, after):
-        return late
+    if reason := _incomplete_change(history, stream, step, before, after):
+        return reason
     both = np.flatnonzero((before >= 0) & (after >= 0))
     return before, after, both
 
 
-def _late(history: History, stream: str, step: StepSeen, before: Numbers, after: Numbers) -> str:
-    """Why the change was not in force for the whole of `stream` though its command had answered; empty if it was."""
+def _incomplete_change(history: History, stream: str, step: StepSeen, before: Numbers, after: Numbers) -> str:
+    """Reason why the change did not cover all of `stream` though its command had succeeded; empty if it did."""
     name, number = _leaver(history), step.backend
     if step.kind == "Leave":
         stayed = int(np.count_nonzero(after == number))
         return f"{name} has left but still gets {stayed} keys: the mapping without it was not seen" if stayed else ""
-    mine = history.in_stream(stream)
-    keys, sent_s = history.requests["key"][mine], history.requests["sent_s"][mine]
-    theirs = before[keys] == number
-    back = history.first_backends()[mine] == number
-    if not (theirs & ~back).any() or not (after >= 0).any():
+    in_stream = history.in_stream(stream)
+    keys, sent_s = history.requests["key"][in_stream], history.requests["sent_s"][in_stream]
+    owned = before[keys] == number
+    regained = history.first_backends()[in_stream] == number
+    if not (owned & ~regained).any() or not (after >= 0).any():
         return ""
-    if not back.any():
+    if not regained.any():
         return f"{name} has returned but gets nothing: the mapping with it was not seen"
-    first_s = float(sent_s[back].min())
-    missed = theirs & ~back
+    first_s = float(sent_s[regained].min())
+    missed = owned & ~regained
     if sent_s[missed].max() < first_s and first_s - float(sent_s.min()) > LATE_S:
         return f"{name} got its first request {first_s - step.effective_s:.2f} s after its return had been answered"
     return ""
@@ -88,11 +61,11 @@ def _late(history: History, stream: str, step: StepSeen, before: Numbers, after:
     scenario=leave_and_return,
 )
 def only_departed_keys_move(history: History, claims: Claims) -> Findings:
-    """When a backend leaves, only its own keys move; the keys of the survivors stay where they are.
+    """When a backend leaves, only its own keys move.
 
-    Exact for ring, rendezvous and jump hashing; a Maglev table may move 5 % of them. Modulo hashing moves (n-2)/n of
-    what it must not touch. Seen broken: envoyproxy/envoy#22558 (points per host that depend on the number of hosts),
-    HAProxy's default server ids.
+    The keys of the surviving backends stay: exactly for ring, rendezvous and jump hashing, while a Maglev table may
+    move 5 % of them. Modulo hashing moves (n-2)/n of them. Seen broken: envoyproxy/envoy#22558 (the number of points
+    per host depends on the number of hosts), HAProxy's default server ids.
     """
     leaver, step = _leaver(history), history.step("Leave", _leaver(history))
     compared = _before_and(history, "after", step)
@@ -101,12 +74,12 @@ def only_departed_keys_move(history: History, claims: Claims) -> Findings:
         return
     before, after, both = compared
     survivors = both[before[both] != step.backend]
-    if not len(survivors) or len(survivors) == len(both):  # nothing to keep, or nothing that had to go
+    if not len(survivors) or len(survivors) == len(both):  # no key had to stay, or none had to move
         return
     moved = int(np.count_nonzero(before[survivors] != after[survivors]))
     allowed = int(MOVED_AT_MOST[claims[Affinity].algorithm] * len(survivors))
     note = f"{leaver} left at {step.effective_s:.1f} s: {moved} of {len(survivors)} keys of the survivors moved"
-    yield _fact(history, claims, moved, allowed, len(survivors), note)
+    yield key_count(history, claims, moved, allowed, len(survivors), note)
 
 
 @declare("affinity.leave.share", needs=(Affinity,), without=KEY_MOVERS, off=DISTURBING, scenario=leave_and_return)
@@ -114,9 +87,9 @@ def leave_share(history: History, claims: Claims) -> Findings:
     """When one of n backends leaves, about 1/n of the keys move.
 
     The band is that of the claimed algorithm at a false-alarm rate of 1e-4: beta-binomial for a ring with V virtual
-    nodes, binomial for the others (shares of a ring are Dirichlet). Modulo hashing moves (n-1)/n; with 1,000 keys over
-    four backends it misses even the band of a ring of 10 points, with certainty beyond 1 - 1e-6. Over three it lies
-    inside that coarse band, and only the keys of the survivors give it away.
+    nodes (shares of a ring are Dirichlet), binomial for the other algorithms. Modulo hashing moves (n-1)/n; with 1,000
+    keys over four backends it misses even the band of a ring of 10 points, with probability above 1 - 1e-6. Over three
+    backends it lies inside that coarse band, and only `affinity.leave.only-departed-keys-move` detects it.
     """
     compared = _before_and(history, "after", history.step("Leave", _leaver(history)))
     if isinstance(compared, str):
@@ -142,10 +115,10 @@ def leave_share(history: History, claims: Claims) -> Findings:
 
 @declare("affinity.return.restores", needs=(Affinity,), without=KEY_MOVERS, off=DISTURBING, scenario=leave_and_return)
 def return_restores(history: History, claims: Claims) -> Findings:
-    """When the backend that left returns, every key is back where it was before.
+    """When the backend that left returns, every key goes back to its former backend.
 
-    A mapping is a function of who is a member, not of the order of the list or of what happened before. Seen
-    broken: stathat/consistent#5 (colliding points lost on removal), grpc/grpc-go#6927 (weights kept from restarts).
+    The mapping depends only on the set of members, not on the order of the list or on earlier changes. Seen broken:
+    stathat/consistent#5 (colliding points lost on removal), grpc/grpc-go#6927 (weights kept across restarts).
     """
     compared = _before_and(history, "restored", history.step("Join", _leaver(history)))
     if isinstance(compared, str):
@@ -160,7 +133,8 @@ def return_restores(history: History, claims: Claims) -> Findings:
         yield undecided(f"{_leaver(history)} was not seen to be away, so its return proves nothing")
         return
     differ = int(np.count_nonzero(before[both] != after[both]))
-    yield _fact(history, claims, differ, 0, len(both), f"{differ} of {len(both)} keys are not where they were before")
+    note = f"{differ} of {len(both)} keys are not where they were before"
+    yield key_count(history, claims, differ, 0, len(both), note)
 
 
 def _leaver(history: History) -> str:

@@ -1,10 +1,9 @@
-"""Affinity on hand-written histories: who owned which key before and after a change, and what that proves."""
+"""Properties of a leave and of a return on hand-written histories."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from harness.claims.features import Affinity, Claims, HealthChecks
@@ -14,9 +13,9 @@ from harness.property.findings import Undecided, undecided
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival
 from harness.scenario.model import UnsupportedError
-from suites.affinity.equal_keys import leave_share, only_departed_keys_move, repeat_same_backend, return_restores
+from suites.affinity.leave_and_return import leave_share, only_departed_keys_move, return_restores
 from suites.scenarios import LEAVE_KEYS, leave_and_return, steady
-from tests.suites.histories import PlaceOf, history_of, only, outcome, unreached
+from tests.suites.histories import PlaceOf, history_of, only, outcome
 
 BEFORE, AFTER, RESTORED = 0, 1, 2
 LEAVE_CHECKS = [only_departed_keys_move, leave_share, return_restores]
@@ -28,7 +27,7 @@ def claimed(algorithm: str = "ring") -> Claims:
 
 
 def fourth(arrival: Arrival) -> int:
-    """Every fourth key belongs to the same backend."""
+    """Key k belongs to backend k modulo 4."""
     return arrival.key % 4
 
 
@@ -38,7 +37,7 @@ def leaving(place_of: PlaceOf, algorithm: str = "ring") -> History:
 
 
 def moved(survivors: int, owned: int = LEAVE_KEYS // 4, leaver: int = 0) -> PlaceOf:
-    """`leaver` owns the first `owned` keys; while it is away they move, and so do the next `survivors` ones."""
+    """`leaver` owns the first `owned` keys; these and the next `survivors` keys move while it is away."""
     others = [backend for backend in range(4) if backend != leaver]
 
     def place_of(arrival: Arrival) -> int:
@@ -49,55 +48,12 @@ def moved(survivors: int, owned: int = LEAVE_KEYS // 4, leaver: int = 0) -> Plac
     return place_of
 
 
-# --- repeat -----------------------------------------------------------------------------------------------
-
-
-def test_equal_keys_meet_equal_backends() -> None:
-    found = only(repeat_same_backend, history_of(steady(claimed()), fourth), claimed())
-    assert (found.ok, found.observed, found.bound, found.sample, found.exact) == (True, 0, 0, 250, True)
-
-
-def test_a_key_on_two_backends_breaks_it() -> None:
-    history = history_of(steady(claimed()), fourth)
-    history.attempts["backend"][999] = (fourth_of(history, 999) + 1) % 4
-    found = only(repeat_same_backend, history, claimed())
-    assert (found.ok, found.observed, found.bound, found.sample) == (False, 1, 0, 250)
-    assert found.note == "1 of 250 keys went to more than one backend"
-
-
-def fourth_of(history: History, number: int) -> int:
-    """The backend that request `number` was placed on."""
-    return int(history.requests["key"][number]) % 4
-
-
-def test_only_the_first_attempt_of_a_request_counts() -> None:
-    history = history_of(steady(claimed()), fourth)
-    retry = history.attempts[:1].copy()
-    retry["backend"] = (retry["backend"] + 1) % 4
-    retry["start_s"] = 9.0
-    history = replace(history, attempts=np.concatenate([history.attempts, retry]))
-    assert only(repeat_same_backend, history, claimed()).ok
-
-
-def test_no_attempt_no_finding() -> None:
-    assert repeat_same_backend(history_of(steady(claimed()), lambda arrival: None), claimed()) == []
-
-
 # --- few requests reached a backend -----------------------------------------------------------------------
-
-
-def test_repeats_on_a_sliver_prove_nothing() -> None:
-    whole = history_of(steady(claimed()), fourth)
-    assert repeat_same_backend(unreached(whole, 499), claimed()) == [
-        undecided("only 499 of 1000 requests reached a backend")
-    ]
-    assert outcome(repeat_same_backend, unreached(whole, 499), claimed()) is Outcome.INCONCLUSIVE
-    assert outcome(repeat_same_backend, unreached(whole, 500), claimed()) is Outcome.PASS
 
 
 @pytest.mark.parametrize("item", LEAVE_CHECKS, ids=lambda item: str(item.name))
 @pytest.mark.parametrize("scarce", [BEFORE, AFTER, RESTORED])
-def test_moves_on_a_sliver_prove_nothing(item: Property, scarce: int) -> None:
+def test_moves_of_too_few_keys_are_undecided(item: Property, scarce: int) -> None:
     history = leaving(lambda arrival: arrival.key % 4 if arrival.stream != scarce or arrival.key < 11 else None)
     findings = item(history, claimed())
     compared = scarce == BEFORE or (scarce == RESTORED) == (item is return_restores)
@@ -145,13 +101,13 @@ def test_without_survivors_no_finding() -> None:
 
 @pytest.mark.parametrize("item", [only_departed_keys_move, leave_share], ids=lambda item: str(item.name))
 def test_a_leaver_that_still_gets_keys_is_undecided(item: Property) -> None:
-    told = "gpu-0 has left but still gets 250 keys: the mapping without it was not seen"
-    assert item(leaving(fourth), claimed()) == [undecided(told)]
+    reason = "gpu-0 has left but still gets 250 keys: the mapping without it was not seen"
+    assert item(leaving(fourth), claimed()) == [undecided(reason)]
 
 
 @pytest.mark.parametrize("item", LEAVE_CHECKS, ids=lambda item: str(item.name))
 def test_a_change_too_late_is_undecided(item: Property) -> None:
-    """The changes are seen to take effect 1 ms after the first request of the stream that follows them."""
+    """Each change takes effect 1 ms after the first request of the stream that follows it."""
     history = leaving(moved(0))
     starts_s = [stream.start_s for stream in history.scenario.load.streams]
     stream, start_s = ("restored", starts_s[2]) if item is return_restores else ("after", starts_s[1])
@@ -161,8 +117,8 @@ def test_a_change_too_late_is_undecided(item: Property) -> None:
     in_time = tuple(
         replace(step, effective_s=first_s - 0.001) for step, first_s in zip(history.steps, starts_s[1:], strict=True)
     )
-    why = f"the change took effect at {start_s + 0.001:.2f} s, after the first request of '{stream}'"
-    assert item(replace(history, steps=late), claimed()) == [undecided(why)]
+    reason = f"the change took effect at {start_s + 0.001:.2f} s, after the first request of '{stream}'"
+    assert item(replace(history, steps=late), claimed()) == [undecided(reason)]
     assert outcome(item, replace(history, steps=late), claimed()) is Outcome.INCONCLUSIVE
     assert outcome(item, replace(history, steps=in_time), claimed()) is Outcome.PASS
 
@@ -214,18 +170,18 @@ def test_a_return_that_takes_effect_late_is_undecided() -> None:
     assert "after its return had been answered" in found.why
 
 
-def test_one_that_never_left_proves_nothing_by_returning() -> None:
+def test_a_return_without_an_absence_is_undecided() -> None:
     assert return_restores(leaving(fourth), claimed()) == [
         undecided("gpu-0 was not seen to be away, so its return proves nothing")
     ]
 
 
 @pytest.mark.parametrize("item", [only_departed_keys_move, return_restores], ids=lambda item: str(item.name))
-def test_one_without_keys_proves_nothing_by_leaving(item: Property) -> None:
+def test_a_leaver_without_keys_yields_no_finding(item: Property) -> None:
     assert item(leaving(lambda arrival: 1), claimed()) == []
 
 
-def test_one_that_returned_and_gets_nothing_is_undecided() -> None:
+def test_a_returned_backend_that_gets_nothing_is_undecided() -> None:
     (found,) = return_restores(leaving(lambda arrival: arrival.key % 4 or (arrival.stream != BEFORE) * 1), claimed())
     assert found == undecided("gpu-0 has returned but gets nothing: the mapping with it was not seen")
 

@@ -1,1 +1,1 @@
-"""Circuit breakers: trip, open, half-open, backoff, recovery."""
+"""Circuit breakers: one module for each situation; `membership` holds the properties `breaker.return.*`."""

@@ -1,4 +1,4 @@
-"""Breakers and membership: a backend that left with an open breaker starts clean when it returns."""
+"""A backend that leaves while its breaker is open, and returns."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from harness.property.findings import Findings, held, undecided
 from harness.scenario.faults import FailingStatus, Join, Leave
 from harness.scenario.model import Load, Phase, Scenario, UnsupportedError
 from suites.breaker.evidence import BOOKKEEPING_S, PATIENT_REQUESTS, after, calls_of, own_keys, tripped
-from suites.breaker.scenarios import KEYS, MASKS, OTHERS, POOREST_SHARE, SICK, STEP_S, rate_per_s, traffic, trip_s
+from suites.breaker.scenarios import FAULTY, KEYS, MASKS, OTHERS, POOREST_SHARE, STEP_S, rate_per_s, traffic, trip_s
 from suites.scenarios import key_carrier
 
 AWAY_S = 0.03
-"""How long a backend is away: the shorter, the more is left of the open time that it must not come back to."""
+"""Time between leave and return; the shorter it is, the more of the former open time remains at the return."""
 
 ENOUGH = 5
-"""Requests for the backend that must be due between its return and the end of the open time."""
+"""Fewest requests for the backend that must be due between its return and the end of the open time."""
 
 
 def leaves_while_open(claims: Claims) -> Scenario:
-    """One of three backends fails until its breaker opens, is healed, leaves, and is back before the open time ends."""
+    """One of three backends fails until its breaker opens, heals, leaves and returns before the open time ends."""
     breaker = claims[Breaker]
     claims.need_membership()
     backends, rate = claims.fleet(3), rate_per_s(breaker)
     before_s = KEYS / rate + STEP_S
-    soonest_s, latest_s = trip_s(breaker, rate, backends, before_s)
+    earliest_s, latest_s = trip_s(breaker, rate, backends, before_s)
     heal_s = before_s + latest_s + STEP_S / 2
     leave_s = heal_s + STEP_S / 5
     join_s = leave_s + AWAY_S
-    open_until_s = before_s + soonest_s + breaker.shortest_open_s
+    open_until_s = before_s + earliest_s + breaker.shortest_open_s
     if (open_until_s - join_s) * rate * POOREST_SHARE / backends < ENOUGH:
         raise UnsupportedError(f"opens for {breaker.open_s:g} s only, too short to leave and return in that time")
     end_s = open_until_s + 2 * STEP_S
@@ -40,9 +40,9 @@ def leaves_while_open(claims: Claims) -> Scenario:
         backends=backends,
         load=Load((traffic(rate, end_s),), key_carrier(claims)),
         timeline=(
-            FailingStatus(SICK, before_s, 500, for_s=heal_s - before_s),
-            Leave(SICK, leave_s),
-            Join(SICK, join_s),
+            FailingStatus(FAULTY, before_s, 500, for_s=heal_s - before_s),
+            Leave(FAULTY, leave_s),
+            Join(FAULTY, join_s),
         ),
         phases=(Phase("before", 0.0, before_s), Phase("after", join_s, end_s)),
         intervals_s=(breaker.shortest_open_s,),
@@ -53,30 +53,30 @@ def leaves_while_open(claims: Claims) -> Scenario:
 def return_starts_clean(history: History, claims: Claims) -> Findings:
     """A backend that left with an open breaker and returns under the same name starts with a closed one.
 
-    What returns is a new stay, often a new process: nothing is known against it. From its return on it gets its
-    requests, though the open time of its former stay is not over. Judged by those of its keys where affinity is
-    claimed, else by whether it gets any of forty. Seen broken: a widely repeated sketch keeps the state of a backend
-    that was removed, so that one replaced in a hurry stays shut out.
+    The returned backend is a new member, often a new process, and its earlier failures do not apply to it. It gets its
+    requests from its return on, although the former open time is not over. With affinity, the requests of its keys are
+    judged; without, it must get any of forty requests. Seen broken: a widely copied design keeps the state of a
+    removed backend, so that a quickly replaced backend stays excluded.
     """
-    breaker, leave, join = claims[Breaker], history.step("Leave", SICK), history.step("Join", SICK)
+    breaker, leave, join = claims[Breaker], history.step("Leave", FAULTY), history.step("Join", FAULTY)
     if leave is None or join is None:
         return
-    calls = [call for call in calls_of(history, SICK) if call.start_s < leave.asked_s]
+    calls = [call for call in calls_of(history, FAULTY) if call.start_s < leave.asked_s]
     trip = tripped(history, calls, breaker)
     if trip is None or after(calls, trip):
         return  # its breaker was not open when it left
     until_s = trip.earliest_s + breaker.shortest_open_s
     sent_s = history.requests["sent_s"]
-    meant = (sent_s > join.effective_s + BOOKKEEPING_S) & (sent_s < until_s)
+    due = (sent_s > join.effective_s + BOOKKEEPING_S) & (sent_s < until_s)
     if Affinity in claims:
-        own = own_keys(history, SICK, history.scenario.phase("before").end_s)
-        meant &= np.isin(history.requests["key"], list(own))
-    count, needed = int(np.count_nonzero(meant)), 1 if Affinity in claims else PATIENT_REQUESTS
+        own = own_keys(history, FAULTY, history.scenario.phase("before").end_s)
+        due &= np.isin(history.requests["key"], list(own))
+    count, needed = int(np.count_nonzero(due)), 1 if Affinity in claims else PATIENT_REQUESTS
     if count < needed:
-        yield undecided(f"{count} requests for {SICK} between its return and the end of its open time", join.asked_s)
+        yield undecided(f"{count} requests for {FAULTY} between its return and the end of its open time", join.asked_s)
         return
-    reached = int(np.count_nonzero(history.first_backends()[meant] == join.backend))
+    reached = int(np.count_nonzero(history.first_backends()[due] == join.backend))
     bound = count if Affinity in claims else 1
-    note = f"{SICK} got {reached} of {count} requests after its return, {(until_s - join.effective_s) * 1000:.0f} ms"
+    note = f"{FAULTY} got {reached} of {count} requests after its return, {(until_s - join.effective_s) * 1000:.0f} ms"
     note += " before its former open time was over"
     yield held(reached >= bound, join.effective_s, reached, bound, until_s=until_s, sample=count, note=note)

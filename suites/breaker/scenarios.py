@@ -1,7 +1,7 @@
-"""Scenarios of the breaker family: each is shared by several properties. No property is declared here.
+"""Scenarios of the breaker family, each shared by several properties. Declares no property.
 
-All times follow from the claims. A scenario's rate is such that a breaker alone explains a backend's silence, and such
-that a sick backend trips well within the shortest open time.
+All times are derived from the claims. The request rate is high enough that only a breaker explains a silent backend,
+and that a faulty backend trips well within the shortest open time.
 """
 
 from __future__ import annotations
@@ -25,41 +25,44 @@ from suites.breaker.evidence import SILENT_SHARE, open_band
 from suites.scenarios import key_carrier
 
 MASKS = (Retry, Hedge)
-OTHERS = (Ejection, HealthChecks, HealthShare, BoundedLoad)
+"""Features that hide the effect of a breaker from clients."""
 
-SICK, OTHER, WRONG = "gpu-0", "gpu-1", "gpu-2"
-"""The backend that fails or is slow, one that hangs or is slow in another way, and one that refuses all it gets."""
+OTHERS = (Ejection, HealthChecks, HealthShare, BoundedLoad)
+"""Other features that divert requests from a faulty or loaded backend."""
+
+FAULTY, OTHER, REJECTING = "gpu-0", "gpu-1", "gpu-2"
+"""The backend that fails or is slow, one that hangs or is less slow, and one that answers every request with 404."""
 
 KEYS = 100
 SILENCE_REQUESTS = 40
-"""Requests in a silence: none for a backend with a quarter of the traffic has a chance of (3/4)^40 = 1e-5."""
+"""Requests during a silence: a backend with a quarter of the traffic gets none by chance with (3/4)^40 = 1e-5."""
 
 SLOWEST_PER_S, FASTEST_PER_S = 50.0, 500.0
 POOREST_SHARE = 0.5
-"""A backend gets at least half of its fair share: a ring of 150 points and 100 keys keeps that by six deviations."""
+"""Smallest assumed share, as a factor of the fair share: six deviations below it for 150 points and 100 keys."""
 
 STEP_S = 0.05
-"""Between the end of one fault and the next, so that a live run keeps their order."""
+"""Time between the end of one fault and the next, so that a live run keeps their order."""
 
 REQUESTS_FOR_ONE = 10
-"""Among so many there is one for a given backend, as a rule: scenarios give a probe that long to come."""
+"""Number of requests that usually contains one for a given backend; scenarios allow this long for a probe."""
 
 SETTLED_S = 0.6
-"""How long the time after a recovery is watched."""
+"""Observation time after a recovery."""
 
 ALTERNATING_PER_S = 40.0
-"""Slow enough that a request which a live machine holds up for some milliseconds does not change the pattern."""
+"""Request rate per backend; low enough that a delay of some milliseconds on a live machine keeps the pattern."""
 
 REFILL = 0.3
-"""A failing pattern's next good answer is ready so many requests after the last bad one: early rather than late, since
-one bad answer too few does no harm, and one too many makes a run."""
+"""A failing pattern's next good answer is ready this many requests after its last failure. Early is safer than late:
+one failure too few does no harm, one too many makes a run."""
 
 SPARE_SHARE = 0.25
-"""So much longer than by reckoning a backend fails its share, since a live run never keeps a pattern whole."""
+"""Extra time, as a share of the computed time, in which a backend fails its share; live patterns have gaps."""
 
 TOKENS, LONG_TOKENS = 4, 40
 SERVICE_S = 8 / 16_000 + TOKENS * 0.0005
-"""Service of a request by the usual model server: 8 tokens of prompt, then one step for each of its own."""
+"""Service time of a request at the default model server: 8 prompt tokens, then one step per output token."""
 
 
 def rate_per_s(breaker: Breaker) -> float:
@@ -69,7 +72,7 @@ def rate_per_s(breaker: Breaker) -> float:
 
 
 def failing_calls(breaker: Breaker, good_before: float) -> int:
-    """Failed calls after `good_before` good ones with which a breaker trips; UnsupportedError if none do."""
+    """Failed calls after `good_before` good ones that trip a breaker; UnsupportedError if no number does."""
     needed = [] if breaker.failures is None else [breaker.failures]
     if (rate := breaker.error_rate) is not None and rate < 1:
         needed.append(max(breaker.minimum_calls, math.ceil(rate / (1 - rate) * good_before)))
@@ -79,19 +82,19 @@ def failing_calls(breaker: Breaker, good_before: float) -> int:
 
 
 def trip_s(breaker: Breaker, rate: float, backends: int, before_s: float) -> tuple[float, float]:
-    """How long after a backend begins to fail its breaker trips: at the soonest, at the latest."""
+    """Earliest and latest time from a backend's first failure to the trip of its breaker, in seconds."""
     good = rate / backends * min(before_s, breaker.window_s)
     calls = failing_calls(breaker, good)
     return calls / rate, calls * backends / (rate * POOREST_SHARE)
 
 
 def wait_s(rate: float) -> float:
-    """How long a half-open breaker waits for a request of its backend, as a rule."""
+    """Usual time in seconds that a half-open breaker waits for a request of its backend."""
     return max(STEP_S, REQUESTS_FOR_ONE / rate)
 
 
 def traffic(rate: float, end_s: float, output_tokens: int = TOKENS, timeout_s: float = 10.0) -> Stream:
-    """The requests of all clients, their keys in turn, up to `end_s`."""
+    """The requests of all clients up to `end_s`, sweeping over the keys."""
     return Stream(
         name="traffic",
         start_s=0.0,
@@ -104,19 +107,19 @@ def traffic(rate: float, end_s: float, output_tokens: int = TOKENS, timeout_s: f
 
 
 def one_fails(claims: Claims) -> Scenario:
-    """One of three backends hangs for a moment, then fails all; it heals while its breaker is open for the third time.
+    """One of three backends hangs briefly, then fails all requests; it heals during its breaker's third open time.
 
-    What hung when the failures began is let go, as failed, while the breaker is open. Service takes 20 ms, so that a
-    backend that recovers to one request at a time shows.
+    The requests that hang when the failures begin fail while the breaker is open. Service takes 20 ms, so that a
+    backend that recovers to only one request at a time is detected.
     """
     breaker = claims[Breaker]
     backends, rate = claims.fleet(3, at_least=2), rate_per_s(breaker)
     before_s = KEYS / rate + 6 * STEP_S
     fail_s = before_s + 2 * STEP_S
-    soonest_s, latest_s = trip_s(breaker, rate, backends, before_s)
+    earliest_s, latest_s = trip_s(breaker, rate, backends, before_s)
     bands = [open_band(breaker, turn) for turn in range(3)]
     third_begins_s = fail_s + latest_s + sum(high_s for _, high_s in bands[:2]) + 4 * wait_s(rate)
-    third_ends_s = fail_s + soonest_s + sum(low_s for low_s, _ in bands)
+    third_ends_s = fail_s + earliest_s + sum(low_s for low_s, _ in bands)
     healed_s = min((third_begins_s + third_ends_s) / 2, third_ends_s - STEP_S)
     recovered_s = max(healed_s, third_begins_s) + bands[2][1] + 2 * (1 + breaker.successes) * wait_s(rate)
     end_s = recovered_s + SETTLED_S
@@ -126,8 +129,8 @@ def one_fails(claims: Claims) -> Scenario:
         backends=backends,
         load=Load((traffic(rate, end_s, output_tokens=LONG_TOKENS),), key_carrier(claims)),
         timeline=(
-            Hang(SICK, before_s, for_s=hang_for_s),
-            FailingStatus(SICK, fail_s, 500, for_s=healed_s - fail_s),
+            Hang(FAULTY, before_s, for_s=hang_for_s),
+            FailingStatus(FAULTY, fail_s, 500, for_s=healed_s - fail_s),
         ),
         phases=(
             Phase("before", 0.0, before_s),
@@ -139,7 +142,7 @@ def one_fails(claims: Claims) -> Scenario:
 
 
 def all_fail(claims: Claims) -> Scenario:
-    """All of four backends begin to fail, and stay so until each breaker was open twice."""
+    """All four backends begin to fail and do not heal; the load lasts until each breaker has been open twice."""
     breaker = claims[Breaker]
     backends, rate = claims.fleet(4), rate_per_s(breaker)
     before_s = KEYS / rate + STEP_S
@@ -156,12 +159,12 @@ def all_fail(claims: Claims) -> Scenario:
 
 
 def slow_probe_s(breaker: Breaker) -> float:
-    """How long a slow probe takes: well below what the breaker itself calls slow."""
+    """Service time of a slow probe in seconds: well below the breaker's own bound on slow calls."""
     return 0.15 if breaker.slow_p99_s is None else min(0.15, 0.6 * breaker.slow_p99_s)
 
 
 def probes_linger(claims: Claims) -> Scenario:
-    """Two backends fail until their breakers open; then one answers slowly and one hangs, and its clients give up."""
+    """Two backends fail until their breakers open; then one answers slowly and one hangs until its clients abort."""
     breaker = claims[Breaker]
     backends = claims.fleet(4, at_least=3)
     before_s = 5 * STEP_S
@@ -179,9 +182,9 @@ def probes_linger(claims: Claims) -> Scenario:
     hang_until_s = first_probe_s + 2 * (2 * probe_s + 2 * wait_s(rate))
     end_s = first_probe_s + 2 * probe_s + open_band(breaker, 1)[1] + 4 * wait_s(rate)
     steps: tuple[Step, ...] = (
-        FailingStatus(SICK, before_s, 500, for_s=fail_for_s),
+        FailingStatus(FAULTY, before_s, 500, for_s=fail_for_s),
         FailingStatus(OTHER, before_s, 500, for_s=fail_for_s),
-        Slow(SICK, linger_s, probe_s / SERVICE_S, for_s=slow_until_s - linger_s),
+        Slow(FAULTY, linger_s, probe_s / SERVICE_S, for_s=slow_until_s - linger_s),
         Hang(OTHER, linger_s, for_s=hang_until_s - linger_s),
     )
     return Scenario(
@@ -195,11 +198,11 @@ def probes_linger(claims: Claims) -> Scenario:
 
 
 MILD_SHARE, SEVERE_SHARE = 0.5, 1.5
-"""Service of a slow backend as a share of the claimed bound: of one well below it, of another well above."""
+"""Service times of slow backends as shares of the claimed bound: one well below it, one well above it."""
 
 
 def one_slow(claims: Claims) -> Scenario:
-    """Of three backends one gets slower than the claimed p99, one slow but within it, and one refuses all with 404."""
+    """Of three backends, one exceeds the claimed p99, one slows down within it, and one answers everything with 404."""
     breaker = claims[Breaker]
     bound_s = breaker.slow_p99_s
     if bound_s is None:
@@ -213,9 +216,9 @@ def one_slow(claims: Claims) -> Scenario:
         backends=backends,
         load=Load((traffic(rate, end_s),), key_carrier(claims)),
         timeline=(
-            Slow(SICK, enough_s, SEVERE_SHARE * bound_s / SERVICE_S),
+            Slow(FAULTY, enough_s, SEVERE_SHARE * bound_s / SERVICE_S),
             Slow(OTHER, enough_s, MILD_SHARE * bound_s / SERVICE_S),
-            FailingStatus(WRONG, enough_s, 404),
+            FailingStatus(REJECTING, enough_s, 404),
         ),
         phases=(Phase("before", 0.0, enough_s), Phase("slow", enough_s, end_s)),
         intervals_s=(breaker.shortest_open_s, bound_s),
@@ -235,11 +238,11 @@ def failures_in_a_row(breaker: Breaker) -> int:
 
 
 def share_fails(claims: Claims) -> Scenario:
-    """One key's requests meet a backend that fails a share of them in a pattern: half the claimed rate, then more.
+    """The backend of a single key fails a share of its requests in a pattern: half the claimed rate, then more.
 
-    One key, so that they come evenly spaced and the pattern never gives the claimed run of failures; every backend
-    is alike, since which one has the key is the balancer's choice. Its first calls fail, far fewer than the minimum.
-    The first part is longer than the window, so that what came before it must have been forgotten.
+    With one key, requests are evenly spaced, so the pattern never contains the claimed run of failures. All backends
+    have the same faults, because the balancer chooses the owner of the key. The first calls fail, far fewer than the
+    minimum. The first phase is longer than the window, so that those failures have left the window.
     """
     breaker = claims[Breaker]
     run, rate = failures_in_a_row(breaker), breaker.error_rate

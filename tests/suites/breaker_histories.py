@@ -1,11 +1,12 @@
-"""Hand-written histories of breakers: for each request where it went, how that ended and when.
+"""Hand-written histories of breakers: the backend, the end and the duration of each request.
 
-Key k belongs to backend k modulo n. What a call took, and the way to the backend and back, are the same for all; so
-that every figure that a check reads off can be told beforehand.
+Key k belongs to backend k modulo n. All calls have the same service time and network delay, so that every figure of a
+check can be computed in advance.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,9 @@ import numpy as np
 from harness.claims.features import Affinity, Backoff, Breaker, Claims
 from harness.evidence.history import ATTEMPT, History, empty_requests
 from harness.scenario.arrivals import Arrival, draw
+from harness.scenario.faults import FailingStatus
 from harness.scenario.model import Ending, Failure, Scenario
+from suites.breaker.scenarios import all_fail, one_fails
 from tests.suites.histories import SEED, on_time
 
 NETWORK_DELAY_S = 0.001
@@ -35,13 +38,13 @@ CLAIMS = Claims((Affinity(), BREAKER))
 
 
 def claiming(breaker: Breaker) -> Claims:
-    """Affinity and this breaker."""
+    """Claims of affinity and of this breaker."""
     return Claims((Affinity(), breaker))
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """Where a request went (None: the balancer rejected it), and how it ended there after how long."""
+    """The backend of a request (None: the balancer rejected it), its end there and its service time."""
 
     backend: int | None
     status: int = 200
@@ -53,7 +56,7 @@ FateOf = Callable[[Arrival], Fate]
 
 
 def played(scenario: Scenario, fate_of: FateOf) -> History:
-    """Each request is sent when due; a client has its answer one hop after its backend gave it."""
+    """A history: each request is sent when due; a client has its answer one network delay after the backend's end."""
     arrivals = draw(scenario.load, SEED)
     requests = empty_requests(len(arrivals))
     attempts = []
@@ -78,7 +81,7 @@ def played(scenario: Scenario, fate_of: FateOf) -> History:
     return History(scenario, SEED, requests, table, steps=on_time(scenario))
 
 
-class Sick:
+class FaultyBackend:
     """A backend that fails in [fails_s, healed_s) behind a breaker with given open times.
 
     `failures` in a row trip it. `took_s`: how long a good probe takes.
@@ -102,7 +105,7 @@ class Sick:
         self._open_until_s: float | None = None
 
     def fate(self, at_s: float) -> Fate | None:
-        """What becomes of a request sent now; None: the breaker is open."""
+        """The fate of a request sent at `at_s`; None if the breaker is open."""
         probe = self._open_until_s is not None
         if self._open_until_s is not None and at_s < self._open_until_s:
             return None
@@ -120,14 +123,14 @@ class Sick:
         return Fate(self.number, 500)
 
 
-def behind(backends: int, *sick: Sick) -> FateOf:
-    """Requests go to the home of their key, else to the next backend whose breaker is not open, else nowhere."""
-    ill = {item.number: item for item in sick}
+def behind(backends: int, *faulty: FaultyBackend) -> FateOf:
+    """Requests go to the owner of their key, else to the next backend whose breaker is not open, else nowhere."""
+    by_number = {item.number: item for item in faulty}
 
     def fate_of(arrival: Arrival) -> Fate:
         for step in range(backends):
             number = (arrival.key + step) % backends
-            fate = ill[number].fate(arrival.at_s) if number in ill else Fate(number)
+            fate = by_number[number].fate(arrival.at_s) if number in by_number else Fate(number)
             if fate is not None:
                 return fate
         return Fate(None)
@@ -136,10 +139,49 @@ def behind(backends: int, *sick: Sick) -> FateOf:
 
 
 def but(fate_of: FateOf, chosen: Callable[[Arrival], bool], fate: Fate) -> FateOf:
-    """As `fate_of`, and `fate` for those that are chosen."""
+    """As `fate_of`, with `fate` for chosen arrivals."""
     return lambda arrival: fate if chosen(arrival) else fate_of(arrival)
 
 
 def noisy(history: History, slack_s: float) -> History:
-    """The same with this slack in every second."""
+    """The same history with this slack in every second."""
     return replace(history, slack_s=np.full(int(history.scenario.end_s) + 1, slack_s))
+
+
+# --- one_fails and all_fail --------------------------------------------------------------------------------
+
+ONE = one_fails(CLAIMS)
+ALL = all_fail(CLAIMS)
+FAILS = next(step for step in ONE.timeline if isinstance(step, FailingStatus))
+FAILS_S, HEALED_S = FAILS.at_s, FAILS.at_s + (FAILS.for_s or 0.0)
+
+
+def one_faulty(*opens_s: float) -> tuple[History, FaultyBackend]:
+    """gpu-0 fails and heals behind a breaker with these open times."""
+    faulty = FaultyBackend(0, FAILS_S, HEALED_S, opens_s or (0.5, 1.0, 1.4))
+    return played(ONE, behind(3, faulty)), faulty
+
+
+def with_one_at(at_s: float, fate: Fate) -> History:
+    """As `one_faulty`, but the first request of gpu-0's keys from `at_s` on has this fate."""
+    faulty = FaultyBackend(0, FAILS_S, HEALED_S, (0.5, 1.0, 1.4))
+    chosen: list[int] = []
+
+    def is_chosen(arrival: Arrival) -> bool:
+        if not chosen and arrival.at_s >= at_s and arrival.key % 3 == 0:
+            chosen.append(arrival.number)
+        return arrival.number in chosen
+
+    return played(ONE, but(behind(3, faulty), is_chosen, fate))
+
+
+def failing_fleet(*opens_s: tuple[float, ...]) -> History:
+    """Four backends fail, each with its own open times."""
+    fails_s = ALL.phase("failing").start_s
+    faulty = [FaultyBackend(number, fails_s, math.inf, opens) for number, opens in enumerate(opens_s)]
+    return played(ALL, behind(4, *faulty))
+
+
+def fleet(first_s: float, second_s: float = 1.0) -> History:
+    """Four failing backends with the same open times."""
+    return failing_fleet(*[(first_s, second_s)] * 4)

@@ -1,4 +1,4 @@
-"""The rules by which a breaker's work is read off, each just inside and just outside."""
+"""The rules of breaker evidence, each just inside and just outside its bounds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from suites.breaker.evidence import (
     by_rate,
     calls_of,
     closing_run,
-    crowded_s,
     due_s,
+    excess_s,
     load_end_s,
     longest_gap_s,
     longest_run,
@@ -33,16 +33,16 @@ from suites.breaker.evidence import (
     tripped,
 )
 from suites.breaker.scenarios import all_fail, one_fails
-from tests.suites.breaker_histories import BREAKER, CLAIMS, Fate, Sick, behind, but, played
+from tests.suites.breaker_histories import BREAKER, CLAIMS, Fate, FaultyBackend, behind, but, played
 
 RATE_ONLY = replace(BREAKER, failures=None)
 
 
-def call(at_s: float, end: str = "good", took_s: float = 0.002, hop_s: float = 0.001) -> ObservedCall:
+def call(at_s: float, end: str = "good", took_s: float = 0.002, delay_s: float = 0.001) -> ObservedCall:
     """A call sent at `at_s` that ended "good", "failed", "aborted" or "neutral"."""
-    start_s = at_s + hop_s
+    start_s = at_s + delay_s
     end_s = start_s + took_s
-    return ObservedCall(0, at_s, start_s, end_s, end_s + hop_s, end == "good", end == "failed", end == "aborted")
+    return ObservedCall(0, at_s, start_s, end_s, end_s + delay_s, end == "good", end == "failed", end == "aborted")
 
 
 def failing(count: int, start_s: float = 0.0, every_s: float = 0.01) -> list[ObservedCall]:
@@ -56,7 +56,7 @@ def mixed(good: int, failed: int, start_s: float) -> list[ObservedCall]:
 
 
 def test_how_calls_end() -> None:
-    """5xx and an answer that broke off are failures, 4xx and a client that left are neither failure nor success."""
+    """5xx and truncated answers are failures; 4xx and client aborts are neither failure nor success."""
     fates = {
         0: Fate(0),
         1: Fate(0, 500),
@@ -66,8 +66,8 @@ def test_how_calls_end() -> None:
         5: Fate(0, 503, ending=Ending.REFUSED),
     }
     history = played(one_fails(CLAIMS), lambda arrival: fates.get(arrival.number, Fate(1)))
-    seen = [(item.request, item.good, item.failed, item.aborted) for item in calls_of(history, "gpu-0")]
-    assert seen == [
+    observed = [(item.request, item.good, item.failed, item.aborted) for item in calls_of(history, "gpu-0")]
+    assert observed == [
         (0, True, False, False),
         (1, False, True, False),
         (2, False, False, False),
@@ -110,7 +110,7 @@ def test_the_count_is_reached_with_its_last_failure() -> None:
     calls = failing(7)
     assert by_count(calls[:4], BREAKER) is None
     trip = by_count(calls, BREAKER)
-    assert trip == Trip(calls[4].end_s, calls[4].told_s)
+    assert trip == Trip(calls[4].end_s, calls[4].client_end_s)
     assert by_count(calls, RATE_ONLY) is None
 
 
@@ -121,8 +121,8 @@ def test_a_good_call_ends_a_run() -> None:
     assert longest_run([*failing(4), call(0.05, "neutral"), *failing(4, 0.1)]) == 8
 
 
-def test_answers_on_their_way_may_have_come_in_either_order() -> None:
-    """The good answer left after the failed one, and before its client was told: perhaps the run counts it."""
+def test_answers_in_flight_may_have_arrived_in_either_order() -> None:
+    """The good answer left the backend after the failed one and before the latter's client had it: order unknown."""
     failed = call(0.0, "failed", took_s=0.002)
     good = call(0.0, "good", took_s=0.0025)
     assert closing_run([failed, good]) == ([failed], [])
@@ -134,11 +134,11 @@ def test_answers_on_their_way_may_have_come_in_either_order() -> None:
 # --- rates and latencies -----------------------------------------------------------------------------------
 
 
-def test_the_rate_is_sure_two_calls_late_and_possible_two_early() -> None:
-    """From 2 s on, when the whole window lies in the run: 20 good, then failures; 20 of 40 is half."""
+def test_the_rate_is_certain_two_calls_late_and_possible_two_early() -> None:
+    """From 2 s on, the whole window lies within the run: 20 good calls, then failures; 20 of 40 is half."""
     calls = mixed(20, 40, 2.0)
-    sure, possible = by_rate(calls, RATE_ONLY), by_rate(calls, RATE_ONLY, sure=False)
-    assert sure is calls[20 + 22 - 1]
+    certain, possible = by_rate(calls, RATE_ONLY), by_rate(calls, RATE_ONLY, certain=False)
+    assert certain is calls[20 + 22 - 1]
     assert possible is calls[20 + 18 - 1]
     assert by_rate(calls, replace(RATE_ONLY, error_rate=None)) is None
 
@@ -146,52 +146,52 @@ def test_the_rate_is_sure_two_calls_late_and_possible_two_early() -> None:
 def test_the_minimum_counts() -> None:
     calls = mixed(0, 30, 2.0)
     assert by_rate(calls, RATE_ONLY) is calls[21]
-    assert by_rate(calls, RATE_ONLY, sure=False) is calls[17]
+    assert by_rate(calls, RATE_ONLY, certain=False) is calls[17]
 
 
-def test_no_rate_is_sure_while_the_window_began_before_the_run() -> None:
+def test_no_rate_is_certain_while_the_window_began_before_the_run() -> None:
     calls = mixed(0, 250, 0.0)
-    sure = by_rate(calls, RATE_ONLY)
-    assert sure is not None and sure.end_s == pytest.approx(2.003)
-    possible = by_rate(calls, RATE_ONLY, sure=False)
+    certain = by_rate(calls, RATE_ONLY)
+    assert certain is not None and certain.end_s == pytest.approx(2.003)
+    possible = by_rate(calls, RATE_ONLY, certain=False)
     assert possible is calls[17]
 
 
 def test_the_window_slides() -> None:
-    """Old good calls fall out after 2 s: then 30 failures are all there is."""
+    """Old good calls leave the window after 2 s, which leaves 30 failures."""
     calls = [*mixed(100, 0, 0.0), *mixed(0, 30, 4.0)]
     assert by_rate(calls, RATE_ONLY) is calls[121]
 
 
-def test_a_twentieth_of_slow_calls_is_sure_and_one_is_possible() -> None:
+def test_a_twentieth_of_slow_calls_is_certain_and_one_is_possible() -> None:
     slow = [call(2.0 + number * 0.01, took_s=0.3) for number in range(5)]
     quick = [call(2.2 + number * 0.001) for number in range(60)]
     calls = [*quick, *slow]
     assert by_latency(calls, BREAKER) is slow[3]  # 4 of 64; 3 of 63 are below a twentieth
-    assert by_latency(calls, BREAKER, sure=False) is slow[0]
+    assert by_latency(calls, BREAKER, certain=False) is slow[0]
     assert by_latency(calls, replace(BREAKER, slow_p99_s=0.31)) is None
     assert by_latency(calls, replace(BREAKER, slow_p99_s=None)) is None
-    assert by_latency([*quick[:16], slow[0]], BREAKER, sure=False) is None
-    assert by_latency([*quick[:17], slow[0]], BREAKER, sure=False) is slow[0]
+    assert by_latency([*quick[:16], slow[0]], BREAKER, certain=False) is None
+    assert by_latency([*quick[:17], slow[0]], BREAKER, certain=False) is slow[0]
 
 
-# --- trips and what follows --------------------------------------------------------------------------------
+# --- trips and open times ----------------------------------------------------------------------------------
 
 
 def test_the_first_trip_is_the_claimed_one_or_the_silence() -> None:
     scenario = one_fails(CLAIMS)
     for failures in (3, 5):
-        sick = Sick(0, scenario.phase("before").end_s, math.inf, (0.5, 1.0), failures)
-        history = played(scenario, behind(3, sick))
+        faulty = FaultyBackend(0, scenario.phase("before").end_s, math.inf, (0.5, 1.0), failures)
+        history = played(scenario, behind(3, faulty))
         trip = tripped(history, calls_of(history, "gpu-0"), BREAKER)
-        assert trip is not None and trip.earliest_s == pytest.approx(sick.trips[0])
-        assert trip.told_s - trip.earliest_s == pytest.approx(0.001)
-    later = Sick(0, scenario.phase("before").end_s, math.inf, (0.5, 1.0), 9)
+        assert trip is not None and trip.earliest_s == pytest.approx(faulty.trips[0])
+        assert trip.latest_s - trip.earliest_s == pytest.approx(0.001)
+    later = FaultyBackend(0, scenario.phase("before").end_s, math.inf, (0.5, 1.0), 9)
     history = played(scenario, behind(3, later))
     trip = tripped(history, calls_of(history, "gpu-0"), BREAKER)
     assert trip is not None and trip.earliest_s < later.trips[0] - 0.05
     fails_s = scenario.phase("before").end_s
-    brief = played(scenario, behind(3, Sick(0, fails_s, fails_s + 0.05, (0.5,))))
+    brief = played(scenario, behind(3, FaultyBackend(0, fails_s, fails_s + 0.05, (0.5,))))
     assert tripped(brief, calls_of(brief, "gpu-0"), BREAKER) is None
     healthy = played(scenario, behind(3))
     assert tripped(healthy, calls_of(healthy, "gpu-0"), BREAKER) is None
@@ -199,20 +199,20 @@ def test_the_first_trip_is_the_claimed_one_or_the_silence() -> None:
 
 @pytest.mark.parametrize(("failures", "position"), [(10, 29), (30, 41), (None, 41)])
 def test_the_reason_that_comes_first_counts(failures: int | None, position: int) -> None:
-    """20 good calls, then failures: the rate is sure with the 22nd of them."""
+    """20 good calls, then failures: the rate is certain with the 22nd failure."""
     calls = mixed(20, 40, 2.0)
     history = played(one_fails(CLAIMS), behind(3))
     trip = tripped(history, calls, replace(BREAKER, failures=failures))
-    assert trip == Trip(calls[position].end_s, calls[position].told_s)
+    assert trip == Trip(calls[position].end_s, calls[position].client_end_s)
 
 
 def test_failures_that_came_long_after_the_silence_did_not_cause_it() -> None:
-    """Three failures, then silence; two calls that hung since before fail in the middle of it."""
+    """Three failures, then a silence, during which two earlier hung calls fail."""
     hung = [call(0.0, "failed", took_s=0.5), call(0.01, "failed", took_s=0.5)]
     calls = [*hung, *failing(3, 0.1), call(0.9)]
     history = played(one_fails(CLAIMS), behind(3))
     trip = tripped(history, calls, BREAKER)
-    assert trip == Trip(calls[4].end_s, calls[4].told_s)
+    assert trip == Trip(calls[4].end_s, calls[4].client_end_s)
 
 
 def test_a_call_counts_as_later_once_the_trip_is_known_and_counted() -> None:
@@ -224,9 +224,9 @@ def test_a_call_counts_as_later_once_the_trip_is_known_and_counted() -> None:
 
 def test_open_times_follow_from_failed_probes() -> None:
     calls = [call(1.0, "failed"), call(1.5, "failed"), call(2.6, "good"), call(2.7, "failed")]
-    found = open_times(calls, Trip(calls[0].end_s, calls[0].told_s))
+    found = open_times(calls, Trip(calls[0].end_s, calls[0].client_end_s))
     assert [(item.turn, item.following) for item in found] == [(0, calls[1]), (1, calls[2])]
-    assert found[1].trip == Trip(calls[1].end_s, calls[1].told_s)
+    assert found[1].trip == Trip(calls[1].end_s, calls[1].client_end_s)
     assert [item.following for item in open_times(calls[:2], found[0].trip)] == [calls[1], None]
 
 
@@ -239,7 +239,7 @@ def test_bands_of_open_times() -> None:
     assert open_band(plain, 5) == (2.0, 2.0)
 
 
-def test_whose_requests_are_due() -> None:
+def test_requests_due_at_a_backend() -> None:
     """Keys 0, 3, 6, ... of a hundred belong to gpu-0, one request every 5 ms."""
     history = played(one_fails(CLAIMS), behind(3))
     own = own_keys(history, "gpu-0", 0.5)
@@ -264,15 +264,15 @@ def test_probing_ends_with_the_last_good_probe() -> None:
     assert probing(doubtful[:3], trip, BREAKER) == (doubtful[:3], math.inf)
 
 
-def test_how_long_too_many_were_there() -> None:
+def test_time_with_too_many_calls_in_flight() -> None:
     calls = [call(0.0, took_s=0.3), call(0.1, took_s=0.1), call(0.15, took_s=0.3)]
-    assert crowded_s(calls, 1, 9.0) == pytest.approx(0.2)
-    assert crowded_s(calls, 2, 9.0) == pytest.approx(0.05)
-    assert crowded_s(calls, 3, 9.0) == 0.0
-    assert crowded_s(calls, 1, 0.2) == pytest.approx(0.099)
-    assert crowded_s([call(0.0, took_s=0.1), call(0.1, took_s=0.1)], 1, 9.0) == pytest.approx(0.0)
+    assert excess_s(calls, 1, 9.0) == pytest.approx(0.2)
+    assert excess_s(calls, 2, 9.0) == pytest.approx(0.05)
+    assert excess_s(calls, 3, 9.0) == 0.0
+    assert excess_s(calls, 1, 0.2) == pytest.approx(0.099)
+    assert excess_s([call(0.0, took_s=0.1), call(0.1, took_s=0.1)], 1, 9.0) == pytest.approx(0.0)
     never = [call(0.0, took_s=math.nan), call(0.1, took_s=math.nan)]
-    assert crowded_s(never, 1, 2.0) == pytest.approx(1.899)
+    assert excess_s(never, 1, 2.0) == pytest.approx(1.899)
 
 
 def test_scenarios_last_as_long_as_their_claims() -> None:

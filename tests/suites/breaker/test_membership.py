@@ -13,7 +13,7 @@ from harness.scenario.arrivals import Arrival
 from harness.scenario.faults import FailingStatus, Join, Leave
 from harness.scenario.model import UnsupportedError
 from suites.breaker.membership import leaves_while_open, return_starts_clean
-from tests.suites.breaker_histories import BREAKER, CLAIMS, Fate, FateOf, Sick, behind, claiming, noisy, played
+from tests.suites.breaker_histories import BREAKER, CLAIMS, Fate, FateOf, FaultyBackend, behind, claiming, noisy, played
 from tests.suites.histories import only, outcome
 
 SCENARIO = leaves_while_open(CLAIMS)
@@ -22,27 +22,27 @@ HEALED_S = FAILING.at_s + (FAILING.for_s or 0.0) if isinstance(FAILING, FailingS
 
 
 def returning(inherits: bool, away: bool = True, failures: int = 5, first: int = 0) -> FateOf:
-    """gpu-0 fails behind a breaker that is open for half a second; `away` between its leave and its return.
+    """gpu-0 fails behind a breaker that is open for half a second; it is `away` between its leave and its return.
 
-    What it `inherits` there is that breaker; else it gets its requests again, all but the `first` of them.
+    If it `inherits`, that breaker stays open after its return; else it gets its requests, except the first `first`.
     """
-    sick = behind(3, Sick(0, FAILING.at_s, HEALED_S, (0.5,), failures))
-    seen: list[int] = []
+    faulty = behind(3, FaultyBackend(0, FAILING.at_s, HEALED_S, (0.5,), failures))
+    returned: list[int] = []
 
     def fate_of(arrival: Arrival) -> Fate:
         back = arrival.at_s > JOINING.at_s
         if arrival.key % 3 or not (back or away) or (back and inherits) or arrival.at_s < LEAVING.at_s:
-            return sick(arrival)
+            return faulty(arrival)
         if not back:
             return Fate(1)
-        seen.append(arrival.number)
-        return Fate(0) if len(seen) > first else Fate(1)
+        returned.append(arrival.number)
+        return Fate(0) if len(returned) > first else Fate(1)
 
     return fate_of
 
 
 def clean(failures: int = 5) -> History:
-    """It returns with a closed breaker."""
+    """gpu-0 returns with a closed breaker."""
     return played(SCENARIO, returning(False, failures=failures))
 
 
@@ -55,14 +55,14 @@ def test_a_clean_start() -> None:
 
 
 @pytest.mark.parametrize(("inherits", "first"), [(True, 0), (False, 2)])
-def test_an_open_breaker_that_waited_for_it(inherits: bool, first: int) -> None:
-    """All of its requests, or the first two of them, go elsewhere though it is back."""
+def test_an_open_breaker_after_the_return(inherits: bool, first: int) -> None:
+    """All requests of the returned backend, or the first two, go elsewhere."""
     found = only(return_starts_clean, played(SCENARIO, returning(inherits, first=first)), CLAIMS)
     assert not found.ok and (found.observed == 0) is inherits
 
 
 def test_without_affinity_some_request_must_get_there() -> None:
-    """Forty of them at least, or nothing is said."""
+    """At least forty requests are needed for a verdict."""
     claims = Claims((BREAKER,))
     found = only(return_starts_clean, clean(), claims)
     assert found.ok and found.bound == 1 and int(found.sample or 0) >= 40
@@ -72,24 +72,24 @@ def test_without_affinity_some_request_must_get_there() -> None:
 
 
 def shifted(history: History, later_s: float) -> History:
-    """The same, but the return took effect so much later."""
+    """The same, but the return took effect `later_s` seconds later."""
     join = replace(history.steps[2], effective_s=history.steps[2].effective_s + later_s)
     return replace(history, steps=(*history.steps[:2], join))
 
 
-def test_a_return_after_the_open_time_says_nothing() -> None:
+def test_a_return_after_the_open_time_is_undecided() -> None:
     assert outcome(return_starts_clean, shifted(clean(), 0.3), CLAIMS) is Outcome.INCONCLUSIVE
     assert outcome(return_starts_clean, shifted(clean(), 0.1), CLAIMS) is Outcome.PASS
 
 
-def test_a_breaker_that_was_not_open_when_its_backend_left_proves_nothing() -> None:
+def test_a_leave_with_a_closed_breaker_yields_no_finding() -> None:
     assert return_starts_clean(clean(failures=99), CLAIMS) == []
     assert return_starts_clean(played(SCENARIO, behind(3)), CLAIMS) == []
     assert return_starts_clean(replace(clean(), steps=clean().steps[:1]), CLAIMS) == []
 
 
-def test_one_that_trips_too_early_is_put_to_the_test_as_well() -> None:
-    """After three failures it falls silent until it leaves."""
+def test_a_breaker_that_trips_too_early_is_judged_as_well() -> None:
+    """After three failures the backend is silent until it leaves."""
     assert only(return_starts_clean, clean(failures=3), CLAIMS).ok
 
 

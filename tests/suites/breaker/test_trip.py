@@ -1,4 +1,4 @@
-"""What trips a breaker, on hand-written histories."""
+"""Properties of trips on hand-written histories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from suites.breaker.trip import (
     trips_at_latency,
     trips_at_rate,
 )
-from tests.suites.breaker_histories import BREAKER, CLAIMS, Fate, FateOf, Sick, behind, claiming, noisy, played
+from tests.suites.breaker_histories import BREAKER, CLAIMS, Fate, FateOf, FaultyBackend, behind, claiming, noisy, played
 from tests.suites.histories import outcome
 
 COUNT_ONLY = claiming(replace(BREAKER, error_rate=None))
@@ -41,11 +41,11 @@ def times(findings: list[Finding]) -> list[float]:
 
 
 def failing_fleet(failures: int = 5, claims: Claims = CLAIMS) -> History:
-    """Four backends fail from the same moment; each trips after so many failures."""
+    """Four backends fail from the same moment; each trips after `failures` failures."""
     scenario = all_fail(claims)
     fails_s = scenario.phase("failing").start_s
-    sick = [Sick(number, fails_s, math.inf, (0.5, 1.0), failures) for number in range(4)]
-    return played(scenario, behind(4, *sick))
+    faulty = [FaultyBackend(number, fails_s, math.inf, (0.5, 1.0), failures) for number in range(4)]
+    return played(scenario, behind(4, *faulty))
 
 
 def test_exactly_the_count() -> None:
@@ -64,7 +64,7 @@ def test_one_failure_too_few() -> None:
 
 
 def test_one_failure_too_many() -> None:
-    """The sixth is sent up to 20 ms after the fifth, whose client had its answer 4 ms after it had sent it."""
+    """The sixth request is sent up to 20 ms after the fifth, whose client had its answer after 4 ms."""
     found = trips_at_count(failing_fleet(6), CLAIMS)
     assert [ok for ok, _, _ in facts(found)] == [True] * 4
     assert max(times(found)) == pytest.approx(0.016)
@@ -88,15 +88,15 @@ def test_a_fleet_that_never_fails_is_vacuous() -> None:
     assert trips_at_count(played(all_fail(CLAIMS), behind(4)), CLAIMS) == []
 
 
-def test_a_few_failures_without_a_silence_say_nothing() -> None:
-    """The load ends before the fifth."""
+def test_a_few_failures_without_a_silence_yield_no_finding() -> None:
+    """The load ends before the fifth failure."""
     scenario = all_fail(CLAIMS)
-    sick = Sick(0, scenario.end_s - 0.06, math.inf, (0.5,))
-    assert trips_at_count(played(scenario, behind(4, sick)), CLAIMS) == []
+    faulty = FaultyBackend(0, scenario.end_s - 0.06, math.inf, (0.5,))
+    assert trips_at_count(played(scenario, behind(4, faulty)), CLAIMS) == []
 
 
-def test_a_rate_that_comes_first_is_no_breach_of_the_count() -> None:
-    """Forty in a row are claimed, and half of twenty: the rate is reached long before."""
+def test_a_rate_that_is_reached_first_is_no_violation_of_the_count() -> None:
+    """Claimed are forty failures in a row and half of twenty calls; the rate is reached long before the count."""
     claims = claiming(replace(BREAKER, failures=40))
     history = failing_fleet(30, claims)
     assert trips_at_count(history, claims) == []
@@ -112,7 +112,7 @@ def test_without_a_count_unsupported() -> None:
 
 
 def shares(claims: Claims = CLAIMS, mild: str = "fggg", severe: str = "fffg", until: int | None = None) -> History:
-    """One key, whose backend fails by these patterns; from the severe request number `until` on it is silent."""
+    """One key, whose backend fails by these patterns; it is silent from severe request number `until` on."""
     scenario = share_fails(claims)
     severe_s = scenario.phase("severe").start_s
     first = next(number for number in range(10**6) if scenario.load.streams[0].start_s + number / 40 >= severe_s)
@@ -128,7 +128,7 @@ def shares(claims: Claims = CLAIMS, mild: str = "fggg", severe: str = "fffg", un
 
 
 def reached_at() -> int:
-    """How many severe requests were sent when the rate was sure; a client has its answer after 4 ms."""
+    """Number of requests of the severe phase sent until the rate was certain; a client has its answer after 4 ms."""
     history = shares()
     (found,) = trips_at_rate(history, CLAIMS)
     assert isinstance(found, Within)
@@ -137,8 +137,8 @@ def reached_at() -> int:
     return int(((sent_s >= severe_s) & (sent_s < found.at_s - 0.003)).sum())
 
 
-def test_the_rate_is_reached_by_reckoning() -> None:
-    """A window of 80 calls, 20 of them failed. Each four severe ones make that two more: 41 of 82 after 42, or 43."""
+def test_the_computed_call_reaches_the_rate() -> None:
+    """A window of 80 calls with 20 failures. Each four severe calls add two failures: 41 of 82 after 42 or 43 calls."""
     assert reached_at() == 43
 
 
@@ -151,7 +151,7 @@ def test_trips_when_the_rate_is_reached() -> None:
 
 
 def test_one_call_later_is_too_late() -> None:
-    """Requests come 25 ms apart, and a client has its answer after 4 ms."""
+    """Requests are 25 ms apart, and a client has its answer after 4 ms."""
     history = shares(until=reached_at() + 1)
     (found,) = trips_at_rate(history, CLAIMS)
     assert isinstance(found, Within) and found.observed_s == pytest.approx(0.021)
@@ -163,7 +163,7 @@ def test_never_tripping_is_too_late() -> None:
 
 
 def test_up_to_four_calls_sooner_is_in_time() -> None:
-    """Two calls may stand on the other side of either edge: then the rate may have been reached, and that is enough."""
+    """Two calls may lie beyond either edge of the window, so the rate may have been reached, which is enough."""
     history = shares(until=reached_at() - 3)
     assert times(trips_at_rate(history, CLAIMS)) == [0.0]
     assert outcome(stays_closed_below_rate, history, CLAIMS) is Outcome.PASS
@@ -185,7 +185,7 @@ def test_silence_below_the_minimum() -> None:
 
 
 def test_a_run_that_may_have_tripped_it_leaves_both_undecided() -> None:
-    """Four in a row: with one answer more on its way that may have been five."""
+    """Four failures in a row may have been five with one more answer in flight."""
     history = shares(mild="ffffgggg", until=0)
     assert outcome(trips_at_rate, history, CLAIMS) is Outcome.INCONCLUSIVE
     rare = shares(mild="ffffgggggggggggg", until=0)
@@ -199,7 +199,7 @@ def test_no_failures_no_trip() -> None:
     assert outcome(stays_closed_below_rate, history, CLAIMS) is Outcome.PASS
 
 
-def test_fewer_calls_than_the_minimum_say_nothing() -> None:
+def test_fewer_calls_than_the_minimum_yield_no_finding() -> None:
     many = claiming(replace(BREAKER, minimum_calls=1000))
     assert stays_closed_below_rate(shares(mild="g", severe="g"), many) == []
     assert stays_closed_below_latency(slow_fleet(), many) == []
@@ -212,7 +212,7 @@ def test_an_unused_fleet_is_vacuous() -> None:
 
 
 def test_the_pattern_of_the_scenario() -> None:
-    """Three of four fail: above half, and two short of five in a row. Half of half before."""
+    """Three of four calls fail: above half, and two short of five in a row. Before that, half of half fails."""
     scenario = share_fails(CLAIMS)
     rates = [step.rate_per_s for step in scenario.timeline if isinstance(step, OverCapacity)]
     assert rates == pytest.approx([30.0, 30.0, 40 / 3.3, 40 / 3.3])
@@ -228,7 +228,7 @@ def test_the_pattern_of_the_scenario() -> None:
 # --- at its latency ----------------------------------------------------------------------------------------
 
 
-def slow_fleet(severe_s: float = 0.375, mild_s: float = 0.125, sick: FateOf | None = None) -> History:
+def slow_fleet(severe_s: float = 0.375, mild_s: float = 0.125, other: FateOf | None = None) -> History:
     """gpu-0 and gpu-1 are slow, gpu-2 answers 404; nothing trips."""
     scenario = one_slow(CLAIMS)
     begin_s = scenario.phase("slow").start_s
@@ -239,7 +239,7 @@ def slow_fleet(severe_s: float = 0.375, mild_s: float = 0.125, sick: FateOf | No
             return Fate(number)
         return (Fate(0, took_s=severe_s), Fate(1, took_s=mild_s), Fate(2, 404))[number]
 
-    return played(scenario, sick or fate_of)
+    return played(scenario, other or fate_of)
 
 
 def without_after(history: History, backend: int, at_s: float) -> History:
@@ -249,14 +249,14 @@ def without_after(history: History, backend: int, at_s: float) -> History:
     return replace(history, attempts=attempts[~gone])
 
 
-def test_a_slow_backend_that_is_never_spared() -> None:
+def test_a_slow_backend_that_keeps_its_traffic() -> None:
     history = slow_fleet()
     (found,) = trips_at_latency(history, CLAIMS)
     assert isinstance(found, Within) and found.observed_s > 0.4
     assert outcome(trips_at_latency, history, CLAIMS) is Outcome.FAIL
 
 
-def test_a_slow_backend_that_is_spared_in_time() -> None:
+def test_a_slow_backend_that_loses_its_traffic_in_time() -> None:
     (late,) = trips_at_latency(slow_fleet(), CLAIMS)
     assert isinstance(late, Within)
     history = without_after(slow_fleet(), 0, late.at_s)
@@ -269,14 +269,14 @@ def test_a_slow_backend_that_is_spared_in_time() -> None:
 def test_latency_within_the_bound_is_no_reason() -> None:
     assert trips_at_latency(slow_fleet(severe_s=0.24), CLAIMS) == []
     assert outcome(stays_closed_below_latency, slow_fleet(), CLAIMS) is Outcome.PASS
-    spared = without_after(slow_fleet(), 1, 1.5)
-    assert outcome(stays_closed_below_latency, spared, CLAIMS) is Outcome.FAIL
-    (found,) = stays_closed_below_latency(spared, CLAIMS)
+    tripped = without_after(slow_fleet(), 1, 1.5)
+    assert outcome(stays_closed_below_latency, tripped, CLAIMS) is Outcome.FAIL
+    (found,) = stays_closed_below_latency(tripped, CLAIMS)
     assert isinstance(found, Within) and found.high_s == pytest.approx(0.2) and found.observed_s > 0.8
 
 
 def test_a_call_above_the_bound_leaves_it_undecided() -> None:
-    """The client waits two hops more than service takes."""
+    """The client waits for the service time plus two network delays."""
     assert outcome(stays_closed_below_latency, slow_fleet(mild_s=0.247), CLAIMS) is Outcome.PASS
     assert outcome(stays_closed_below_latency, slow_fleet(mild_s=0.249), CLAIMS) is Outcome.INCONCLUSIVE
 
@@ -291,12 +291,12 @@ def test_client_errors() -> None:
     assert stays_closed_on_client_errors(replace(slow_fleet(), steps=()), CLAIMS) == []
 
 
-def test_too_few_client_errors_say_nothing() -> None:
-    """Four of them, and the backend goes on."""
+def test_too_few_client_errors_yield_no_finding() -> None:
+    """Four client errors, then good answers."""
     history = slow_fleet()
-    refused = history.attempts["status"] == 404
-    keep = refused.cumsum() <= 4
-    history.attempts["status"][refused & ~keep] = 200
+    rejected = history.attempts["status"] == 404
+    keep = rejected.cumsum() <= 4
+    history.attempts["status"][rejected & ~keep] = 200
     assert stays_closed_on_client_errors(history, CLAIMS) == []
 
 

@@ -17,7 +17,7 @@ COMMANDS = [line for kind, text in BLOCKS if kind == "console" for line in text.
 BREAKS = "steelyard chaos --target python:sulks:Sulks --plan flapping --seed 3"
 AGAIN = "steelyard chaos --target python:sulks:Sulks --seed 3 --scenario steelyard-chaos-flapping-3.json"
 HOLDS = {
-    "pytest suites/chaos/node.py --world sim -v": "10 passed",
+    "pytest suites/chaos --world sim -v": "23 passed",
     "steelyard chaos --plan node-crash": "pass: chaos.node-crash.recovers",
     "steelyard chaos --plan blackhole --world live --seconds 2": "blackhole gpu-1 over",
     "steelyard chaos --seed 7 --runs 20": "0 of 20 runs did not hold",

@@ -134,7 +134,7 @@ def _plans(
     from harness.claims.validation import nearest
     from harness.cli.fleet_size import fleet_size
     from harness.scenario.model import ClaimsError, UnsupportedError
-    from suites.chaos.evidence import BEFORE_S, under
+    from suites.chaos.scenarios import BEFORE_S, under
 
     if file is None and fault_plan not in (RANDOM, *FAULT_PLANS):
         raise ClaimsError(f"--plan {fault_plan!r} is unknown; {nearest(fault_plan, (RANDOM, *FAULT_PLANS))}")
@@ -213,7 +213,7 @@ def _play(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, A
     from harness.property.verdict import Outcome
     from reports.terminal import STYLES
     from reports.timeline import timeseries_in, timeseries_table
-    from suites.chaos.evidence import under_any
+    from suites.chaos.checks import under_any
 
     console = Console(highlight=False)
     console.print(f"{scenario.name}, seed {seed}, {scenario.backends} backends, {scenario.end_s:.1f} s:", markup=False)
@@ -265,7 +265,7 @@ def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, 
     from harness.judge import Judge
     from harness.property.verdict import Outcome
     from harness.scenario.model import World
-    from suites.chaos.evidence import under_any
+    from suites.chaos.checks import under_any
 
     def fails(candidate: Any) -> bool:
         (item,) = (item for item in under_any(candidate) if item.name == name)

@@ -20,7 +20,7 @@ from harness.scenario.faults import Kill, Latency, Leave, Slicer, Slow, Step, We
 from harness.scenario.model import Chats, Keys, Load, Scenario, Stream
 from harness.scenario.request_mix import Content, Empirical, Fixed, LongTail, Replay, Sessions
 from harness.targets.reference import ReferenceTarget
-from suites.chaos.evidence import under
+from suites.chaos.scenarios import under
 
 NAMES = ("gpu-0", "gpu-1", "gpu-2", "gpu-3")
 CLAIMS = ReferenceTarget().claims

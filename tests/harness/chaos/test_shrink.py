@@ -18,7 +18,8 @@ from harness.scenario.model import Chats, Scenario, World
 from harness.sim.world import play
 from harness.targets.python import PythonTarget
 from harness.targets.reference import ReferenceTarget
-from suites.chaos.evidence import under, under_any
+from suites.chaos.checks import under_any
+from suites.chaos.scenarios import under
 
 STEPS: tuple[Step, ...] = (
     Latency("gpu-0", 0.75, 0.02, 1.0),

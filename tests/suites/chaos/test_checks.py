@@ -1,4 +1,4 @@
-"""Chaos on hand-written histories: what is lost before, during and after a fault plan, and whose answers come."""
+"""Chaos on hand-written histories: losses before, during and after a fault plan, and answers to other requests."""
 
 from __future__ import annotations
 
@@ -16,43 +16,45 @@ from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival
 from harness.scenario.faults import Kill, Leave
 from harness.scenario.model import Echo, Kind, Stream
-from suites.chaos import fleet as chaos_fleet
-from suites.chaos import node as chaos
-from suites.chaos.evidence import (
-    AFTER_S,
-    BEFORE_S,
-    START_S,
-    healed_s,
-    over_s,
-    recovery_s,
-    sent_while_struck,
-    under,
-    under_any,
+from suites.chaos.blackhole import blackhole
+from suites.chaos.checks import under_any
+from suites.chaos.evidence import healed_s, sent_during_faults
+from suites.chaos.grey_failure import grey_failure, grey_failure_nothing_lost
+from suites.chaos.node_crash import (
+    CROWD,
+    FOR_S,
+    crowd_keeps_its_pace,
+    node_crash,
+    node_crash_answers_belong,
+    node_crash_contained,
+    node_crash_recovers,
 )
+from suites.chaos.packet_misery import packet_misery, packet_misery_nothing_lost
+from suites.chaos.scenarios import AFTER_S, BEFORE_S, START_S, over_s, recovery_s, under
 from tests.suites.histories import history_of, outcome
 
 WITHIN_S = 1.0
 CLAIMS = Claims((Failover(within_s=WITHIN_S), Affinity(virtual_nodes=150)))
-END_S = BEFORE_S + chaos.FOR_S
+END_S = BEFORE_S + FOR_S
 BOUND_S = END_S + WITHIN_S
 
 
 def healed(history: History) -> History:
-    """Every fault took effect when it was asked for and healed when it was due."""
+    """The same history with every fault healed when due."""
     steps = []
-    for planned, seen in zip(history.scenario.timeline, history.steps, strict=True):
-        steps.append(replace(seen, healed_s=seen.effective_s + getattr(planned, "for_s")))  # noqa: B009
+    for planned, observed in zip(history.scenario.timeline, history.steps, strict=True):
+        steps.append(replace(observed, healed_s=observed.effective_s + getattr(planned, "for_s")))  # noqa: B009
     return replace(history, steps=tuple(steps))
 
 
 def crash(claims: Claims = CLAIMS) -> History:
-    """In turn; while the second is away, to the other two."""
-    scenario = chaos.node_crash(claims)
+    """Requests go to all backends in turn, and to the other two while the second is away."""
+    scenario = node_crash(claims)
 
-    def place(arrival: Arrival) -> int:
+    def backend_of(arrival: Arrival) -> int:
         return arrival.number % 2 * 2 if BEFORE_S <= arrival.at_s < END_S else arrival.number % 3
 
-    return healed(history_of(scenario, place))
+    return healed(history_of(scenario, backend_of))
 
 
 def lost_between(history: History, start_s: float, end_s: float, most: int | None = None) -> History:
@@ -67,62 +69,62 @@ def lost_between(history: History, start_s: float, end_s: float, most: int | Non
 # --- recovers -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_lost_until_the_bound_is_forgiven_and_no_later() -> None:
-    early, last = chaos.node_crash_recovers(lost_between(crash(), BEFORE_S, BOUND_S), CLAIMS)
+def test_losses_up_to_the_bound_are_allowed_and_later_ones_are_not() -> None:
+    early, last = node_crash_recovers(lost_between(crash(), BEFORE_S, BOUND_S), CLAIMS)
     assert isinstance(early, Held) and early.ok
     assert isinstance(last, Within) and WITHIN_S - 0.1 < last.observed_s <= WITHIN_S == last.high_s
-    assert outcome(chaos.node_crash_recovers, lost_between(crash(), BEFORE_S, BOUND_S), CLAIMS) is Outcome.PASS
-    assert outcome(chaos.node_crash_recovers, lost_between(crash(), BOUND_S, 99.0, 1), CLAIMS) is Outcome.FAIL
+    assert outcome(node_crash_recovers, lost_between(crash(), BEFORE_S, BOUND_S), CLAIMS) is Outcome.PASS
+    assert outcome(node_crash_recovers, lost_between(crash(), BOUND_S, 99.0, 1), CLAIMS) is Outcome.FAIL
 
 
-def test_losses_before_it_began_are_broken() -> None:
-    assert outcome(chaos.node_crash_recovers, lost_between(crash(), 0.0, 0.5, 1), CLAIMS) is Outcome.FAIL
+def test_losses_before_the_plan_fail() -> None:
+    assert outcome(node_crash_recovers, lost_between(crash(), 0.0, 0.5, 1), CLAIMS) is Outcome.FAIL
     just_before = lost_between(crash(), BEFORE_S - 0.1, BEFORE_S, 1)
-    assert outcome(chaos.node_crash_recovers, just_before, CLAIMS) is Outcome.PASS
+    assert outcome(node_crash_recovers, just_before, CLAIMS) is Outcome.PASS
 
 
 def test_the_time_counts_from_the_heal_as_it_was() -> None:
-    """Half a second later than planned."""
+    """The fault heals half a second later than planned."""
     late = lost_between(crash(), BOUND_S, BOUND_S + 0.5)
-    assert outcome(chaos.node_crash_recovers, late, CLAIMS) is Outcome.FAIL
+    assert outcome(node_crash_recovers, late, CLAIMS) is Outcome.FAIL
     steps = tuple(replace(step, healed_s=step.healed_s + 0.5) for step in late.steps)
-    assert outcome(chaos.node_crash_recovers, replace(late, steps=steps), CLAIMS) is Outcome.PASS
+    assert outcome(node_crash_recovers, replace(late, steps=steps), CLAIMS) is Outcome.PASS
 
 
-def test_harm_done_before_a_probe_saw_the_fault_is_the_faults() -> None:
-    """It was asked for half a second before it was seen."""
-    hurt = lost_between(crash(), BEFORE_S, BEFORE_S + 0.25)
-    steps = tuple(replace(step, effective_s=step.asked_s + 0.5) for step in hurt.steps)
-    assert outcome(chaos.node_crash_recovers, replace(hurt, steps=steps), CLAIMS) is Outcome.PASS
-    contained = outcome(chaos.node_crash_contained, lost_between(replace(hurt, steps=steps), BEFORE_S, 1.9), CLAIMS)
+def test_losses_before_a_probe_observed_the_fault_belong_to_it() -> None:
+    """The fault was requested half a second before it was observed."""
+    history = lost_between(crash(), BEFORE_S, BEFORE_S + 0.25)
+    steps = tuple(replace(step, effective_s=step.asked_s + 0.5) for step in history.steps)
+    assert outcome(node_crash_recovers, replace(history, steps=steps), CLAIMS) is Outcome.PASS
+    contained = outcome(node_crash_contained, lost_between(replace(history, steps=steps), BEFORE_S, 1.9), CLAIMS)
     assert contained is Outcome.FAIL
 
 
-def test_steps_are_carried_out_in_order_of_time_however_they_are_written() -> None:
+def test_steps_are_executed_in_order_of_time() -> None:
     steps = (Leave("gpu-2", 2.0), Kill("gpu-1", BEFORE_S, 0.5))
     scenario = under("x", steps, 3, CLAIMS)
-    seen = (StepSeen("Kill", 1, BEFORE_S, BEFORE_S, BEFORE_S + 0.5), StepSeen("Leave", 2, 2.0, 2.1))
-    assert healed_s(replace(history_of(scenario, lambda arrival: 0), steps=seen)) == 2.1
+    observed = (StepSeen("Kill", 1, BEFORE_S, BEFORE_S, BEFORE_S + 0.5), StepSeen("Leave", 2, 2.0, 2.1))
+    assert healed_s(replace(history_of(scenario, lambda arrival: 0), steps=observed)) == 2.1
 
 
-def test_one_that_never_healed_says_nothing() -> None:
+def test_a_fault_that_never_healed_is_vacuous() -> None:
     steps = (StepSeen("Kill", 1, BEFORE_S, BEFORE_S),)
-    assert outcome(chaos.node_crash_recovers, replace(crash(), steps=steps), CLAIMS) is Outcome.VACUOUS
-    assert outcome(chaos.node_crash_contained, replace(crash(), steps=steps), CLAIMS) is Outcome.VACUOUS
+    assert outcome(node_crash_recovers, replace(crash(), steps=steps), CLAIMS) is Outcome.VACUOUS
+    assert outcome(node_crash_contained, replace(crash(), steps=steps), CLAIMS) is Outcome.VACUOUS
 
 
-def test_nothing_sent_later_is_undecided() -> None:
+def test_without_later_requests_it_is_undecided() -> None:
     steps = tuple(replace(step, healed_s=99.0) for step in crash().steps)
-    assert outcome(chaos.node_crash_recovers, replace(crash(), steps=steps), CLAIMS) is Outcome.INCONCLUSIVE
+    assert outcome(node_crash_recovers, replace(crash(), steps=steps), CLAIMS) is Outcome.INCONCLUSIVE
 
 
-def test_a_victim_that_was_hardly_used_proves_nothing() -> None:
-    scenario = chaos.node_crash(CLAIMS)
+def test_a_hardly_used_faulty_backend_yields_no_finding() -> None:
+    scenario = node_crash(CLAIMS)
     idle = healed(history_of(scenario, lambda arrival: 1 if arrival.number % 14 == 0 else 0))
-    for item in (chaos.node_crash_recovers, chaos.node_crash_contained, chaos.grey_failure_nothing_lost):
+    for item in (node_crash_recovers, node_crash_contained, grey_failure_nothing_lost):
         assert item(idle, CLAIMS) == []
     used = healed(history_of(scenario, lambda arrival: 1 if arrival.number % 10 == 0 else 0))
-    assert len(chaos.node_crash_recovers(used, CLAIMS)) == 2
+    assert len(node_crash_recovers(used, CLAIMS)) == 2
 
 
 def test_the_longest_claimed_time_counts() -> None:
@@ -135,12 +137,12 @@ def test_the_longest_claimed_time_counts() -> None:
     assert recovery_s(Claims()) == 0.0
 
 
-# --- the pace of a crowd ------------------------------------------------------------------------------------
+# --- the pace of virtual users ------------------------------------------------------------------------------
 
 
-def crowded(paces: dict[float, float], claims: Claims = CLAIMS) -> History:
-    """A crowd that asks so often (per second) from each of these times on."""
-    scenario = chaos.node_crash(claims)
+def closed_loop(paces: dict[float, float], claims: Claims = CLAIMS) -> History:
+    """Virtual users with these request rates (per second), each from the given time on."""
+    scenario = node_crash(claims)
     starts_s = [*paces, scenario.end_s]
     parts = [
         Stream("crowd", start_s, rate_per_s, round((until_s - start_s) * rate_per_s))
@@ -154,32 +156,32 @@ def crowded(paces: dict[float, float], claims: Claims = CLAIMS) -> History:
     return replace(history, requests=requests)
 
 
-def test_a_crowd_may_slow_down_until_the_bound_and_by_a_tenth_after_it() -> None:
-    item = chaos.crowd_keeps_its_pace
-    assert outcome(item, crowded({0.0: 290.0}), CLAIMS) is Outcome.PASS
-    assert outcome(item, crowded({0.0: 290.0, END_S: 20.0, BOUND_S: 262.0}), CLAIMS) is Outcome.PASS
-    assert outcome(item, crowded({0.0: 290.0, BOUND_S: 145.0}), CLAIMS) is Outcome.FAIL
-    assert outcome(item, crowded({0.0: 290.0, BOUND_S: 340.0}), CLAIMS) is Outcome.PASS
+def test_virtual_users_may_slow_down_until_the_bound_and_by_a_tenth_after_it() -> None:
+    item = crowd_keeps_its_pace
+    assert outcome(item, closed_loop({0.0: 290.0}), CLAIMS) is Outcome.PASS
+    assert outcome(item, closed_loop({0.0: 290.0, END_S: 20.0, BOUND_S: 262.0}), CLAIMS) is Outcome.PASS
+    assert outcome(item, closed_loop({0.0: 290.0, BOUND_S: 145.0}), CLAIMS) is Outcome.FAIL
+    assert outcome(item, closed_loop({0.0: 290.0, BOUND_S: 340.0}), CLAIMS) is Outcome.PASS
 
 
-def test_the_pace_says_nothing_where_nothing_was_struck_or_nothing_is_left() -> None:
-    history = crowded({0.0: 290.0})
-    assert outcome(chaos.crowd_keeps_its_pace, replace(history, steps=()), CLAIMS) is not Outcome.PASS
+def test_the_pace_is_not_judged_without_a_fault_or_enough_time_after_it() -> None:
+    history = closed_loop({0.0: 290.0})
+    assert outcome(crowd_keeps_its_pace, replace(history, steps=()), CLAIMS) is not Outcome.PASS
     late = replace(
         history, steps=tuple(replace(step, healed_s=history.scenario.end_s - WITHIN_S - 0.3) for step in history.steps)
     )
-    assert outcome(chaos.crowd_keeps_its_pace, late, CLAIMS) is Outcome.INCONCLUSIVE
+    assert outcome(crowd_keeps_its_pace, late, CLAIMS) is Outcome.INCONCLUSIVE
 
 
-def test_the_pace_is_trusted_as_far_as_the_slack_of_all_that_was_counted() -> None:
-    history = crowded({0.0: 290.0})
-    (found,) = chaos.crowd_keeps_its_pace(history, CLAIMS)
+def test_the_pace_covers_all_seconds_that_were_counted() -> None:
+    history = closed_loop({0.0: 290.0})
+    (found,) = crowd_keeps_its_pace(history, CLAIMS)
     assert isinstance(found, Held)
     assert found.at_s == pytest.approx(BOUND_S) and found.until_s == history.scenario.end_s
 
 
-def test_the_crowd_is_a_closed_loop_for_the_whole_run() -> None:
-    scenario = chaos.node_crash(CLAIMS)
+def test_virtual_users_run_for_the_whole_run() -> None:
+    scenario = node_crash(CLAIMS)
     (crowd,) = (stream for stream in scenario.load.streams if stream.chats is not None)
     assert crowd.end_s == scenario.end_s
 
@@ -189,32 +191,32 @@ def test_the_crowd_is_a_closed_loop_for_the_whole_run() -> None:
 
 def test_a_share_may_be_lost_and_no_more() -> None:
     held = crash()
-    (found,) = chaos.node_crash_contained(held, CLAIMS)
+    (found,) = node_crash_contained(held, CLAIMS)
     assert isinstance(found, Held) and found.observed == 0 and found.sample is not None
     assert isinstance(found.bound, int) and found.sample / 3 < found.bound < 0.5 * found.sample
     for most, due in ((found.bound, Outcome.PASS), (found.bound + 1, Outcome.FAIL)):
-        assert outcome(chaos.node_crash_contained, lost_between(held, BEFORE_S, 99.0, most), CLAIMS) is due
+        assert outcome(node_crash_contained, lost_between(held, BEFORE_S, 99.0, most), CLAIMS) is due
 
 
-def test_only_what_was_sent_while_it_was_struck_may_be_lost() -> None:
-    """Away from 1.0 to 1.2 s and from 2.0 to 2.2 s: what was sent between does not count as struck."""
+def test_only_requests_sent_during_faults_may_be_lost() -> None:
+    """The backend is away from 1.0 to 1.2 s and from 2.0 to 2.2 s; requests sent in between do not count."""
     scenario = under("x", (Kill("gpu-1", 1.0, 0.2), Kill("gpu-1", 2.0, 0.2)), 3, CLAIMS)
     history = healed(history_of(scenario, lambda arrival: arrival.number % 3))
     sent_s = history.requests["sent_s"]
-    mask = sent_while_struck(history)
+    mask = sent_during_faults(history)
     assert set(mask[(sent_s > 1.25) & (sent_s < 1.75)]) == {False}
     assert set(mask[((sent_s > 1.0) & (sent_s < 1.15)) | ((sent_s > 2.0) & (sent_s < 2.15))]) == {True}
 
 
-def test_losses_long_after_it_are_for_another_check() -> None:
-    assert outcome(chaos.node_crash_contained, lost_between(crash(), BOUND_S, 99.0), CLAIMS) is Outcome.PASS
+def test_losses_after_the_bound_are_left_to_another_check() -> None:
+    assert outcome(node_crash_contained, lost_between(crash(), BOUND_S, 99.0), CLAIMS) is Outcome.PASS
 
 
 @pytest.mark.parametrize(
     ("item", "scenario"),
     [
-        (chaos.grey_failure_nothing_lost, chaos.grey_failure),
-        (chaos_fleet.packet_misery_nothing_lost, chaos_fleet.packet_misery),
+        (grey_failure_nothing_lost, grey_failure),
+        (packet_misery_nothing_lost, packet_misery),
     ],
 )
 def test_not_one_may_be_lost(item: object, scenario: object) -> None:
@@ -226,13 +228,13 @@ def test_not_one_may_be_lost(item: object, scenario: object) -> None:
 
 @pytest.mark.parametrize("second", [0, int(BOUND_S)])
 def test_losses_of_a_second_that_cannot_be_trusted_are_undecided(second: int) -> None:
-    """Every second that a loss is counted in plays a part, before the fault and after it."""
+    """The slack of every second with a counted loss matters, before the fault and after it."""
     slack_s = np.zeros(int(crash().scenario.end_s) + 1)
     slack_s[second] = 0.5
     history = replace(lost_between(crash(), BEFORE_S - 0.1, BOUND_S), slack_s=slack_s)
-    assert outcome(chaos.node_crash_contained, replace(history, slack_s=0 * slack_s), CLAIMS) is Outcome.FAIL
-    assert outcome(chaos.node_crash_contained, history, CLAIMS) is Outcome.INCONCLUSIVE
-    assert outcome(chaos.grey_failure_nothing_lost, history, CLAIMS) is Outcome.INCONCLUSIVE
+    assert outcome(node_crash_contained, replace(history, slack_s=0 * slack_s), CLAIMS) is Outcome.FAIL
+    assert outcome(node_crash_contained, history, CLAIMS) is Outcome.INCONCLUSIVE
+    assert outcome(grey_failure_nothing_lost, history, CLAIMS) is Outcome.INCONCLUSIVE
 
 
 # --- answers ------------------------------------------------------------------------------------------------
@@ -240,42 +242,42 @@ def test_losses_of_a_second_that_cannot_be_trusted_are_undecided(second: int) ->
 
 def test_answers_belong_to_their_requests() -> None:
     history = crash()
-    assert outcome(chaos.node_crash_answers_belong, history, CLAIMS) is Outcome.PASS
+    assert outcome(node_crash_answers_belong, history, CLAIMS) is Outcome.PASS
     history.requests["echo"][10] = Echo.OTHER
-    assert outcome(chaos.node_crash_answers_belong, history, CLAIMS) is Outcome.FAIL
+    assert outcome(node_crash_answers_belong, history, CLAIMS) is Outcome.FAIL
 
 
 @pytest.mark.parametrize(("kind", "due"), [(Kind.UPDATE, Outcome.FAIL), (Kind.INFERENCE, Outcome.PASS)])
 def test_an_update_reaches_a_backend_once(kind: Kind, due: Outcome) -> None:
-    """An inference may be tried again."""
+    """An inference may be retried."""
     history = crash()
     history.attempts["kind"] = history.requests["kind"][history.attempts["request"]]
     again = history.attempts[history.attempts["kind"] == kind][:1].copy()
     again["backend"] = (again["backend"] + 1) % 3
     doubled = replace(history, attempts=np.concatenate([history.attempts, again]))
-    assert outcome(chaos.node_crash_answers_belong, doubled, CLAIMS) is due
+    assert outcome(node_crash_answers_belong, doubled, CLAIMS) is due
 
 
-def test_without_a_fault_plan_there_is_nothing_to_say() -> None:
-    calm = replace(crash(), steps=())
-    for item in under_any(calm.scenario):
-        assert item(calm, CLAIMS) == []
+def test_without_a_fault_plan_no_finding() -> None:
+    without_steps = replace(crash(), steps=())
+    for item in under_any(without_steps.scenario):
+        assert item(without_steps, CLAIMS) == []
 
 
 # --- scenarios ----------------------------------------------------------------------------------------------
 
 
 def test_scenarios_last_until_all_has_recovered() -> None:
-    scenario = chaos.node_crash(CLAIMS)
-    assert scenario.timeline == (Kill("gpu-1", BEFORE_S, chaos.FOR_S),)
+    scenario = node_crash(CLAIMS)
+    assert scenario.timeline == (Kill("gpu-1", BEFORE_S, FOR_S),)
     assert over_s(scenario.timeline) == END_S and healed_s(crash()) == END_S
     assert 0.3 < scenario.load.streams[0].end_s - (BOUND_S + START_S + AFTER_S) < 0.5
-    assert chaos.blackhole(Claims((Failover(within_s=4.0),))).timeline[0].for_s == 4.0  # type: ignore[union-attr]
+    assert blackhole(Claims((Failover(within_s=4.0),))).timeline[0].for_s == 4.0  # type: ignore[union-attr]
 
 
 def test_openai_has_neither_updates_nor_get() -> None:
-    streams = chaos.node_crash(replace(CLAIMS, protocol="openai")).load.streams
-    assert [stream.name for stream in streams] == ["traffic", chaos.CROWD]
+    streams = node_crash(replace(CLAIMS, protocol="openai")).load.streams
+    assert [stream.name for stream in streams] == ["traffic", CROWD]
     assert [len(stream.methods) for stream in streams] == [1, 1]
 
 

@@ -1,0 +1,155 @@
+"""Checks of a run under any fault plan. `under_any` makes properties of them for a given scenario."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.claims.features import FEATURES, Affinity, Claims
+from harness.evidence.history import History
+from harness.property.declare import Property, declare
+from harness.property.findings import Findings, held, undecided, within
+from harness.scenario.model import Scenario
+from harness.stats import band, beta_binomial_pmf, binomial_pmf
+from suites.chaos.evidence import (
+    IN_FLIGHT_S,
+    began_s,
+    faulty_backends,
+    healed_s,
+    sent_between,
+    sent_during_faults,
+    was_used,
+)
+from suites.chaos.scenarios import recovery_s
+from suites.integrity import answer_belongs_to_request
+from suites.retry.evidence import turns, updates
+
+SETTLED_S = 0.2
+"""Virtual users begin with think time; their number in flight has settled after about this time."""
+
+LEAST_S = 0.4
+"""Shortest observation time after the recovery."""
+
+PACE = 0.9
+"""Smallest conforming pace after the recovery, as a factor of the former pace; a cold cache may slow answers."""
+
+COARSE = 40
+"""Points per backend of the ring whose shares bound the losses where no affinity is claimed."""
+
+FAULT_PLAN_ALPHA = 1e-4
+
+
+def recovers(history: History, claims: Claims) -> Findings:
+    """No request is lost before the fault plan or later than the claimed time after its end.
+
+    Observed is the send time of the last lost request, in seconds after the end.
+    """
+    start_s, end_s = began_s(history), healed_s(history)
+    if start_s is None or end_s is None or not was_used(history, faulty_backends(history), start_s):
+        return
+    lost = ~history.answered()
+    sent_s = history.requests["sent_s"]
+    before = sent_between(history, 0.0, start_s - IN_FLIGHT_S)
+    early = int(np.count_nonzero(before & lost))
+    within_s = recovery_s(claims)
+    judged = int(np.count_nonzero(sent_s > end_s + within_s))
+    if not judged:
+        yield undecided("no request was sent later than the claimed time after the end", end_s)
+        return
+    note = f"{early} lost before the plan began"
+    yield held(early == 0, 0.0, early, 0, until_s=start_s, sample=int(before.sum()), note=note)
+    losses_s = sent_s[lost & (sent_s >= end_s)]
+    last_s = float(losses_s.max()) - end_s if len(losses_s) else 0.0
+    late = int(np.count_nonzero(lost & (sent_s > end_s + within_s)))
+    note = f"{len(losses_s)} lost since the end at {end_s:.2f} s, {late} of {judged} sent later than the bound"
+    yield within(last_s, 0.0, within_s, end_s + within_s, until_s=history.scenario.end_s, sample=judged, note=note)
+
+
+def answers_belong(history: History, claims: Claims) -> Findings:
+    """Every answer belongs to its request, the records of both sides agree, and no update reaches a backend twice."""
+    if began_s(history) is None:
+        return
+    yield from answer_belongs_to_request(history, claims)
+    rows = history.attempts[updates(history) & (turns(history) >= 0)]
+    if len(rows):
+        sent = len(np.unique(rows["request"]))
+        twice = len(rows) - sent
+        note = f"{twice} of {sent} updates reached a backend again"
+        yield held(twice == 0, 0.0, twice, 0, exact=True, sample=sent, note=note)
+
+
+def contained(history: History, claims: Claims) -> Findings:
+    """Losses stay within the faulty backends' share of the requests sent during the faults."""
+    start_s, end_s, faulty = began_s(history), healed_s(history), faulty_backends(history)
+    if start_s is None or end_s is None or not was_used(history, faulty, start_s):
+        return
+    from_s, until_s = start_s - IN_FLIGHT_S, end_s + recovery_s(claims)
+    sent = int(sent_during_faults(history).sum())
+    judged = sent_between(history, from_s, until_s)
+    lost = int(np.count_nonzero(judged & ~history.answered()))
+    others = history.scenario.backends - len(faulty)
+    points = claims[Affinity].virtual_nodes if Affinity in claims else COARSE
+    _, most = band(beta_binomial_pmf(sent, points * len(faulty), points * others), 2 * FAULT_PLAN_ALPHA)
+    note = f"{lost} lost; {sent} were sent while {len(faulty)} of {history.scenario.backends} backends were faulty"
+    yield held(lost <= most, from_s, lost, most, until_s=until_s, sample=sent, alpha=FAULT_PLAN_ALPHA, note=note)
+
+
+def nothing_lost(history: History, claims: Claims) -> Findings:
+    """No request is lost in the whole run."""
+    start_s, end_s = began_s(history), healed_s(history)
+    if start_s is None or end_s is None or not was_used(history, faulty_backends(history), start_s):
+        return
+    lost = int(np.count_nonzero(~history.answered()))
+    sent = len(history.requests)
+    note = f"{lost} of {sent} lost"
+    yield held(lost == 0, 0.0, lost, 0, until_s=history.scenario.end_s, sample=sent, note=note)
+
+
+def keeps_pace(history: History, claims: Claims, stream: str) -> Findings:
+    """The virtual users of a closed loop send as many requests per second after the claimed time as before the plan.
+
+    With n1 requests in an interval before and n2 in one after, n2 of n1 + n2 is binomial if both counts arrive
+    independently at their rates; virtual users that wait for answers vary less. `PACE` of the former pace conforms.
+    """
+    start_s, end_s = began_s(history), healed_s(history)
+    if start_s is None or end_s is None or not was_used(history, faulty_backends(history), start_s):
+        return
+    before_s = (SETTLED_S, start_s - IN_FLIGHT_S)
+    after_s = (end_s + recovery_s(claims), history.scenario.end_s)
+    lasts_s, later_s = before_s[1] - before_s[0], after_s[1] - after_s[0]
+    if later_s < LEAST_S:
+        yield undecided("too little of the run is left after the claimed time", end_s)
+        return
+    in_stream = history.in_stream(stream)
+    before, after = (
+        int(np.count_nonzero(in_stream & sent_between(history, *interval))) for interval in (before_s, after_s)
+    )
+    share = PACE * later_s / (PACE * later_s + lasts_s)
+    least, _ = band(binomial_pmf(before + after, share), 2 * FAULT_PLAN_ALPHA)
+    note = f"{before / lasts_s:.0f} a second before, {after / later_s:.0f} after: {after}, {least} at least due"
+    yield held(
+        after >= least,
+        after_s[0],
+        after,
+        least,
+        until_s=history.scenario.end_s,
+        sample=before + after,
+        alpha=FAULT_PLAN_ALPHA,
+        note=note,
+    )
+
+
+def under_any(scenario: Scenario) -> tuple[Property, ...]:
+    """The two properties that hold under any fault plan, for this scenario; they share one run.
+
+    The features in the scenario's `off` are switched off where the target can.
+    """
+    off = tuple(FEATURES[name] for name in sorted(scenario.off))
+
+    def given_scenario(claims: Claims) -> Scenario:
+        return scenario
+
+    name = scenario.name
+    return (
+        declare(f"chaos.{name}.recovers", scenario=given_scenario, off=off)(recovers),
+        declare(f"chaos.{name}.answers-belong", scenario=given_scenario, off=off)(answers_belong),
+    )

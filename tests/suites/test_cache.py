@@ -15,31 +15,31 @@ from tests.suites.histories import history_of, lost, only, outcome, with_loads
 CLAIMS = Claims((Affinity(),))
 
 
-def loads(mine: int, round_robin: int) -> History:
-    """A run with `mine` cold loads and its baseline."""
+def loads(count: int, round_robin: int) -> History:
+    """A run with `count` cold loads, and its baseline."""
     history = history_of(more_models_than_fit_one(CLAIMS), lambda arrival: arrival.key % 4)
-    return with_loads(history, mine).with_baselines({"round_robin": with_loads(history, round_robin)})
+    return with_loads(history, count).with_baselines({"round_robin": with_loads(history, round_robin)})
 
 
 @pytest.mark.parametrize(
-    ("mine", "round_robin", "ok"), [(24, 400, True), (200, 400, True), (201, 400, False), (200, 399, False)]
+    ("count", "round_robin", "ok"), [(24, 400, True), (200, 400, True), (201, 400, False), (200, 399, False)]
 )
-def test_at_most_half_of_the_loads_of_round_robin(mine: int, round_robin: int, ok: bool) -> None:
-    found = only(affinity_hit_rate, loads(mine, round_robin), CLAIMS)
-    assert (found.ok, found.observed, found.bound, found.sample) == (ok, mine, round_robin / 2, 1000)
+def test_at_most_half_of_the_loads_of_round_robin(count: int, round_robin: int, ok: bool) -> None:
+    found = only(affinity_hit_rate, loads(count, round_robin), CLAIMS)
+    assert (found.ok, found.observed, found.bound, found.sample) == (ok, count, round_robin / 2, 1000)
     assert found.alpha == 1e-4
-    assert found.note == f"{mine} cold loads, round robin {round_robin}, models 24"
+    assert found.note == f"{count} cold loads, round robin {round_robin}, models 24"
 
 
-def test_a_baseline_without_loads_proves_nothing() -> None:
+def test_a_baseline_without_loads_is_vacuous() -> None:
     assert affinity_hit_rate(loads(0, 0), CLAIMS) == []
     assert outcome(affinity_hit_rate, loads(0, 0), CLAIMS) is Outcome.VACUOUS
 
 
-def test_few_answers_prove_nothing() -> None:
-    """A balancer that turns requests away needs few loads."""
-    poor = lost(loads(24, 400), range(501))
-    assert affinity_hit_rate(poor, CLAIMS) == [undecided("only 499 of 1000 requests were answered")]
+def test_few_answers_are_undecided() -> None:
+    """A balancer that rejects requests needs few loads."""
+    few = lost(loads(24, 400), range(501))
+    assert affinity_hit_rate(few, CLAIMS) == [undecided("only 499 of 1000 requests were answered")]
     assert only(affinity_hit_rate, lost(loads(24, 400), range(500)), CLAIMS).sample == 500
 
 

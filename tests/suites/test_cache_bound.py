@@ -1,8 +1,8 @@
-"""How seldom a conforming ring misses the bound of cache.affinity.hit-rate: in at most one of 10,000 seeds.
+"""A conforming ring misses the bound of cache.affinity.hit-rate for at most one of 10,000 seeds.
 
-A seed matters only through the names of its models and its arrivals. A ring that gives no GPU more models than fit
-needs one cold load for each model. The other seeds are replayed by hand: a GPU's memory keeps the models that were
-used last. Full simulations vouch for the replay.
+A seed determines only the names of the models and the arrivals. A ring that gives no GPU more models than fit needs
+one cold load for each model. The other seeds are replayed without a simulator: a GPU's memory keeps the most recently
+used models. Full simulations verify the replay.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ MODELS = MODELS_PER_BACKEND * SCENARIO.backends
 @cache
 def ring() -> HashRing:
     """The ring of the fleet."""
-    made = HashRing(150)
-    made.set_members(SCENARIO.backend_ids)
-    return made
+    hash_ring = HashRing(150)
+    hash_ring.set_members(SCENARIO.backend_ids)
+    return hash_ring
 
 
 def owners(seed: int) -> list[str]:
-    """For each model of this seed the GPU that the ring gives it."""
+    """The owner in the ring of each model of this seed."""
     return [str(ring().owner(key_name(seed, key))) for key in range(MODELS)]
 
 
 @cache
-def crowded() -> tuple[int, ...]:
-    """Seeds with a GPU that is given more models than fit."""
+def overfull() -> tuple[int, ...]:
+    """Seeds with a GPU that owns more models than fit."""
     return tuple(seed for seed in range(SEEDS) if max(Counter(owners(seed)).values()) > FITTING)
 
 
-def loads(places: Sequence[str | int], models: Sequence[int]) -> int:
-    """Cold loads where request by request a model is used at a place that keeps the `FITTING` last used."""
+def loads(gpus: Sequence[str | int], models: Sequence[int]) -> int:
+    """Cold loads of requests for `models` at `gpus`, if each GPU keeps its `FITTING` most recently used models."""
     memory: dict[str | int, OrderedDict[int, None]] = {}
     count = 0
-    for place, model in zip(places, models, strict=True):
-        resident = memory.setdefault(place, OrderedDict())
+    for gpu, model in zip(gpus, models, strict=True):
+        resident = memory.setdefault(gpu, OrderedDict())
         count += model not in resident
         resident[model] = None
         resident.move_to_end(model)
@@ -67,25 +67,25 @@ def loads(places: Sequence[str | int], models: Sequence[int]) -> int:
 
 
 def replayed(seed: int) -> tuple[int, int]:
-    """Cold loads of the ring and of round robin, by hand."""
+    """Cold loads of the ring and of round robin, replayed."""
     models = [arrival.key for arrival in draw(SCENARIO.load, seed)]
-    homes = owners(seed)
+    gpus = owners(seed)
     in_turn = [position % SCENARIO.backends for position in range(len(models))]
-    return loads([homes[model] for model in models], models), loads(in_turn, models)
+    return loads([gpus[model] for model in models], models), loads(in_turn, models)
 
 
 def simulated(seed: int) -> tuple[int, int]:
-    """Cold loads of the reference and of round robin, in full."""
+    """Cold loads of the reference and of round robin, simulated."""
     runs = [play(target, SCENARIO, seed) for target in (ReferenceTarget(), baseline_target("round_robin", CLAIMS))]
     return runs[0].cold_loads(), runs[1].cold_loads()
 
 
 def test_the_ring_misses_the_bound_in_at_most_one_of_ten_thousand_seeds() -> None:
-    assert 0 < len(crowded()) < 0.02 * SEEDS, "else the replay decides too much, or there is nothing to decide"
-    figures = {seed: replayed(seed) for seed in (*range(SIMULATED), *crowded())}
-    missed = [seed for seed, (mine, round_robin) in figures.items() if mine > AT_MOST * round_robin]
+    assert 0 < len(overfull()) < 0.02 * SEEDS, "too many seeds, or none, depend on the replay"
+    figures = {seed: replayed(seed) for seed in (*range(SIMULATED), *overfull())}
+    missed = [seed for seed, (count, round_robin) in figures.items() if count > AT_MOST * round_robin]
     assert len(missed) <= 1
-    for seed in set(range(SIMULATED)) - set(crowded()):
+    for seed in set(range(SIMULATED)) - set(overfull()):
         assert figures[seed][0] == MODELS
     assert min(round_robin for _, round_robin in figures.values()) > 4 * MODELS
 
@@ -96,9 +96,9 @@ def test_full_simulations_pass() -> None:
         assert record.outcome is Outcome.PASS, f"seed {seed}: {record.reason}"
 
 
-@pytest.mark.parametrize("turn", [0, 1, 2])
-def test_full_simulations_agree_with_the_replay(turn: int) -> None:
-    """On crowded seeds, too. A few loads differ: what is in use or on its way cannot be evicted."""
-    seed = crowded()[turn]
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_full_simulations_agree_with_the_replay(position: int) -> None:
+    """Seeds with an overfull GPU. A few loads differ, because a model that is in use or loading cannot be evicted."""
+    seed = overfull()[position]
     for found, expected in zip(simulated(seed), replayed(seed), strict=True):
         assert found == pytest.approx(expected, rel=0.1)

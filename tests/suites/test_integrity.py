@@ -1,4 +1,4 @@
-"""Integrity on hand-written histories: swapped answers, entries without their counterpart, answers without a number."""
+"""Integrity on hand-written histories: swapped answers, entries without a counterpart, answers without a number."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CLAIMS = Claims()
 
 
 def sound() -> History:
-    """Every request has the answer of the backend that has its attempt."""
+    """Every request has the answer of the backend with its attempt."""
     return history_of(steady(CLAIMS), lambda arrival: arrival.number % 4)
 
 
 def figures(history: History) -> list[tuple[object, ...]]:
-    """What the two findings say: answers that are not their request's own, entries without their counterpart."""
+    """Figures of the two findings: answers that do not belong to their request, entries without a counterpart."""
     findings = answer_belongs_to_request(history, CLAIMS)
     assert len(findings) == 2
     assert all(isinstance(found, Held) and found.exact and found.bound == 0 for found in findings)
@@ -36,8 +36,8 @@ def test_every_answer_is_its_requests_own() -> None:
     assert figures(sound()) == [(True, 0, 1000), (True, 0, 1000)]
 
 
-def test_swapped_answers_are_seen_twice() -> None:
-    """Two clients have each other's answer, so each names a backend that never saw its request."""
+def test_swapped_answers_fail_both_findings() -> None:
+    """Two clients have each other's answer, so each answer names a backend without an attempt for its request."""
     history = sound()
     history.requests["echo"][[10, 11]] = Echo.OTHER
     history.requests["answered_by"][[10, 11]] = history.requests["answered_by"][[11, 10]]
@@ -53,7 +53,7 @@ def test_one_answer_without_a_number_among_others_is_not_its_own() -> None:
     assert figures(history) == [(False, 1, 1000), (True, 0, 1000)]
 
 
-def test_the_balancers_own_refusals_need_no_number() -> None:
+def test_rejections_by_the_balancer_need_no_number() -> None:
     history = lost(sound(), range(100))
     history.requests["echo"][:100] = Echo.NONE
     history.requests["answered_by"][:100] = -1
@@ -67,16 +67,16 @@ def test_an_answer_that_no_backend_gave_is_an_orphan() -> None:
     assert figures(whole) == [(True, 0, 1000), (False, 1, 1000)]
 
 
-def test_a_process_that_was_killed_may_not_have_noted_its_last_answer() -> None:
+def test_a_killed_process_may_not_have_recorded_its_last_answer() -> None:
     history = sound()
     history.attempts["ending"][5] = Ending.OPEN
-    place = int(history.attempts["backend"][5])
+    at = int(history.attempts["backend"][5])
     assert figures(history) == [(True, 0, 1000), (False, 1, 1000)]
     for kind, backend, orphans in (
-        ("Kill", place, 0),
-        ("Restart", place, 0),
-        ("Kill", place + 1, 1),
-        ("Down", place, 1),
+        ("Kill", at, 0),
+        ("Restart", at, 0),
+        ("Kill", at + 1, 1),
+        ("Down", at, 1),
     ):
         steps = (StepSeen(kind, backend, 1.0, 1.0, 2.0),)
         assert figures(replace(history, steps=steps)) == [(True, 0, 1000), (not orphans, orphans, 1000)]
@@ -91,9 +91,9 @@ def test_an_answer_that_another_backend_gave_is_an_orphan() -> None:
 
 def test_attempts_of_no_request_are_orphans() -> None:
     whole = sound()
-    strangers = whole.attempts[:3].copy()
-    strangers["request"], strangers["carriers"] = -1, 1
-    doubled = replace(whole, attempts=np.concatenate([whole.attempts, strangers]))
+    unmatched = whole.attempts[:3].copy()
+    unmatched["request"], unmatched["carriers"] = -1, 1
+    doubled = replace(whole, attempts=np.concatenate([whole.attempts, unmatched]))
     assert figures(doubled) == [(True, 0, 1000), (False, 3, 1000)]
 
 
@@ -105,14 +105,14 @@ def test_where_no_backend_is_named_any_answered_attempt_will_do() -> None:
     assert figures(history) == [(True, 0, 1000), (False, 1, 1000)]
 
 
-def test_alien_answers_count_though_they_broke_off() -> None:
+def test_foreign_answers_count_even_if_truncated() -> None:
     history = sound()
     history.requests["echo"][7] = Echo.OTHER
     history.requests["status"][7] = 500
     assert figures(history)[0] == (False, 1, 999)
 
 
-def test_few_answers_prove_nothing() -> None:
+def test_few_answers_are_undecided() -> None:
     history = sound()
     history.requests["status"][499:] = 503
     assert outcome(answer_belongs_to_request, history, CLAIMS) is Outcome.INCONCLUSIVE
@@ -121,7 +121,7 @@ def test_few_answers_prove_nothing() -> None:
 def test_foreign_attempts_back_no_answer() -> None:
     history = sound()
     history.attempts["request"][10], history.attempts["carriers"][10] = -1, 1
-    # one entry without its counterpart on either side
+    # One entry without a counterpart on either side.
     assert figures(history) == [(True, 0, 1000), (False, 2, 1000)]
 
 
@@ -165,9 +165,9 @@ def test_a_rush_has_streams_large_bodies_and_clients_that_give_up() -> None:
     assert not any(one.streams for one in draw(rush(Claims(protocol="kserve")).load, SEED))
 
 
-def test_whoever_gave_up_is_not_lost_and_everybody_else_is() -> None:
+def test_an_aborted_request_is_not_lost_and_any_other_is() -> None:
     history = history_of(rush(CLAIMS), lambda arrival: arrival.number % 4)
     patient = [one.number for one in draw(history.scenario.load, SEED) if one.patience_s >= one.timeout_s]
-    gone = sorted(set(range(len(history.requests))) - set(patient))
-    assert outcome(rush_nothing_lost, lost(history, gone), CLAIMS) is Outcome.PASS
+    aborted = sorted(set(range(len(history.requests))) - set(patient))
+    assert outcome(rush_nothing_lost, lost(history, aborted), CLAIMS) is Outcome.PASS
     assert outcome(rush_nothing_lost, lost(history, patient[:1]), CLAIMS) is Outcome.FAIL

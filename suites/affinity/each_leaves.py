@@ -22,12 +22,13 @@ from suites.scenarios import DISTURBING, KEY_MOVERS
     scenario=every_change,
 )
 def each_leaves_moves_each_key_once(history: History, claims: Claims) -> Findings:
-    """When each backend leaves in turn and returns, every key moves exactly once: while its own backend is away.
+    """When each backend leaves in turn and returns, every key moves exactly once.
 
-    The mean remap is therefore exactly 1/n for any shares, without a band or chance. Under Maglev, 5 % of the
-    survivors' keys may move at each leave. The list of backends is rotated at each change, so a mapping that depends
-    on its order or on earlier members fails too. Seen broken: envoyproxy/envoy#22558, stathat/consistent#5 (colliding
-    points lost on removal), grpc/grpc-go#6927 (weights kept across restarts).
+    It moves while its own backend is away. The mean remap is therefore exactly 1/n for any shares, without a band or
+    chance. Under Maglev, 5 % of the survivors' keys may move at each leave. The list of backends is rotated at each
+    change, so a mapping that depends on its order or on earlier members fails too. Seen broken:
+    envoyproxy/envoy#22558, stathat/consistent#5 (colliding points lost on removal), grpc/grpc-go#6927 (weights kept
+    across restarts).
     """
     if claims[Affinity].algorithm == "jump":
         raise UnsupportedError("jump hashing can lose its last backend only")

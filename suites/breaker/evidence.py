@@ -1,8 +1,7 @@
 """A breaker observed from outside: calls at one backend, trips, probes. Declares no property.
 
-The time at which the balancer learned of an answer has two bounds: the answer had left the backend (`end_s`), and the
-client did not have it yet (`client_end_s`). Where the order of two answers matters, each rule uses the bound with which
-no delay between them causes a false alarm.
+The balancer learns of an answer after it left the backend (`end_s`) and before the client has it (`client_end_s`).
+Where the order of two answers matters, each rule uses the bound with which no delay between them causes a false alarm.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ def test_every_command_is_known_here() -> None:
     assert set(COMMANDS) == {*HOLDS, BREAKS, AGAIN}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", HOLDS)
 def test_command_holds(command: str) -> None:
     done = run(command)

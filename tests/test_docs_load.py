@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.main import get_command
 
 from harness.cli import app
@@ -30,6 +31,7 @@ LOAD_TEXT = " ".join(LOAD.split())
 COMMANDS = [line for text in re.findall(r"```console\n(.*?)```", LOAD, re.DOTALL) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_load_page(tmp_path: Path) -> None:
     fleet, balancer, *loads = COMMANDS
     first = next(port for port in range(17_000, 18_000) if is_free(port) and is_free(port + 1))

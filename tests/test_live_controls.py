@@ -18,6 +18,8 @@ from harness.targets.base import Target
 from harness.targets.nginx import NginxTarget
 from harness.targets.python import PythonTarget
 
+pytestmark = pytest.mark.slow
+
 PROPERTIES = {item.name: item for item in catalogue()}
 
 

@@ -23,6 +23,8 @@ from harness.targets.python import PythonTarget
 from harness.targets.reference import ReferenceTarget
 from tests.mutants.sketch import SKETCH, Fault
 
+pytestmark = pytest.mark.slow
+
 SEED = 1
 WORLDS = {World.SIM: play}
 PROPERTIES = {item.name: item for item in catalogue()}

@@ -96,6 +96,7 @@ def test_command_shows(command: str) -> None:
     assert SHOWN[command] in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", JUDGED)
 def test_command_judges(command: str) -> None:
     done = run(command, *JUDGED[command])
@@ -133,6 +134,7 @@ def gateway(folder: Path, port: int, backends: list[int]) -> Iterator[None]:
         child.wait(10)
 
 
+@pytest.mark.slow
 def test_claims_file_of_the_readme_judges_a_running_balancer(tmp_path: Path) -> None:
     text = block("toml", "acme-gateway")
     ports = [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", text)]
@@ -148,6 +150,7 @@ def test_claims_file_of_the_readme_judges_a_running_balancer(tmp_path: Path) -> 
     assert "1 passed" in done.stdout and "4 skipped" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_real_fault_proxy_is_used_or_missed_in_one_line() -> None:
     done = run(REAL_FAULTS, "--world", "live", "-k", "repeat")
     if done.returncode == 2:

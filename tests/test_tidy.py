@@ -20,6 +20,33 @@ FUNCTION_LINES = 70
 BANNED = re.compile("|".join([r"\bTO" + "DO", r"\bFIX" + "ME", r"\bX" + "XX", r"\bHA" + "CK"]))
 """Words for things to be done later, put together so that this file does not contain them."""
 
+IDIOMS = re.compile(
+    "|".join(
+        [
+            r"so " + "manieth",
+            r"has in " + "store",
+            r"have in " + "store",
+            r"\bbe" + "falls?\b",
+            r"\bto" + "ld=",
+            r"\b(first|second) " + "half:",
+            r"\bcheck" + "[-_]ups?\b",
+            r"\bpro" + "grammes?\b",
+            r"in the words " + "of",
+            r"has a say " + "in",
+            r"for the " + "sake of",
+            r"\bturned" + "[ _]away\b",
+            r"\bagen" + "da\b",
+            r"\bdoor" + "way\b",
+            r"\bwho" + "ever\b",
+        ]
+    ),
+    re.IGNORECASE,
+)
+"""Private idioms that the field has words for: docs/style.md lists the words."""
+
+KEPT = ("health.check-ups.independent", '"{seed}/programme"')
+"""A property's name and a seed's text, which stay as they are: verdicts and histories are known by them."""
+
 PATCHING = ("locust", "gevent")
 """Packages that patch the whole interpreter when imported; modules that load them run as processes of their own."""
 
@@ -33,6 +60,8 @@ def problems(path: str, source: str, shipped: bool) -> list[str]:
     for number, line in enumerate(lines, start=1):
         if BANNED.search(line):
             found.append(f"{path}:{number}: {line.strip()!r}: do it now or leave it out")
+    for number, idiom in idioms(lines):
+        found.append(f"{path}:{number}: {idiom!r}: use the field's word (docs/style.md)")
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -42,6 +71,15 @@ def problems(path: str, source: str, shipped: bool) -> list[str]:
     if shipped and source.strip():
         found += [f"{path}:{line}: {name} needs a docstring" for name, line in undocumented(tree)]
     return found
+
+
+def idioms(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Line number and text of each private idiom."""
+    for number, line in enumerate(lines, start=1):
+        for kept in KEPT:
+            line = line.replace(kept, "")
+        if (match := IDIOMS.search(line)) is not None:
+            yield number, match[0]
 
 
 def undocumented(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -69,12 +107,41 @@ def test_tidy(path: Path) -> None:
     assert problems(name, path.read_text(encoding="utf-8"), shipped=not name.startswith("tests/")) == []
 
 
+PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if path.name != "CHANGELOG.md")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[path.relative_to(ROOT).as_posix() for path in PAGES])
+def test_pages_use_the_words_of_the_field(path: Path) -> None:
+    assert list(idioms(path.read_text(encoding="utf-8").splitlines())) == []
+
+
+def class_names(sources: dict[str, str]) -> dict[str, list[str]]:
+    """The files that define each public class."""
+    found: dict[str, list[str]] = {}
+    for path, source in sources.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(path)
+    return found
+
+
+def test_a_public_class_name_stands_for_one_thing() -> None:
+    shipped = [path for path in FILES if path.relative_to(ROOT).parts[0] in SHIPPED]
+    sources = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in shipped}
+    assert {name: paths for name, paths in class_names(sources).items() if len(paths) > 1} == {}
+
+
+def test_a_class_name_used_twice_is_seen() -> None:
+    assert class_names({"a.py": "class A: ...\nclass _B: ...", "b.py": "class A: ..."}) == {"A": ["a.py", "b.py"]}
+
+
 def test_untidy_is_seen() -> None:
     long = "def f():\n" + "    pass\n" * FUNCTION_LINES
     source = "x = 1  # " + "TO" + "DO later\n" + long + "class C:\n    def g(self):\n        pass\n" + "\n" * FILE_LINES
     told = "\n".join(problems("a.py", source, shipped=True))
     for part in ("split it (under 400)", "do it now", "f has 71 lines", "the module needs", "C needs", "g needs"):
         assert part in told
+    assert "use the field's word" in problems("a.py", '"""Every so ' + 'manieth."""\n', shipped=True)[0]
     assert problems("a.py", '"""Doc."""\n\n\ndef _private():\n    pass\n', shipped=True) == []
 
 
@@ -95,6 +162,7 @@ for module in sys.argv[1:]:
 """Each module in a child of an interpreter that has loaded nothing of ours: much quicker than an interpreter each."""
 
 
+@pytest.mark.slow
 def test_every_module_imports_alone() -> None:
     names = []
     for path in FILES:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness.live.faults.command_words import KINDS, options_of
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +47,7 @@ def test_every_command_is_known_here() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_commands_do_what_the_page_says(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "120"}
     child = subprocess.Popen(words(UP), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)

@@ -68,7 +68,7 @@ def load_in(text: str) -> Load:
 
 
 def asked_in(line: bytes) -> dict[str, Any] | None:
-    """The JSON object that a line from whoever hands out jobs holds; None if it holds none."""
+    """The JSON object in one line of standard input; None if the line holds none."""
     try:
         asked = json.loads(line)
     except ValueError:

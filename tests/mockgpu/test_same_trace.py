@@ -260,6 +260,7 @@ def test_the_trace_puts_the_model_under_strain() -> None:
     assert sum(fate.preempted for fate in fates) >= 10
 
 
+@pytest.mark.slow
 def test_sockets_tell_the_story_of_virtual_time(run: Run) -> None:
     story = in_virtual_time(run.submissions())
     assert [event[1:] for event in story.residency] == [event[1:] for event in run.residency]

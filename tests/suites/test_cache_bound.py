@@ -90,6 +90,7 @@ def test_the_ring_misses_the_bound_in_at_most_one_of_ten_thousand_seeds() -> Non
     assert min(round_robin for _, round_robin in figures.values()) > 4 * MODELS
 
 
+@pytest.mark.slow
 def test_full_simulations_pass() -> None:
     for seed in range(SIMULATED):
         record = Judge(ReferenceTarget(), seed, {World.SIM: play}).judge(affinity_hit_rate, World.SIM)

@@ -21,7 +21,6 @@ from locust.exception import StopUser
 from locust.runners import LocalRunner, MasterRunner, Runner, WorkerRunner
 
 from harness.claims.features import PROTOCOLS
-
 from harness.claims.validation import nearest
 from harness.load.job import LoadJob, text_of
 from harness.load.locust_engine.coordinator import Coordinator

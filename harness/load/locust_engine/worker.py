@@ -196,7 +196,7 @@ def _prepared(plan: Plan, environment: Environment) -> Play:
 
 
 def _cannot_play(plan: Plan, error: Exception) -> str:
-    """Why a plan cannot be played, in one line and in the words of Locust's options."""
+    """One line on why a plan cannot be played, with the names of Locust's options."""
     if isinstance(error, OSError):
         return f"--host {plan.url}: {error.strerror or error}"
     if isinstance(error, ValueError):

@@ -34,7 +34,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 """Those that a summary shows; `Figures.time` knows any other, such as p95, too."""
 
 MOST_LATE = 0.2
-"""A generator that was later than this share of a time (both p99) has a say in it: the time is not the target's."""
+"""A time is not attributed to the target if the generator delay exceeds this share of it (both at p99)."""
 
 _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
@@ -143,7 +143,7 @@ def figures_of(rows: Rows, leaving: Collection[int] = (), closed: bool = False) 
 
 
 def too_late(lateness_s: float, time_s: float) -> bool:
-    """Whether a generator so late (p99) has a say in a time; False where one of both is not known (nan)."""
+    """Whether a generator delay (p99) makes up too much of a time; False if either is unknown (nan)."""
     return lateness_s > MOST_LATE * time_s
 
 

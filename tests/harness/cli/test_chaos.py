@@ -54,6 +54,7 @@ def test_runs_count_seeds_up_and_the_same_seed_is_the_same_run() -> None:
     assert chaos("--seed", "8").output.strip() in done.output
 
 
+@pytest.mark.slow
 def test_what_fails_is_shrunk_and_fails_again(tmp_path: Path) -> None:
     file = tmp_path / "claims.toml"
     file.write_text(

@@ -41,6 +41,7 @@ def test_add_list_and_clear(running: Up) -> None:
     assert running.fault("list", "--json", "--name", "two").stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_what_never_takes_effect_is_exit_code_1(running: Up) -> None:
     """A bandwidth limit far above the bytes sent has no effect."""
     done = running.fault("add", "--name", "two", "gpu-1", "bandwidth", "--kb-per-s", "1000000")

@@ -141,6 +141,7 @@ def gone(family: set[int]) -> bool:
     return not any(runs(pid) for pid in family)
 
 
+@pytest.mark.slow
 def test_nginx_from_start_to_ctrl_c(tmp_path: Path) -> None:
     with up(tmp_path, "--target", "nginx", "--rate", "20") as running:
         family = tree(running.process.pid)
@@ -181,6 +182,7 @@ def command(pid: int) -> str:
     return " ".join(psutil.Process(pid).cmdline())
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_the_live_view(tmp_path: Path) -> None:
     master, terminal = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "COLUMNS": "120", "LINES": "40"}
@@ -223,6 +225,7 @@ async def not_yet(call: Call) -> None:
     await call.answer(status="503 Service Unavailable")
 
 
+@pytest.mark.slow
 def test_a_file_says_how_many_backends_and_what_is_waited_for_is_said(tmp_path: Path) -> None:
     balancer = RawBackend(not_yet)
     running = Up(tmp_path, "--target", running_already(tmp_path, balancer.port), "--rate", "0")

@@ -159,6 +159,7 @@ def test_the_balancer_leaves_by_itself(judged: Judged, strike: Strike) -> None:
     assert record.reason.startswith("the balancer failed during the run: exit status 0; last line: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -179,6 +180,7 @@ def test_one_of_ours_is_killed_and_the_next_run_works(
     assert sum("harness.load.locust_engine" in child.words for child in children) == 2, "a fresh load process"
 
 
+@pytest.mark.slow
 def test_a_load_process_that_died_between_runs_is_replaced(judged: Judged, children: list[Child]) -> None:
     assert_works(judged)
     loads = [child for child in children if "harness.load.locust_engine" in child.words]
@@ -200,6 +202,7 @@ STARTS: tuple[tuple[str, BaseException], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_an_error_at_the_start_leaves_nothing_but_the_load_process(
     session: LiveSession, children: list[Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +217,7 @@ def test_an_error_at_the_start_leaves_nothing_but_the_load_process(
     assert sum("harness.load.locust_engine" in child.words for child in children) == 1, "kept from run to run"
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_the_middle_leaves_nothing_and_the_next_run_works(
     session: LiveSession, children: list[Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def session() -> Iterator[LiveSession]:
         yield opened
 
 
+@pytest.mark.slow
 def test_a_restart_heals_by_itself_and_the_sentinel_pings_somebody_else(session: LiveSession) -> None:
     timeline = (Restart("gpu-0", 0.3, for_s=AWAY_S), Restart("gpu-1", 0.3), Pause("gpu-2", 0.3))
     history = session.play(ReferenceTarget(), traffic(1.5, *timeline, backends=3), SEED)
@@ -47,6 +48,7 @@ def test_a_restart_heals_by_itself_and_the_sentinel_pings_somebody_else(session:
     assert history.slack_s.max() < DEAD_S
 
 
+@pytest.mark.slow
 def test_the_sentinel_pings_a_backend_that_is_left_alone(session: LiveSession) -> None:
     history = session.play(ReferenceTarget(), traffic(1.5, Kill("gpu-0", 0.3)), SEED)
     assert history.slack_s.max() < DEAD_S

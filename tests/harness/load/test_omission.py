@@ -30,6 +30,7 @@ def p99_s(folder: Path, name: str) -> float:
     return float(np.quantile(times.astype(float), 0.99)) / 1000.0
 
 
+@pytest.mark.slow
 def test_the_99th_percentile_of_a_server_that_stops_for_two_seconds(tmp_path: Path) -> None:
     out = tmp_path / "open.records"
     own = ("--profile", "steady", "--rate", f"{RATE:g}", "--duration", f"{LENGTH_S:g}", "--records", str(out))

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.harness.live.balancers import BalancerProcess, balancing, plain_backends
 from tests.harness.live.helpers import HOST, PATIENCE_S, until
 
@@ -148,6 +150,7 @@ def level(balancer: BalancerProcess) -> dict[str, float]:
     return dict(zip(("rss", "descriptors", "tasks", "remembered"), map(min, zip(*looks, strict=True)), strict=True))
 
 
+@pytest.mark.slow
 def test_ten_thousand_joins_and_leaves(tmp_path: Path) -> None:
     with (
         plain_backends(tmp_path, 2, ports=PORTS) as backends,

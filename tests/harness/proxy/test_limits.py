@@ -40,6 +40,7 @@ def test_a_burst_over_the_rate_is_refused_with_429_and_a_time(tmp_path: Path) ->
         assert reached == {f"r{number}" for number in range(BURST)}
 
 
+@pytest.mark.slow
 def test_what_finds_no_place_is_refused_with_503_while_the_others_are_at_work(tmp_path: Path) -> None:
     """All rejections arrive before the admitted request's answer: no rejection waits."""
     limits = settings_file(tmp_path, "[limits]\nconcurrency = 1\nqueue = 0\nretry_after_s = 3.0\n")

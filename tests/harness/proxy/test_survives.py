@@ -85,6 +85,7 @@ def test_a_client_that_leaves_is_seen_by_the_backend_at_once(tmp_path: Path) -> 
 # --- backends that die ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/stream", "/sized"])
 def test_a_killed_backend_breaks_its_transfers(tmp_path: Path, path: str) -> None:
     with plain_backends(tmp_path, 2) as backends, balancing(tmp_path, [item.url for item in backends]) as balancer:
@@ -219,6 +220,7 @@ async def shut_down_under_load(balancer: BalancerProcess, log: ClientLog) -> tup
     return closed_s, late_ends, took_s
 
 
+@pytest.mark.slow
 def test_sigterm_under_load_loses_nothing(tmp_path: Path) -> None:
     with plain_backends(tmp_path, 2, delay_s=0.05) as backends:
         with balancing(tmp_path, [item.url for item in backends]) as balancer:

@@ -29,6 +29,7 @@ def at_once(history: History) -> int:
     return int(np.cumsum(changes[order]).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "running"), [(3, 64), (40, 4)])
 def test_the_response_time_law(count: int, running: int) -> None:
     """X = N / (R + Z) for any closed loop (Little's law over thinking and waiting), with or without a queue."""

@@ -112,6 +112,7 @@ def policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_a_policy_and_one_that_raises(session: LiveSession, policies: str) -> None:
     record = judged(session, f"python:{policies}:Ring", REPEAT)
     assert record.outcome is Outcome.PASS, record.reason
@@ -126,6 +127,7 @@ def test_a_policy_and_one_that_raises(session: LiveSession, policies: str) -> No
 # --- claims files -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_claims_file_with_a_template(session: LiveSession, nginx: str, tmp_path: Path) -> None:
     (tmp_path / "nginx.conf.j2").write_text(template(os.geteuid() == 0))
     words = f'["{nginx}", "-p", "{{workdir}}", "-e", "{{workdir}}/error.log", "-c", "{{config}}"'
@@ -145,6 +147,7 @@ def test_a_claims_file_with_a_template(session: LiveSession, nginx: str, tmp_pat
     assert set(history.attempts["backend"][after]) == {0}
 
 
+@pytest.mark.slow
 def test_nginx_drains_weighs_and_takes_back(session: LiveSession) -> None:
     # Weight 5 against 1 is five sixths of the keys instead of a half: unambiguous with a hundred keys.
     drain, weigh, join = Drain("gpu-1", 0.5), Weigh("gpu-0", 2.0, 5), Join("gpu-1", 4.0)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -159,12 +160,14 @@ def play(seed: int, calls: int) -> dict[int, int]:
     return statuses
 
 
+@pytest.mark.slow
 def test_four_thousand_calls_meet_every_answer_there_is() -> None:
     statuses = play(3, FIXED)
     assert set(statuses) == {200, 201, 204, 400, 404, 405, 409, 500}, statuses
     assert min(statuses.values()) >= 20, statuses
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # a smaller seed is no simpler
 @given(st.integers(0, 2**32 - 1))
 def test_six_thousand_calls_from_seeds_that_are_drawn(seed: int) -> None:

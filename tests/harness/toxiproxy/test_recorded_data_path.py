@@ -228,6 +228,8 @@ class Laboratory:
         return not any(lap is late for laps in self.uncounted.values() for late in laps)
 
 
+@pytest.mark.slow
+@pytest.mark.laboratory("toxiproxy data path")
 @pytest.mark.parametrize("kind", rig.KINDS)
 def test_behaves_as_recorded(kind: str) -> None:
     recorded = {line["exp"]: line["obs"] for line in map(json.loads, RECORDED.read_text(encoding="utf-8").splitlines())}

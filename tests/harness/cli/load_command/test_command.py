@@ -52,6 +52,7 @@ def written(folder: Path) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.slow
 def test_both_engines_play_the_same_load_and_write_the_same_files(url: str, tmp_path: Path) -> None:
     found = {}
     for engine in ("aiohttp", "locust"):
@@ -153,6 +154,7 @@ def test_ctrl_c_and_sigterm_end_the_sending_and_write_what_was(
     assert (rows["failure"] == Failure.NOT_SENT).sum() == summary["figures"]["not_sent"] > 3000
 
 
+@pytest.mark.slow
 def test_a_search_and_its_file(url: str, tmp_path: Path) -> None:
     words = ("--search", "p50 <= 10s", "--from", "40", "--to", "80", "--duration", "1")
     done = load(tmp_path, *words, "--target", url)
@@ -172,6 +174,7 @@ def slow_url() -> Iterator[str]:
         lean.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["aiohttp", "locust"])
 def test_no_good_request_is_exit_code_1_with_the_reason(slow_url: str, tmp_path: Path, engine: str) -> None:
     words = ("--profile", "steady", "--rate", "20", "--duration", "500ms", "--timeout", "1600ms")
@@ -282,6 +285,7 @@ def test_who_asks_for_the_lateness_gets_it_and_a_small_one_is_not_told(
 # --- the closed loop --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["aiohttp", "locust"])
 def test_chats_are_a_closed_loop_and_say_so(tmp_path: Path, engine: str) -> None:
     with subprocess.Popen([sys.executable, str(LEAN), "0.8"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lean:

@@ -47,6 +47,7 @@ def test_every_kind_is_in_the_table() -> None:
     assert {effect.kind for _, effect in CASES} == set(get_args(Step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trial", "effect"), CASES, ids=IDS)
 def test_it_shows_and_heals(plays: Plays, trial: Trial, effect: Effect) -> None:
     assert plays.lacking(trial, effect) == []

@@ -40,6 +40,7 @@ def histories(session: LiveSession) -> list[History]:
     return played
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "name"), CASES)
 def test_it_shows(histories: list[History], run: int, name: str) -> None:
     assert lacking(histories[run], run, name) == []

@@ -43,6 +43,7 @@ def ways(session: LiveSession) -> History:
     return history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", WAYS.effects, ids=lambda effect: str(effect.kind.__name__))
 def test_every_fault_of_the_way_shows_and_heals(ways: History, effect: Effect) -> None:
     assert WAYS.lacking(ways, effect) == []
@@ -57,6 +58,7 @@ def outcome(session: LiveSession, item: Property) -> Outcome:
     return record.outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_properties_come_to_the_same_verdict(session: LiveSession, name: str) -> None:
     (item,) = [item for item in catalogue() if item.name == name]

@@ -1,4 +1,4 @@
-"""The block of ports: a function of the seed, out of the kernel's way, and free."""
+"""The block of ports: a function of the seed, below the kernel's range, and free."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.harness.live.helpers import free_block
 
 @pytest.fixture
 def taken() -> set[int]:
-    """Ports that count as taken, for as long as the test runs."""
+    """Ports that count as taken during the test."""
     return set()
 
 
 @pytest.fixture
 def only_these(taken: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No port but those in `taken` is taken, whatever runs on this machine."""
+    """Only the ports in `taken` count as taken, independent of this machine."""
     monkeypatch.setattr(ports, "is_free", lambda port: port not in taken)
     monkeypatch.setattr(ports, "bound", lambda port: None if port in taken else MagicMock())
 
@@ -54,10 +54,10 @@ def test_all_ports_differ_and_lie_in_their_block_below_the_kernels_range() -> No
 
 
 @pytest.mark.usefixtures("only_these")
-@pytest.mark.parametrize("place", range(5 + 2 * 3))
-def test_one_taken_port_moves_to_the_next_block(taken: set[int], place: int) -> None:
+@pytest.mark.parametrize("position", range(5 + 2 * 3))
+def test_one_taken_port_moves_to_the_next_block(taken: set[int], position: int) -> None:
     first = free_block(7, 3)
-    taken.add(numbers_of(first, 3)[place])
+    taken.add(numbers_of(first, 3)[position])
     assert free_block(7, 3).base == FIRST_PORT + (first.base - FIRST_PORT + BLOCK) % (BLOCK * BLOCKS)
 
 
@@ -79,9 +79,9 @@ def test_none_free_is_one_line(taken: set[int]) -> None:
     taken |= set(range(65536))
     with pytest.raises(
         HarnessError, match=r"^no 64 free ports in a row between 20000 and 32160 on 127\.0\.0\.1"
-    ) as told:
+    ) as caught:
         free_block(7, 2)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("only_these")

@@ -162,6 +162,7 @@ def test_a_stop_before_there_is_a_plan_stops(out: Path) -> None:
     assert set(rows["failure"]) == {Failure.NOT_SENT}
 
 
+@pytest.mark.slow
 def test_a_run_that_another_one_overtakes_is_handed_over_whole_and_so_is_the_other(out: Path) -> None:
     with serving() as (url, _):
         assert says(OVERTAKEN, url, out).splitlines() == ["1 True 30000", "2 True 30000"]
@@ -172,6 +173,7 @@ def test_a_file_that_cannot_be_written_is_said_before_the_run(out: Path) -> None
     assert told == f"--records {out}/no/such/folder: cannot be written; expected a file in a folder that can\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deaf_to", "told", "left"),
     [

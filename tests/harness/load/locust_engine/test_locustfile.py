@@ -134,6 +134,7 @@ def test_a_form_that_a_protocol_has_not_got_ends_the_run_with_one_line(tmp_path:
         assert "ValueError" not in running["alone"].said
 
 
+@pytest.mark.slow
 def test_the_job_of_a_live_run_is_played_again(tmp_path: Path) -> None:
     job, out = tmp_path / "job.json", tmp_path / "job.records"
     with serving() as (url, _):
@@ -149,6 +150,7 @@ def test_the_job_of_a_live_run_is_played_again(tmp_path: Path) -> None:
     assert read_about(out)["seed"] == 11
 
 
+@pytest.mark.slow
 def test_a_trace_is_played_from_its_file(tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.csv", tmp_path / "trace.records"
     rows = "".join(f"{number * 0.02:.2f},llama-8b,{number + 1},4\n" for number in range(60))
@@ -160,6 +162,7 @@ def test_a_trace_is_played_from_its_file(tmp_path: Path) -> None:
     assert len(read_requests(out)) == 50
 
 
+@pytest.mark.slow
 def test_by_hand_every_arrival_becomes_a_record(tmp_path: Path) -> None:
     out = tmp_path / "by-hand.records"
     options = ("--profile", "spike", "--rate", "200", "--run-time", "2s", "--seed", "9", "--records", str(out))
@@ -170,6 +173,7 @@ def test_by_hand_every_arrival_becomes_a_record(tmp_path: Path) -> None:
     assert (about["backends"], about["profile"], about["lost"], about["workers"]) == (["gpu-0"], "spike", 0, 1)
 
 
+@pytest.mark.slow
 def test_chats_wait_for_their_answer_and_think(tmp_path: Path) -> None:
     out = tmp_path / "chats.records"
     options = ("--chats", "5", "--think-time", "0.05", "--duration", "2", "--records", str(out))
@@ -185,6 +189,7 @@ def test_chats_wait_for_their_answer_and_think(tmp_path: Path) -> None:
     assert changes[order].cumsum().max() <= 5
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_rate_and_starts_anew(tmp_path: Path) -> None:
     out, port = tmp_path / "page.records", free_port()
     options: tuple[str, ...] = ("--profile", "steady", "--rate", "300", "--duration", "60", "--records", str(out))
@@ -266,6 +271,7 @@ def assert_measured(path: Path) -> None:
     assert np.diff(medians_s) == pytest.approx(np.diff(SERVICE_S), abs=0.02)
 
 
+@pytest.mark.slow
 def test_two_workers_lose_none_of_50_000_records_and_measure_as_one_process_does(tmp_path: Path) -> None:
     out, alone = tmp_path / "shared.records", tmp_path / "alone.records"
     steady = ("--profile", "steady", "--records")
@@ -291,6 +297,7 @@ def test_two_workers_lose_none_of_50_000_records_and_measure_as_one_process_does
         assert_measured(path)
 
 
+@pytest.mark.slow
 def test_of_three_workers_one_dies_and_one_leaves_and_what_they_had_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "third.records"
     options = ("--profile", "steady", "--rate", "150", "--duration", "3", "--records", str(out))

@@ -81,6 +81,7 @@ def test_no_message_goes_both_ways() -> None:
     assert not set(TO_PLAYER) & set(TO_CONDUCTOR)
 
 
+@pytest.mark.slow
 def test_what_gets_lost_on_the_way_is_said_again_and_counts_once(tmp_path: Path) -> None:
     out = tmp_path / "run.records"
     with serving() as (url, _):

@@ -211,6 +211,7 @@ def test_descriptors_do_not_grow(load_process: LoadProcess, server: RawServer) -
     assert counts[0] < 40
 
 
+@pytest.mark.slow
 def test_two_thousand_a_second_lose_nothing(load_process: LoadProcess) -> None:
     script = Path(__file__).parents[1] / "lean_server.py"
     with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lean:

@@ -71,6 +71,7 @@ def test_a_job_that_asks_for_no_news_hears_none(load_process: LoadProcess, serve
     assert answer["done"]
 
 
+@pytest.mark.slow
 def test_who_gives_up_on_purpose_has_not_failed(load_process: LoadProcess, server: RawServer) -> None:
     server.reply = hang
     news, answer, rows = told(load_process, server.url, leaving(5), stream(5, 100.0, timeout_s=3.0))

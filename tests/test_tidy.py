@@ -115,6 +115,25 @@ def test_pages_use_the_words_of_the_field(path: Path) -> None:
     assert list(idioms(path.read_text(encoding="utf-8").splitlines())) == []
 
 
+def named_paths(text: str) -> Iterator[str]:
+    """Paths of ours that a page names between backquotes; `a/{b,c}.py` are two."""
+    for found in re.findall(r"`((?:harness|mockgpu|suites|tests|reports|docs|deploy)/[\w./{},-]*)`", text):
+        before, brace, rest = found.partition("{")
+        inner, _, after = rest.partition("}")
+        yield from (f"{before}{part}{after}" for part in (inner.split(",") if brace else [""]))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[path.relative_to(ROOT).as_posix() for path in PAGES])
+def test_paths_that_pages_name_exist(path: Path) -> None:
+    missing = [name for name in named_paths(path.read_text(encoding="utf-8")) if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def test_named_paths_are_seen() -> None:
+    text = "In `harness/judge.py`, `harness/{sim,live}/world.py` and `suites/`; not `other/x.py` or harness/y.py."
+    assert list(named_paths(text)) == ["harness/judge.py", "harness/sim/world.py", "harness/live/world.py", "suites/"]
+
+
 def class_names(sources: dict[str, str]) -> dict[str, list[str]]:
     """The files that define each public class."""
     found: dict[str, list[str]] = {}

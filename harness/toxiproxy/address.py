@@ -10,7 +10,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class ListenError(Exception):
-    """An address can't be listened on; the text is what Toxiproxy's 500 says, as far as that is known."""
+    """Listening on an address failed; the text is that of Toxiproxy's 500, as far as known."""
 
 
 def split_address(text: str) -> tuple[str, str]:
@@ -30,7 +30,7 @@ def split_address(text: str) -> tuple[str, str]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The opposite of `split_address`."""
+    """Join host and port; the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -38,10 +38,10 @@ async def resolve_listen(text: str) -> str:
     """The numeric form of an address to listen on, so that two spellings of one address compare equal.
 
     An empty host, `0.0.0.0` and `::` mean 127.0.0.1 here: the fault proxy never listens beyond loopback unless
-    a particular address is named. (Toxiproxy binds all interfaces.) Of several addresses the first IPv4 one counts.
+    a particular address is named. (Toxiproxy binds all interfaces.) Of several addresses the first IPv4 one is used.
 
     Raises:
-        ListenError: no such host, or a port that is none.
+        ListenError: unknown host, or an invalid port.
     """
     try:
         host, port_text = split_address(text or f"{LOOPBACK}:0")
@@ -75,7 +75,7 @@ def listen_on(address: str) -> socket.socket:
     """A non-blocking listening socket on a resolved address.
 
     Raises:
-        ListenError: the address is taken, or is not one of this machine.
+        ListenError: the address is in use, or does not belong to this machine.
     """
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -93,6 +93,6 @@ def listen_on(address: str) -> socket.socket:
 
 
 def bound_address(listener: socket.socket) -> str:
-    """Where a listening socket really listens, with the port that the system chose for 0."""
+    """The address of a listening socket, with the port that the system chose for 0."""
     host, port = listener.getsockname()[:2]
     return join_address(host, port)

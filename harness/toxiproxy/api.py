@@ -1,8 +1,9 @@
-"""Toxiproxy's control API over HTTP, as release 2.12 speaks it, plus `/connections`.
+"""Toxiproxy's control API over HTTP (release 2.12), plus `/connections`.
 
 Extension: `GET /connections` answers `{"connections":[...],"forgotten":N}`, oldest first, each with `proxy`,
-`opened_s` and `closed_s` (CLOCK_MONOTONIC), `bytes_up`, `bytes_down` and `ended`; `?proxy=NAME` gives those of one
-proxy. `forgotten` counts entries lost because the log is bounded. `DELETE /connections` forgets all that have ended.
+`opened_s` and `closed_s` (CLOCK_MONOTONIC), `bytes_up`, `bytes_down` and `ended`; `?proxy=NAME` selects one
+proxy. `forgotten` counts entries lost because the log is bounded. `DELETE /connections` removes entries that have
+ended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ VERSION = "2.12.0"  # the release whose protocol this is
 REQUEST_ID_ALPHABET = "0123456789abcdefghijklmnopqrstuv"
 ANY_METHOD = "*"
 READ_S = 15.0
-"""How long the body of a request may take, in seconds, once its head is there (as Toxiproxy)."""
+"""Time limit in seconds for a request body after its head (as Toxiproxy)."""
 
 Handler = Callable[..., Awaitable[web.Response]]
 
@@ -38,14 +39,14 @@ class ControlApi:
 
     Args:
         registry: the proxies.
-        metrics: what /metrics shows; None: there is no such path.
-        read_s: how long the body of a request may take, in seconds.
+        metrics: content of /metrics; None disables the path.
+        read_s: time limit for a request body, in seconds.
     """
 
     def __init__(self, registry: Registry, metrics: ProxyMetrics | None = None, read_s: float = READ_S) -> None:
         self._registry = registry
         self._read_s = read_s
-        # A `*` stands for one path segment, which the handler gets as an argument.
+        # A `*` matches one path segment, which is passed to the handler.
         self._routes: dict[tuple[str, ...], dict[str, Handler]] = {
             ("version",): {"GET": self._version},
             ("proxies",): {"GET": self._list, "POST": self._create},
@@ -108,19 +109,19 @@ class ControlApi:
             return _error(ApiError(500, str(error)))
 
     async def _read_body(self, request: web.BaseRequest) -> None:
-        """Have the whole body read before anything is looked up; the handlers' own `read` then returns at once.
+        """Read the whole body before any lookup; the handlers' own `read` then returns at once.
 
-        A client that waits to be told to send it (curl does with more than 1 MiB) is told.
+        Sends 100 Continue to a client that waits for it (curl with more than 1 MiB).
         """
         try:
             async with asyncio.timeout(self._read_s):
                 if "Expect" in request.headers and request.can_read_body and request.version >= HttpVersion11:
                     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                    request.writer.output_size = 0  # no part of the answer: an error can still be told
+                    request.writer.output_size = 0  # not part of the answer: an error can still be sent
                 await request.read()
         except TimeoutError:
             raise wire.bad_body("i/o timeout") from None
-        except (ConnectionError, web.RequestPayloadError):  # the client left, or broke its own framing
+        except (ConnectionError, web.RequestPayloadError):  # the client disconnected, or sent invalid framing
             raise wire.bad_body("unexpected EOF") from None
 
     async def _show_metrics(self, request: web.BaseRequest) -> web.Response:
@@ -222,10 +223,10 @@ class ControlApi:
 
 
 def read_wishes(body: bytes) -> list[ProxyRequest]:
-    """The proxies that a body of /populate, or a configuration file, asks for.
+    """The proxies requested by a /populate body or a configuration file.
 
     Raises:
-        ApiError: 400, it is no array of proxies, or one lacks its name or upstream.
+        ApiError: 400, not an array of proxies, or a proxy without name or upstream.
     """
     value = wire.read_value(body)
     if value is not None and not isinstance(value, list):
@@ -274,7 +275,7 @@ def _read_toxic(fields: dict[str, object], proxy: Proxy) -> Toxic:
 
 
 def _change_toxic(toxic: Toxic, fields: dict[str, object]) -> None:
-    """Merge an update into a toxic. As with Toxiproxy, one bad attribute still lets the valid ones through."""
+    """Merge an update into a toxic. As with Toxiproxy, valid attributes apply even if another one is invalid."""
     toxicity = wire.float32_field(fields, "toxicity", toxic.toxicity)
     attributes = wire.read_fields(fields.get("attributes"), "attributes")
     names = STAGES[toxic.type].attribute_names
@@ -293,7 +294,7 @@ def _refuse_crashing(kind: str, attributes: dict[str, int]) -> None:
 
 
 def _may_be_expected(request: web.BaseRequest) -> bool:
-    """Whether a request expects nothing of us but to be told to go on, if that."""
+    """Whether the only expectation of a request, if any, is 100-continue."""
     return request.headers.get("Expect", "100-continue").lower() == "100-continue"
 
 
@@ -304,7 +305,7 @@ def _find_toxic(proxy: Proxy, name: str) -> Toxic:
 
 
 def _clean(path: str) -> str:
-    """A path without doubled slashes and dots; a trailing slash stays."""
+    """Normalise a path: no doubled slashes or dots; a trailing slash stays."""
     clean = posixpath.normpath("/" + path.lstrip("/"))
     return clean + "/" if path.endswith("/") and clean != "/" else clean
 

@@ -13,11 +13,11 @@ CHUNK_BYTES = 32768  # Toxiproxy's read size; the byte and time patterns of its 
 
 
 class Chain:
-    """Takes data from a source and passes it through its stages to a sink.
+    """Passes data from a source through its stages to a sink.
 
     Args:
-        toxics: the toxics at the start, nearest the source first.
-        sink: where the data goes after the last stage.
+        toxics: initial toxics, nearest the source first.
+        sink: destination of data after the last stage.
         random: draws toxicities, jitter and slices.
         now_s: the time at the start, in seconds on the clock of all other `now_s`.
     """
@@ -31,11 +31,11 @@ class Chain:
 
     @property
     def entrance(self) -> Outlet:
-        """Where data of the source goes first. The source should be read only while it has room."""
+        """The first stage. Read from the source only while it has room."""
         return self.stages[0] if self.stages else self._sink
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Take what was read from the source at `now_s`. Call `run` afterwards."""
+        """Accept data read from the source at `now_s`. Call `run` afterwards."""
         for start in range(0, len(data), CHUNK_BYTES):
             self.entrance.put(Chunk(data[start : start + CHUNK_BYTES], now_s))
 
@@ -44,13 +44,13 @@ class Chain:
         self.entrance.end(cause)
 
     def run(self, now_s: float) -> float | None:
-        """Move everything that can move at `now_s`; returns when to run again (seconds), or None."""
-        if len(self.stages) == 1:  # the usual case, and worth it: this runs twice for every chunk
+        """Move all data that may move at `now_s`; returns the time of the next run (seconds), or None."""
+        if len(self.stages) == 1:  # fast path for the usual case: this runs twice for every chunk
             (stage,) = self.stages
             stage.run(now_s)
             return stage.wake_s
         moved = True
-        while moved:  # a stage that passes something on makes room for the one before it
+        while moved:  # a stage that passes data on makes room for the stage before it
             moved = False
             for stage in self.stages:
                 moved = stage.run(now_s) or moved
@@ -59,7 +59,7 @@ class Chain:
     # Changes while data flows: Toxiproxy 2.12 behaviour. Call `run` afterwards.
 
     def append(self, toxic: Toxic, now_s: float) -> None:
-        """Add a toxic at the destination's end; what the stage before it holds leaves at once, past it."""
+        """Add a toxic nearest the destination; data held by the stage before it bypasses it at once."""
         stage = STAGES[toxic.type](toxic, self._sink, self._random, now_s)
         if self.stages:
             self.stages[-1].interrupt(now_s)
@@ -67,11 +67,11 @@ class Chain:
         self.stages.append(stage)
 
     def update(self, toxic: Toxic, now_s: float) -> None:
-        """The toxic's values have changed: what its stage holds leaves at once, the rest gets the new values."""
+        """Apply changed values of a toxic: data held by its stage leaves at once, later data gets the new values."""
         self.stages[self._index(toxic)].interrupt(now_s)
 
     def remove(self, toxic: Toxic, now_s: float) -> None:
-        """Take a toxic out; what it and the stage before it hold leaves at once, in order."""
+        """Remove a toxic; data held by it and by the stage before it leaves at once, in order."""
         index = self._index(toxic)
         stage = self.stages.pop(index)
         if index > 0:

@@ -1,8 +1,8 @@
-"""Client of a fault proxy, the embedded one or Toxiproxy 2.7 and later: blocking, and loud about every failure.
+"""Blocking client of a fault proxy, embedded or Toxiproxy 2.7 and later; every failure raises.
 
-The only module that touches the `toxiproxy-python` package (0.1.1), and the place where its gaps are closed: it
-has no timeouts, takes proxies from the environment, takes 403, 405 and 5xx for success, reports a proxy as
-enabled when it is not, can't update a toxic, and keeps host and port in class attributes.
+The only module that uses the `toxiproxy-python` package (0.1.1). It works around these gaps of the package: no
+timeouts, HTTP proxies from the environment, 403, 405 and 5xx treated as success, wrong `enabled`, no update of toxics,
+host and port in class attributes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toxiproxy.exceptions import InvalidToxic, NotFound, ProxyExists
 
 from harness.toxiproxy.toxics import STAGES
 
-NAME = re.compile(r"[A-Za-z0-9_.-]+")  # the library puts names into URLs unquoted
+NAME = re.compile(r"[A-Za-z0-9_.-]+")  # the library does not quote names in URLs
 ADVICE = {
     400: "check type, stream and attributes",
     403: "do not send a browser's user agent",
@@ -32,17 +32,17 @@ ADVICE = {
 }
 Answer = TypeVar("Answer")
 
-# The library keeps host, port and the functions it sends with per process, so calls take turns.
+# The library keeps host, port and send functions per process, so calls are serialised.
 _LIBRARY = threading.Lock()
 
 
 class FaultProxyError(Exception):
-    """The fault proxy did not do as asked. One line: what was seen, what was expected, and what to do."""
+    """A call to the fault proxy failed. One line: what was seen, what was expected, what to do."""
 
 
 @dataclass(frozen=True)
 class RemoteProxy:
-    """A proxy as the server showed it; `listen` has the real port once it was enabled."""
+    """A proxy as reported by the server; `listen` has the real port once it was enabled."""
 
     name: str
     listen: str
@@ -52,7 +52,7 @@ class RemoteProxy:
 
 @dataclass(frozen=True)
 class RemoteToxic:
-    """A toxic as the server showed it, with all attributes of its type (units as in Toxiproxy's own names)."""
+    """A toxic as reported by the server, with all attributes of its type (Toxiproxy's units)."""
 
     name: str
     type: str
@@ -63,10 +63,10 @@ class RemoteToxic:
 
 @dataclass(frozen=True)
 class LoggedConnection:
-    """A connection that the embedded fault proxy saw. Times are seconds on CLOCK_MONOTONIC.
+    """A connection logged by the embedded fault proxy. Times are seconds on CLOCK_MONOTONIC.
 
-    `ended` is None while it lives, else `client`, `upstream`, `disabled`, `toxic`, `reset` or `dial_failed` (see
-    `harness.toxiproxy.connection_log.Ending`). Bytes are those passed on.
+    `ended` is None while it is open, else `client`, `upstream`, `disabled`, `toxic`, `reset` or `dial_failed` (see
+    `harness.toxiproxy.connection_log.CloseCause`). Bytes are those passed on.
     """
 
     proxy: str
@@ -81,9 +81,9 @@ class FaultProxy:
     """One fault proxy server.
 
     Args:
-        host: where its control API is.
-        port: its port.
-        timeout_s: how long one request may take. A real Toxiproxy can hang on a peer that does not read.
+        host: address of its control API.
+        port: port of its control API.
+        timeout_s: time limit of a request. A real Toxiproxy can hang on a peer that does not read.
 
     Every method raises FaultProxyError if the server can't be reached in time or refuses.
     """
@@ -94,9 +94,9 @@ class FaultProxy:
         self._session = _Session(timeout_s)
 
     def version(self) -> str:
-        """The release that it is, or whose protocol it speaks: `2.12.0`; `git` for one built from source."""
+        """Its release, or the release of its protocol: `2.12.0`; `git` for a build from source."""
         text: str = self._call("GET /version", lambda: toxiproxy.api.APIConsumer.get("/version").text)
-        found = re.search(r"\d+\.\d+\.\d+|\bgit\b", text)  # releases differ in the form
+        found = re.search(r"\d+\.\d+\.\d+|\bgit\b", text)  # the form differs between releases
         if found is None:
             raise self._error("GET /version", f"answered {text.strip()!r}", "a version number", "check the port")
         return found[0]
@@ -125,7 +125,7 @@ class FaultProxy:
         self._call(f"delete proxy {name}", lambda: self._fetch(name).destroy())
 
     def delete_all(self) -> None:
-        """Delete every proxy, also those whose names this client would not have given."""
+        """Delete every proxy, including those with names that this client refuses."""
         failures = []
         for name in self._call("list proxies", lambda: list(toxiproxy.Toxiproxy().proxies())):
             try:
@@ -143,14 +143,14 @@ class FaultProxy:
         self._switch(name, True)
 
     def disable(self, name: str) -> None:
-        """Make connecting to a proxy fail, and drop its connections."""
+        """Disable a proxy: connects fail, its connections are dropped."""
         self._switch(name, False)
 
     def _switch(self, name: str, enabled: bool) -> None:
         def switch() -> Any:
             proxy = self._fetch(name)
             proxy.enable() if enabled else proxy.disable()
-            return self._fetch(name)  # the library would believe itself
+            return self._fetch(name)  # the library's own state would be stale
 
         what = f"{'enable' if enabled else 'disable'} proxy {name}"
         seen = self._call(what, switch).enabled
@@ -175,7 +175,7 @@ class FaultProxy:
             type: latency, bandwidth, slow_close, timeout, reset_peer, slicer, limit_data or noop.
             attributes: integers, named and measured as in Toxiproxy (`{"latency": 100, "jitter": 10}`: ms).
             stream: `upstream` or `downstream`.
-            toxicity: the share of connections it applies to, drawn for each connection.
+            toxicity: share of connections it applies to, drawn for each connection.
             toxic_name: `<type>_<stream>` if left out.
         """
         toxic_name = toxic_name or f"{type}_{stream}"
@@ -197,7 +197,7 @@ class FaultProxy:
         attributes: Mapping[str, int] | None = None,
         toxicity: float | None = None,
     ) -> RemoteToxic:
-        """Change some attributes or the toxicity of a toxic and read it back; what is left out stays."""
+        """Change attributes or toxicity of a toxic and read it back; omitted values stay."""
         what = f"update toxic {toxic_name} of proxy {name}"
         attributes = attributes or {}
         old = self._toxic(what, name, toxic_name)
@@ -206,7 +206,7 @@ class FaultProxy:
         if toxicity is not None:
             body["toxicity"] = toxicity
         url = f"/proxies/{name}/toxics/{toxic_name}"
-        self._call(what, lambda: toxiproxy.api.APIConsumer.post(url, json=body))  # PATCH came only with 2.6
+        self._call(what, lambda: toxiproxy.api.APIConsumer.post(url, json=body))  # PATCH exists since 2.6
         return self._verified(what, name, toxic_name, attributes)
 
     def remove_toxic(self, name: str, toxic_name: str) -> None:
@@ -229,7 +229,7 @@ class FaultProxy:
         raise self._error(what, "no such toxic", "one of that name", ADVICE[404])
 
     def _verified(self, what: str, name: str, toxic_name: str, attributes: Mapping[str, int]) -> RemoteToxic:
-        """Read a toxic back: the library tells nothing of what the server made of it."""
+        """Read a toxic back: the library does not return the server's values."""
         toxic = self._toxic(what, name, toxic_name)
         for attribute, value in attributes.items():
             if toxic.attributes.get(attribute) != value:
@@ -244,10 +244,10 @@ class FaultProxy:
         self._call("reset", lambda: toxiproxy.Toxiproxy().reset())
 
     def connections(self, name: str | None = None) -> list[LoggedConnection]:
-        """The connections of one proxy or of all, oldest first; none where the server keeps no log.
+        """The connections of one proxy or of all, oldest first; empty where the server keeps no log.
 
         Raises:
-            FaultProxyError: also if the log has overflowed, since evidence is missing then.
+            FaultProxyError: also if the log has overflowed, because evidence is missing.
         """
         what = "read connections"
         found, forgotten = self._call(what, lambda: self._read_log({} if name is None else {"proxy": name}))
@@ -264,7 +264,7 @@ class FaultProxy:
         return [LoggedConnection(**entry) for entry in log["connections"]], log["forgotten"]
 
     def clear_connections(self) -> None:
-        """Forget the connections that have ended."""
+        """Remove the connections that have ended from the log."""
         self._call("clear connections", lambda: self._session.delete(self._url("/connections")))
 
     # Plumbing.
@@ -278,7 +278,7 @@ class FaultProxy:
         return toxiproxy.Proxy(**toxiproxy.api.APIConsumer.get(f"/proxies/{name}").json())
 
     def _call(self, what: str, action: Callable[[], Answer]) -> Answer:
-        """Run an action of the library against this server, with our session, and translate its failures."""
+        """Run an action of the library against this server with our session; translate its failures."""
         with _LIBRARY, self._library_here():
             try:
                 return action()
@@ -298,11 +298,11 @@ class FaultProxy:
 
     @contextmanager
     def _library_here(self) -> Iterator[None]:
-        """Point the library at this server, and let it send through our session; put it back afterwards."""
+        """Direct the library to this server and our session; restore it afterwards."""
         consumer = toxiproxy.api.APIConsumer
         before = consumer.host, consumer.port, toxiproxy.api.requests
         consumer.host, consumer.port = self._host, self._port
-        # The one place where the library sends: it calls get, post and delete of what it imported as `requests`.
+        # The library sends through get, post and delete of its module-level name `requests`.
         toxiproxy.api.requests = self._session
         try:
             yield
@@ -311,7 +311,7 @@ class FaultProxy:
 
     def _error(self, what: str, seen: str, expected: str, advice: str) -> FaultProxyError:
         text = f"fault proxy {self._host}:{self._port}: {what}: saw {seen}, expected {expected}; {advice}"
-        return FaultProxyError(" ".join(text.split()))  # an answer may have several lines, an error has one
+        return FaultProxyError(" ".join(text.split()))  # an answer may have several lines, an error message has one
 
 
 class _UnexpectedStatusError(Exception):
@@ -321,7 +321,7 @@ class _UnexpectedStatusError(Exception):
 
 
 class _Session(requests.Session):
-    """Sends for the library: with a timeout, without environment, and failing on statuses that it would overlook."""
+    """Sends for the library: with a timeout, without the environment's proxies, and errors for failing statuses."""
 
     LIBRARY_RAISES = (400, 404, 409)
 
@@ -329,7 +329,7 @@ class _Session(requests.Session):
         super().__init__()
         self.timeout_s = timeout_s
         self.trust_env = False
-        self.headers["Connection"] = "close"  # a kept connection could die unnoticed between two faults
+        self.headers["Connection"] = "close"  # a kept connection could close unnoticed between two faults
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         """As `requests.Session.request`."""
@@ -353,7 +353,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_attributes(type: str, attributes: Mapping[str, int]) -> None:
-    """Refuse beforehand what the server would refuse or silently ignore, and what crashes a real Toxiproxy."""
+    """Refuse values that the server would refuse or silently ignore, or that crash a real Toxiproxy."""
     if type not in STAGES:
         raise FaultProxyError(f"toxic type: saw {type!r}, expected one of {', '.join(STAGES)}; check its spelling")
     known = STAGES[type].attribute_names

@@ -1,8 +1,8 @@
 """One proxied connection: two sockets, and one link for each direction between them.
 
-When a link ends, its destination is closed for both directions after what was passed on has been written; that
-ends the other link, whose source it is, and so the other socket. Half-close is therefore not preserved, and a
-peer's reset arrives at the other side as an ordinary end (Toxiproxy 2.12 behaviour).
+When a link ends, its destination is closed in both directions after all passed data has been written. The destination
+is the source of the other link, which therefore ends too. Half-close is not preserved, and a peer's reset arrives at
+the other side as an ordinary end (Toxiproxy 2.12 behaviour).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Endpoint(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        transport.pause_reading()  # until the other side is there too: it has nowhere to put the data yet
+        transport.pause_reading()  # until the other side is connected: there is no destination for the data yet
         self._connection.endpoint_made()
 
     def data_received(self, data: bytes) -> None:
@@ -45,7 +45,7 @@ class Endpoint(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self.reads.source_ended(self.cause)
-        return True  # the chain decides when to close
+        return True  # the chain closes it
 
     def pause_writing(self) -> None:
         self.writes.set_blocked(True)
@@ -58,14 +58,14 @@ class Endpoint(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
-        if not self.writes.ended:  # we did not close it, so its peer broke it off
+        if not self.writes.ended:  # not closed by us: its peer reset it
             self._connection.note_ending(self.cause)
             self.writes.destination_lost()
         self.reads.source_ended(self.cause)
         self._connection.endpoint_lost()
 
     def close_when_written(self) -> None:
-        """Close both directions once everything written has reached the kernel."""
+        """Close both directions once all written data has reached the kernel."""
         if self.transport is None or self.lost:
             return
         self._closing_when_written = True
@@ -74,13 +74,13 @@ class Endpoint(asyncio.Protocol):
             self._close_soon()
 
     def _close_soon(self) -> None:
-        # Not at once: this may run inside resume_writing, and a transport closed in there reports its loss twice.
+        # Deferred: this may run inside resume_writing, where closing a transport reports its loss twice.
         if self.transport is not None:
             asyncio.get_running_loop().call_soon(self.transport.close)
 
 
 class ProxyLink:
-    """One direction of a connection; it is itself the sink of its chain (see `Outlet`)."""
+    """One direction of a connection, and the sink of its chain (see `Outlet`)."""
 
     def __init__(self, connection: ProxiedConnection, direction: str, source: Endpoint, destination: Endpoint) -> None:
         self._connection = connection
@@ -98,7 +98,7 @@ class ProxyLink:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, toxics: Iterable[Toxic], now_s: float) -> None:
-        """Both sockets are there: install the toxics and begin to read."""
+        """Both sockets are connected: install the toxics and start reading."""
         self.chain = Chain(toxics, self, self._connection.random, now_s)
         self.pump(now_s)
 
@@ -115,7 +115,7 @@ class ProxyLink:
         self.pump(now_s)
 
     def source_ended(self, cause: CloseCause) -> None:
-        """The source has sent its last byte, or is gone."""
+        """The source has ended or disconnected."""
         if not self._source_over:
             self._source_over = True
             self.chain.end(cause)
@@ -148,20 +148,20 @@ class ProxyLink:
             self.lost_data = True
 
     def destination_lost(self) -> None:
-        """The destination broke off: nothing more can be passed on, and the source stays unread."""
+        """The destination disconnected: no more data can be passed on, and the source is not read."""
         self.ended = True
         self.lost_data = self.lost_data or self._blocked
         self.pump(time.monotonic())
 
     def set_blocked(self, blocked: bool) -> None:
-        """The destination can't take more for now, or can again."""
+        """Writing to the destination is paused or resumed."""
         self._blocked = blocked
         self.pump(time.monotonic())
 
     # Both.
 
     def pump(self, now_s: float) -> None:
-        """Move what can move, see to the next time, and read from the source only while there is room."""
+        """Move data, schedule the next run, and read from the source only while there is room."""
         if self._connection.finished:
             return
         wake_s = self.chain.run(now_s)
@@ -175,13 +175,13 @@ class ProxyLink:
                 source.pause_reading()
 
     def stop_timer(self) -> None:
-        """Nothing will happen on this link any more."""
+        """Stop this link."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _wake_at(self, wake_s: float) -> None:
-        # A timer that fires too early finds nothing to do and is set again: cheaper than one per chunk.
+        # A timer that fires early is set again: cheaper than one timer per chunk.
         if self._timer is None or wake_s < self._timer.when():
             self.stop_timer()
             self._timer = asyncio.get_running_loop().call_at(wake_s, self._wake)
@@ -195,9 +195,9 @@ class ProxiedConnection:
     """One accepted client and its upstream.
 
     Args:
-        entry: its line in the connection log, which it keeps up to date.
+        entry: its entry in the connection log, which it updates.
         random: draws toxicities, jitter and slices.
-        toxics: called when both sides are connected; gives the toxics of one direction at that time.
+        toxics: called when both sides are connected; returns the current toxics of one direction.
         on_finished: called once, when both sockets are closed.
     """
 
@@ -222,7 +222,7 @@ class ProxiedConnection:
         self.finished = False
 
     async def open(self, client: socket.socket, upstream: str) -> None:
-        """Dial the upstream without a time limit, then start. Client bytes are not read before that."""
+        """Dial the upstream without a time limit, then start. Client data is not read before."""
         loop = asyncio.get_running_loop()
         try:
             host, port = split_address(upstream)
@@ -232,16 +232,16 @@ class ProxiedConnection:
             self.note_ending(CloseCause.DIAL_FAILED)
 
     def dialled(self, client: socket.socket) -> None:
-        """The dial is over. If it failed or was cancelled the client is closed.
+        """Handle the end of the dial. If it failed or was cancelled, the client is closed.
 
-        The client then sees an end, or a reset if it had sent something (Toxiproxy 2.12 behaviour).
+        The client then sees an end, or a reset if it had sent data (Toxiproxy 2.12 behaviour).
         """
         if not self.started:
             client.close()
             self.drop(CloseCause.DIAL_FAILED)
 
     def endpoint_made(self) -> None:
-        """One side is connected; when both are, data begins to flow."""
+        """One side is connected; data flows once both are."""
         client, server = self._client.transport, self._server.transport
         if client is None or server is None:
             return
@@ -262,7 +262,7 @@ class ProxiedConnection:
             self.entry.ended = cause
 
     def drop(self, cause: CloseCause) -> None:
-        """Close both sockets now; whatever is still inside is lost."""
+        """Close both sockets now; buffered data is lost."""
         self.note_ending(cause)
         endpoints = (self._client, self._server)
         for endpoint in endpoints:
@@ -272,7 +272,7 @@ class ProxiedConnection:
         self.endpoint_lost()
 
     def endpoint_lost(self) -> None:
-        """A socket is closed; once none is open the connection is over."""
+        """A socket is closed; the connection is finished once both are."""
         still_open = any(end.transport is not None and not end.lost for end in (self._client, self._server))
         if self.finished or still_open:
             return

@@ -1,7 +1,7 @@
-"""What the fault proxy saw of every connection: an extension of Toxiproxy's API.
+"""Log of all proxied connections: an extension of Toxiproxy's API.
 
-Toxiproxy itself tells nothing about connections. A tester needs to know when a balancer connected to a
-backend, how much passed, and who ended it, also where the backend never saw the connection.
+Toxiproxy does not report connections. A test needs to know when a balancer connected to a backend, how many bytes
+passed, and which side closed, even if the backend never saw the connection.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ CONNECTIONS_KEPT = 100_000
 class CloseCause(StrEnum):
     """Why a connection ended: the first cause that closed one of its two sockets."""
 
-    CLIENT = "client"  # the client closed it or broke it off
-    UPSTREAM = "upstream"  # the backend closed it or broke it off
-    DISABLED = "disabled"  # its proxy was disabled, deleted, replaced or given another address
-    TOXIC = "toxic"  # timeout or limit_data cut it, or a timeout toxic was removed
-    RESET = "reset"  # a reset_peer toxic cut it
-    DIAL_FAILED = "dial_failed"  # no connection to the upstream could be made
+    CLIENT = "client"  # closed or reset by the client
+    UPSTREAM = "upstream"  # closed or reset by the backend
+    DISABLED = "disabled"  # its proxy was disabled, deleted, replaced or moved to another address
+    TOXIC = "toxic"  # closed by timeout or limit_data, or by removal of a timeout toxic
+    RESET = "reset"  # closed by a reset_peer toxic
+    DIAL_FAILED = "dial_failed"  # the upstream could not be reached
 
 
 @dataclass(slots=True)
 class ConnectionEntry:
-    """One proxied connection. Times are seconds on CLOCK_MONOTONIC; `closed_s` is None while it lives.
+    """One proxied connection. Times are seconds on CLOCK_MONOTONIC; `closed_s` is None while it is open.
 
-    `passed_bytes` counts what the proxy passed on, by direction (`upstream`, `downstream`); data that a toxic
-    dropped does not count.
+    `passed_bytes` counts bytes passed on, by direction (`upstream`, `downstream`); dropped data does not count.
     """
 
     proxy: str
@@ -44,7 +43,7 @@ class ConnectionLog:
     """The connections of all proxies, oldest first, bounded in number.
 
     Args:
-        kept: how many entries are kept; older ones are forgotten, and `forgotten` counts them.
+        kept: maximum number of entries; `forgotten` counts the older ones that were removed.
     """
 
     def __init__(self, kept: int = CONNECTIONS_KEPT) -> None:
@@ -52,7 +51,7 @@ class ConnectionLog:
         self.forgotten = 0
 
     def open(self, proxy: str, opened_s: float) -> ConnectionEntry:
-        """Start an entry for a connection accepted at `opened_s`; the caller fills it in as it goes."""
+        """Start an entry for a connection accepted at `opened_s`; the caller updates it."""
         if len(self._entries) == self._entries.maxlen:
             self.forgotten += 1
         entry = ConnectionEntry(proxy, opened_s)
@@ -64,7 +63,7 @@ class ConnectionLog:
         return (entry for entry in self._entries if proxy is None or entry.proxy == proxy)
 
     def clear(self) -> None:
-        """Forget the connections that have ended; those still open stay, since they have yet to end."""
+        """Remove the connections that have ended; open ones stay."""
         still_open = [entry for entry in self._entries if entry.closed_s is None]
         self._entries.clear()
         self._entries.extend(still_open)

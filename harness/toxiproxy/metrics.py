@@ -1,8 +1,8 @@
 """Metrics of the fault proxy in Prometheus' text form, as Toxiproxy's `/metrics` has them.
 
-Toxiproxy 2.12 counts the bytes of a link when the link ends, so connections that are open show nothing yet; bytes
-sent count only where the destination took them all, as far as can be seen. Its runtime metrics are those of a Go
-process: here are those that any process has, under the same names, and `python_info` in place of `go_info`.
+Toxiproxy 2.12 counts the bytes of a link when the link ends, so open connections do not count yet; sent bytes count
+only if the destination accepted all of them, as far as known. Runtime metrics of any process have Toxiproxy's names;
+`python_info` replaces `go_info`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class LinkLabels(NamedTuple):
 
 
 class Traffic:
-    """Bytes of the links that have ended, summed over all links of equal labels. Those of deleted proxies stay."""
+    """Bytes of ended links, summed by labels. Those of deleted proxies stay."""
 
     def __init__(self) -> None:
         self._received: Counter[LinkLabels] = Counter()
         self._sent: Counter[LinkLabels] = Counter()
 
     def link_ended(self, labels: LinkLabels, received_bytes: int, sent_bytes: int | None) -> None:
-        """Add a link: bytes read from its source, and bytes written to its destination (None: that took not all)."""
+        """Add a link: bytes read from its source, and written to its destination (None: not all were accepted)."""
         self._received[labels] += received_bytes
         if sent_bytes is not None:
             self._sent[labels] += sent_bytes
@@ -57,11 +57,11 @@ class Traffic:
 
 
 class ProxyMetrics:
-    """What `/metrics` shows.
+    """Content of `/metrics`.
 
     Args:
         traffic: the counters of the proxies, or None to leave them out (`-proxy-metrics`).
-        runtime: whether to show the process, too (`-runtime-metrics`).
+        runtime: whether to include the process (`-runtime-metrics`).
     """
 
     def __init__(self, traffic: Traffic | None, runtime: bool) -> None:

@@ -1,7 +1,7 @@
 """One proxy: a listening socket, the connections through it, and its toxics.
 
-All changes are synchronous and never wait for a peer; after a change that closes connections, await `settled`
-to know that their sockets are closed.
+All changes are synchronous and never wait for a peer. After a change that closes connections, `settled` waits until
+their sockets are closed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Proxy:
 
     Args:
         name: its name in the API.
-        listen: address text as given; once started, the numeric address it really has.
+        listen: address text as given; the numeric address once started.
         upstream: address text; looked up at each connection, never before.
-        log: where its connections are recorded.
-        traffic: where its bytes are counted.
+        log: records its connections.
+        traffic: counts its bytes.
         random: draws toxicities, jitter and slices.
     """
 
@@ -47,8 +47,8 @@ class Proxy:
         self._traffic = traffic
         self._random = random
         self._listener: socket.socket | None = None
-        # Dictionaries, not sets: a change reaches the connections in the order they were opened, so that a seed
-        # gives the same draws again.
+        # Dictionaries, not sets: a change reaches connections in the order they were opened, so a seed
+        # repeats its draws.
         self._connections: dict[ProxiedConnection, asyncio.Task[None]] = {}
         self._leaving: set[ProxiedConnection] = set()
         self._all_left = asyncio.Event()
@@ -62,7 +62,7 @@ class Proxy:
         """Listen on a resolved address; nothing happens if it listens already.
 
         Raises:
-            ListenError: it can't; the proxy stays disabled.
+            ListenError: listening failed; the proxy stays disabled.
         """
         if self._listener is not None:
             return
@@ -71,7 +71,7 @@ class Proxy:
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def stop(self) -> None:
-        """Stop listening, which frees the port at once, and drop every connection."""
+        """Stop listening (the port is free at once) and drop every connection."""
         if self._listener is None:
             return
         asyncio.get_running_loop().remove_reader(self._listener)
@@ -102,14 +102,14 @@ class Proxy:
                 client, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:  # out of descriptors, most likely
+            except OSError:  # most likely out of descriptors
                 self._accept_later(self._listener)
                 return
             client.setblocking(False)
             self._open(client)
 
     def _accept_later(self, listener: socket.socket) -> None:
-        """Pause, since the listener stays readable and would keep the loop spinning."""
+        """Pause accepting: the listener stays readable and would busy-loop."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
 
@@ -121,12 +121,12 @@ class Proxy:
 
     def _open(self, client: socket.socket) -> None:
         entry = self._log.open(self.name, time.monotonic())
-        # The addresses of now: an update changes them before the connections it drops have ended.
+        # Copy the addresses: an update changes them before the dropped connections have ended.
         forget = partial(self._forget, self.listen, self.upstream)
         connection = ProxiedConnection(entry, self._random, self.toxics_of, forget)
-        # Each dial is a task of its own, so one that hangs holds up neither other connections nor a stop.
+        # Each dial is a task of its own: a hanging one delays neither other connections nor a stop.
         dial = asyncio.create_task(connection.open(client, self.upstream))
-        # Not a `finally` in the task: one cancelled before its first step would never get there.
+        # Not a `finally` in the task: a task cancelled before its first step never reaches it.
         dial.add_done_callback(lambda _: connection.dialled(client))
         self._connections[connection] = dial
 
@@ -152,23 +152,23 @@ class Proxy:
         return sorted(self.toxics.values(), key=lambda toxic: toxic.direction != UPSTREAM)
 
     def add_toxic(self, toxic: Toxic) -> None:
-        """Add a toxic, with effect on live connections when this returns."""
+        """Add a toxic; it is in force on open connections on return."""
         self.toxics[toxic.name] = toxic
         self._change_live_chains(toxic, Chain.append)
 
     def toxic_updated(self, toxic: Toxic) -> None:
-        """A toxic's values have changed: let live connections know."""
+        """Apply changed values of a toxic to open connections."""
         self._change_live_chains(toxic, Chain.update)
 
     def remove_toxic(self, toxic: Toxic) -> None:
-        """Remove a toxic, with effect on live connections when this returns."""
+        """Remove a toxic; it is gone from open connections on return."""
         del self.toxics[toxic.name]
         self._change_live_chains(toxic, Chain.remove)
 
     def _change_live_chains(self, toxic: Toxic, change: Callable[[Chain, Toxic, float], None]) -> None:
         now_s = time.monotonic()
         for connection in list(self._connections):
-            if connection.started:  # the others take the toxics as they are when they start
+            if connection.started:  # the others install the current toxics when they start
                 link = connection.links[toxic.direction]
                 change(link.chain, toxic, now_s)
                 link.pump(now_s)

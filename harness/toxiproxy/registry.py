@@ -1,7 +1,7 @@
 """All proxies of one server, and the rules for creating, changing, populating and resetting them.
 
-Addresses are resolved before anything is changed; every change is then one synchronous step. So calls that run
-at the same time never see or leave a proxy half changed.
+Addresses are resolved before any change; each change is then one synchronous step. Concurrent calls therefore never see
+a proxy half changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.toxiproxy.wire import ApiError
 
 
 class ProxyRequest(NamedTuple):
-    """A proxy as a request asks for it."""
+    """A requested proxy."""
 
     name: str
     listen: str
@@ -30,8 +30,8 @@ class Registry:
     """The proxies by name.
 
     Args:
-        seed: of toxicities, jitter and slices; None draws a fresh one. A seed repeats its draws only if
-            connections are opened, and toxics changed, in the same order.
+        seed: for toxicities, jitter and slices; None draws a fresh one. Draws repeat only if connections are opened and
+            toxics changed in the same order.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -51,7 +51,7 @@ class Registry:
         return self.proxies[name]
 
     async def create(self, wish: ProxyRequest) -> Proxy:
-        """Add a new proxy and start it if wished; a failure leaves nothing behind.
+        """Add a new proxy and start it if requested; a failure leaves nothing behind.
 
         Raises:
             ApiError: 409 if the name exists.
@@ -60,7 +60,7 @@ class Registry:
         if wish.name in self.proxies:
             raise ApiError(409, "proxy already exists")
         address = await _address_if_started(wish)
-        if wish.name in self.proxies:  # created by another call while the address was looked up
+        if wish.name in self.proxies:  # created by another call during address resolution
             raise ApiError(409, "proxy already exists")
         proxy = self._new(wish)
         if address is not None:
@@ -72,8 +72,8 @@ class Registry:
         """Give a proxy new values. A new address or upstream drops its connections; toxics stay.
 
         Raises:
-            ListenError: the address is none (nothing changes), or it can't be listened on (the proxy keeps the
-                new address and is disabled).
+            ListenError: invalid address (nothing changes), or listening failed (the proxy keeps the new address and is
+                disabled).
         """
         address = await resolve_listen(listen)
         moved = listen != proxy.listen and address != await resolve_listen(proxy.listen)
@@ -96,14 +96,14 @@ class Registry:
         await proxy.settled()
 
     async def populate(self, wishes: Sequence[ProxyRequest], done: list[Proxy]) -> None:
-        """Create or replace proxies in order, until one fails; those that exist as wished are left untouched.
+        """Create or replace proxies in order, until one fails; existing proxies that match are left untouched.
 
         Args:
-            wishes: what the request asks for, already checked.
-            done: receives each proxy that now is as wished.
+            wishes: the requested proxies, already checked.
+            done: receives each proxy that now matches its request.
 
         Raises:
-            ListenError: one can't listen; one that it was to replace stays, disabled.
+            ListenError: one failed to listen; a proxy that it should have replaced stays, disabled.
         """
         for wish in wishes:
             old = self.proxies.get(wish.name)
@@ -128,7 +128,7 @@ class Registry:
         """Start every proxy and remove all toxics.
 
         Raises:
-            ListenError: one can't listen; it and those after it are left as they are.
+            ListenError: one failed to listen; it and the proxies after it stay unchanged.
         """
         for proxy in list(self.proxies.values()):
             address = await resolve_listen(proxy.listen)
@@ -138,12 +138,12 @@ class Registry:
                 proxy.remove_toxic(toxic)
 
     async def close(self) -> None:
-        """Drop everything."""
+        """Delete every proxy."""
         for proxy in list(self.proxies.values()):
             await self.delete(proxy)
 
     def _check_still_there(self, proxy: Proxy) -> None:
-        """Looking an address up can take a while; a proxy deleted meanwhile must not be started."""
+        """Check that a proxy was not deleted during address resolution; such a proxy must not be started."""
         if self.find(proxy.name) is not proxy:
             raise ApiError(404, "proxy not found")
 
@@ -152,5 +152,5 @@ class Registry:
 
 
 async def _address_if_started(wish: ProxyRequest) -> str | None:
-    """The address to start on, or None for a proxy that is not to start; then `listen` is not even looked at."""
+    """The address to listen on, or None for a disabled proxy, whose `listen` is not resolved."""
     return await resolve_listen(wish.listen) if wish.enabled else None

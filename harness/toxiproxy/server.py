@@ -1,4 +1,4 @@
-"""The fault proxy as a process: from options to a server that runs until it is told to stop."""
+"""The fault proxy as a process: from options to a server that runs until a signal."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from harness.toxiproxy.wire import ApiError
 
 DEFAULT_PORT = 8474
 SHUTDOWN_S = 1.0
-LINGER_S = 1.0  # how long what comes after an early answer is still read, so that the answer is not lost in a reset
+LINGER_S = 1.0  # time to read input after an early answer, so that a reset does not discard the answer
 IDLE_S = 60.0
-"""How long a client of the API may take between two requests and for the head of one, in seconds (as Toxiproxy)."""
+"""Time limit in seconds between two requests of an API client, and for a request head (as Toxiproxy)."""
 
 
 class StartError(Exception):
-    """It can't start; the text is one line for the user."""
+    """The server cannot start; the text is one line for the user."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How to run; each is Toxiproxy's option of that name.
+    """Options of the server, named as in Toxiproxy.
 
     Args:
         host: address of the control API.
         port: its port; 0 takes a free one.
         config: a file with a JSON array of proxies, as for /populate.
-        seed: of toxicities, jitter and slices; None draws a fresh one.
+        seed: for toxicities, jitter and slices; None draws a fresh one.
         proxy_metrics: whether /metrics counts the bytes of each proxy.
-        runtime_metrics: whether /metrics shows the process.
+        runtime_metrics: whether /metrics includes the process.
     """
 
     host: str = LOOPBACK
@@ -56,20 +56,20 @@ def run_server(options: ServerOptions) -> None:
     """Serve until SIGTERM or SIGINT; prints `ready host:port` once the control API answers.
 
     Raises:
-        StartError: the port is taken, or the configuration is no good.
+        StartError: the port is in use, or the configuration is invalid.
     """
     wishes = [] if options.config is None else _read_config(options.config)
     _raise_descriptor_limit()
     try:
         asyncio.run(_serve(options, wishes))
-    except KeyboardInterrupt:  # before the signal handlers were there
+    except KeyboardInterrupt:  # before the signal handlers were installed
         return
 
 
 def control_server(api: ControlApi, idle_s: float = IDLE_S) -> web.Server:
-    """The API behind HTTP. A head that takes longer than `idle_s` seconds, or is larger than 1 MiB, is cut off.
+    """Serve the API over HTTP. A request head that takes longer than `idle_s` seconds or exceeds 1 MiB is cut off.
 
-    Bodies are taken as they are, whatever their Content-Encoding says (as Toxiproxy).
+    Bodies are not decoded, whatever their Content-Encoding (as Toxiproxy).
     """
     logger = logging.getLogger(__name__)
     logger.addFilter(_not_the_clients_fault)
@@ -84,7 +84,7 @@ def control_server(api: ControlApi, idle_s: float = IDLE_S) -> web.Server:
 
 
 def _not_the_clients_fault(record: logging.LogRecord) -> bool:
-    """Whether an error belongs into our log: not what a client got wrong in HTTP, which it is told with a 400."""
+    """Whether to log an error: not for invalid HTTP of a client, which gets a 400."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -98,7 +98,7 @@ def _read_config(path: Path) -> list[ProxyRequest]:
 
 
 def _raise_descriptor_limit() -> None:
-    """Allow as many connections as the system does: each takes two descriptors (Toxiproxy's runtime does so too)."""
+    """Raise the limit of open files: each connection takes two descriptors (Toxiproxy's runtime does so too)."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -114,7 +114,7 @@ async def _serve(options: ServerOptions, wishes: list[ProxyRequest]) -> None:
         await _configure(registry, wishes)
         http = control_server(ControlApi(registry, _metrics(options, registry)))
         server = await loop.create_server(http, sock=listener)
-        # What was loaded so far lives as long as the process: keep it out of every later collection.
+        # Objects loaded so far live as long as the process: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
         print(f"ready {bound_address(listener)}", flush=True)

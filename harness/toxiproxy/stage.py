@@ -1,8 +1,7 @@
 """One toxic at work on one direction of one connection: pure, without clock or socket.
 
-Data flows through a chain of stages in chunks. A stage takes chunks from its inbox and puts them into its
-output, which is the next stage or the destination. Time is an argument; a stage that waits says in `wake_s`
-when it wants to run again.
+Data flows through a chain of stages in chunks. A stage takes chunks from its inbox and puts them into its output: the
+next stage or the destination. Time is an argument; a waiting stage sets `wake_s` to the time of its next run.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ DOWNSTREAM = "downstream"  # from the server to the client
 
 
 class Chunk(NamedTuple):
-    """Some bytes and when they were read or left the stage before (seconds, CLOCK_MONOTONIC)."""
+    """Bytes and the time they were read or left the previous stage (seconds, CLOCK_MONOTONIC)."""
 
     data: bytes
     stamp_s: float
 
 
 class Outlet(Protocol):
-    """Where a stage puts its chunks: the next stage, or the destination of the link."""
+    """Output of a stage: the next stage, or the destination of the link."""
 
     def has_room(self) -> bool:
-        """Whether a chunk is welcome now. `put` accepts one in any case, so a flush never blocks."""
+        """Whether there is room for a chunk. `put` always accepts one, so a flush never blocks."""
         ...
 
     def put(self, chunk: Chunk) -> None:
-        """Take a chunk; dropped if the end has come already."""
+        """Accept a chunk; dropped after the end."""
         ...
 
     def end(self, cause: CloseCause) -> None:
-        """No more chunks will come, because of `cause`; repeated calls change nothing."""
+        """Signal the end of data, because of `cause`; repeated calls have no effect."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class Toxic:
-    """A toxic as its proxy keeps it, shared by all links; an update changes it in place.
+    """A toxic of a proxy, shared by all links; an update changes it in place.
 
-    `stream` is kept as the caller spelled it, `attributes` holds every attribute of the type.
+    `stream` keeps the caller's spelling, `attributes` has every attribute of the type.
     """
 
     name: str
@@ -56,19 +55,19 @@ class Toxic:
 
     @property
     def direction(self) -> str:
-        """`upstream` or `downstream`: the name of the link that it works on."""
+        """`upstream` or `downstream`: the direction it applies to."""
         return self.stream.lower()
 
 
 class ToxicLink:
-    """Base of all toxics: passes everything on. Subclasses override `work` and whatever else differs.
+    """Base of all toxics: passes all data on. Subclasses override `work` and other methods as needed.
 
-    Whether the toxic applies to this link is drawn with its toxicity when the stage starts and at each
-    interruption; where it does not apply the stage passes everything on (Toxiproxy 2.12 behaviour).
+    Its toxicity decides at start and at each interruption whether the toxic applies to this link; otherwise the stage
+    passes all data on (Toxiproxy 2.12 behaviour).
     """
 
     attribute_names: ClassVar[tuple[str, ...]] = ()
-    # One read of asyncio is up to eight full chunks; with fewer a fast source would be paused all the time.
+    # One read of asyncio is up to eight full chunks; a lower limit would pause a fast source constantly.
     capacity_chunks: ClassVar[int] = 8
 
     def __init__(self, toxic: Toxic, output: Outlet, random: Random, now_s: float) -> None:
@@ -85,11 +84,11 @@ class ToxicLink:
 
     @classmethod
     def refusal(cls, attributes: dict[str, int]) -> str | None:
-        """Why these attributes can't be had, or None. Toxiproxy would accept them and crash on them later."""
+        """Why these attributes are invalid, or None. Toxiproxy would accept them and crash later."""
         return None
 
     def has_room(self) -> bool:
-        """As `Outlet`. A stage that has ended has none, so the source stays unread, as with Toxiproxy."""
+        """As `Outlet`. An ended stage has no room, so the source is not read, as with Toxiproxy."""
         return not self.ended and len(self.inbox) < self.capacity_chunks
 
     def put(self, chunk: Chunk) -> None:
@@ -98,12 +97,12 @@ class ToxicLink:
             self.inbox.append(chunk)
 
     def end(self, cause: CloseCause) -> None:
-        """As `Outlet`: what waits in the inbox still goes first."""
+        """As `Outlet`: queued chunks go first."""
         if self.source_ending is None:
             self.source_ending = cause
 
     def run(self, now_s: float) -> bool:
-        """Do what can be done at `now_s`; True if anything left the stage. Sets `wake_s`."""
+        """Process chunks at `now_s`; True if any left the stage. Sets `wake_s`."""
         self._moved = False
         self.wake_s = None
         if not self.ended:
@@ -114,14 +113,14 @@ class ToxicLink:
         return self._moved
 
     def interrupt(self, now_s: float) -> None:
-        """The toxic, or the one after it, changed: what is held leaves at once, and the toxic starts afresh."""
+        """The toxic or the next one changed: held data leaves at once, and the toxic restarts."""
         if not self.ended:
             self.release(now_s)
             self._draw()
             self.start(now_s)
 
     def remove(self, now_s: float) -> None:
-        """The toxic is taken out of the chain: everything held or queued leaves at once, in order."""
+        """Remove the toxic from the chain: held and queued data leaves at once, in order."""
         if not self.ended:
             self.release(now_s)
             for chunk in self.inbox:
@@ -129,43 +128,43 @@ class ToxicLink:
             if self.source_ending is not None:
                 self.output.end(self.source_ending)
 
-    # What subclasses override.
+    # Overridden by subclasses.
 
     def start(self, now_s: float) -> None:
-        """Begin, or begin afresh after an interruption."""
+        """Start, or restart after an interruption."""
 
     def work(self, now_s: float) -> None:
         """Apply the toxic."""
         self.pass_on()
 
     def release(self, now_s: float) -> None:
-        """Pass on at once whatever `work` is holding back, and forget its timing."""
+        """Pass on at once all data held by `work`, and reset its timing."""
 
-    # What subclasses use.
+    # Used by subclasses.
 
     def pass_on(self) -> None:
-        """Pass on what the output has room for, and the end behind it."""
+        """Pass on as much as the output has room for, then the end."""
         self.pass_data()
         self.finish_with_source()
 
     def pass_data(self) -> None:
-        """Pass on what the output has room for, unchanged."""
+        """Pass on as much as the output has room for, unchanged."""
         while self.inbox and self.output.has_room():
             self.output.put(self.inbox.popleft())
             self._moved = True
 
     def emit(self, data: bytes, stamp_s: float) -> None:
-        """Pass on `data`. A stage that delays stamps it with now: later toxics count from when it left."""
+        """Pass on `data`, stamped with the time it leaves: later toxics count from there."""
         self.output.put(Chunk(data, stamp_s))
         self._moved = True
 
     def finish_with_source(self) -> None:
-        """End if the source has ended and nothing is left to pass on."""
+        """End if the source has ended and no data is left."""
         if not self.inbox and self.source_ending is not None:
             self.finish(self.source_ending)
 
     def finish(self, cause: CloseCause) -> None:
-        """End this direction: the destination is closed after what was passed on; the rest is dropped."""
+        """End this direction: the destination is closed after the data passed on; remaining data is dropped."""
         self.ended = True
         self.inbox.clear()
         self.output.end(cause)

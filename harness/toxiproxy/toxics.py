@@ -1,6 +1,6 @@
-"""The toxics, one small class each, with Toxiproxy 2.12's behaviour unless the class says otherwise.
+"""The toxics, one class each, with Toxiproxy 2.12's behaviour unless the class says otherwise.
 
-Attributes keep their names and units of the wire: milliseconds for latency, jitter, delay and timeout (slicer's
+Attributes keep the API's names and units: milliseconds for latency, jitter, delay and timeout (slicer's
 delay: microseconds), kilobytes per second for rate, bytes for the sizes.
 """
 
@@ -15,14 +15,14 @@ LATENESS_CARRIED_S = 0.1
 
 
 class NoopToxic(ToxicLink):
-    """Passes everything on."""
+    """Passes all data on."""
 
 
 class LatencyToxic(ToxicLink):
     """Delays each chunk by `latency` ms, plus a random whole number of ms in [-jitter, jitter - 1].
 
-    Order is kept: a chunk never overtakes an earlier one. Connecting, and an end with nothing queued before it,
-    are not delayed. Two of them in a chain add up (Toxiproxy gives queued chunks too little of the second).
+    Order is kept: a chunk never overtakes an earlier one. Connects, and an end without queued data, are not delayed.
+    Two of them in a chain add up (Toxiproxy delays queued chunks too little in the second).
     """
 
     attribute_names = ("latency", "jitter")
@@ -52,10 +52,10 @@ class LatencyToxic(ToxicLink):
 
 
 class BandwidthToxic(ToxicLink):
-    """Lets `rate` KB/s (1000 bytes) through per link, by holding each chunk before it passes.
+    """Limits a link to `rate` KB/s (1000 bytes) by holding each chunk before it passes.
 
-    What takes longer than 100 ms is cut into pieces of 100 ms. There is no credit for idle time. At rate 0
-    everything stalls, and the source's end is not noticed. A negative rate is refused: it crashes Toxiproxy.
+    Chunks longer than 100 ms are cut into pieces of 100 ms. Idle time gives no credit. At rate 0 all data stalls, and
+    the source's end is not noticed. A negative rate is refused: it crashes Toxiproxy.
     """
 
     attribute_names = ("rate",)
@@ -75,7 +75,7 @@ class BandwidthToxic(ToxicLink):
                 return
             data, stamp_s = self.inbox[0]
             piece_bytes = min(len(data), rate * 100)
-            # Timers fire a little late. Carried over to the next piece, this does not slow the link down.
+            # Timers fire a little late; the delay is carried over to the next piece, so the link is not slowed down.
             due_s = max(stamp_s, self.left_s) - self.late_s + piece_bytes / (rate * 1000)
             if now_s < due_s:
                 self.wake_s = due_s
@@ -96,7 +96,7 @@ class BandwidthToxic(ToxicLink):
 
 
 class SlowCloseToxic(ToxicLink):
-    """Passes data on, and the end `delay` ms late. An update during the delay starts the new one afresh."""
+    """Passes data on, and the end `delay` ms late. An update during the delay restarts it with the new value."""
 
     attribute_names = ("delay",)
 
@@ -116,10 +116,10 @@ class SlowCloseToxic(ToxicLink):
 
 
 class TimeoutToxic(ToxicLink):
-    """Drops all data; closes the destination when nothing has arrived for `timeout` ms (0 or less: never).
+    """Drops all data; closes the destination after `timeout` ms without data (0 or less: never).
 
-    Each dropped chunk restarts the time, which also runs on idle connections. The source's end passes at once.
-    Removing the toxic ends every link of its direction, even where its toxicity had spared the link.
+    Each dropped chunk restarts the timeout, which also runs on idle connections. The source's end passes at once.
+    Removing the toxic ends every link of its direction, even those to which it did not apply by its toxicity.
     """
 
     attribute_names = ("timeout",)
@@ -149,11 +149,11 @@ class TimeoutToxic(ToxicLink):
 
 
 class ResetPeerToxic(ToxicLink):
-    """On the first chunk or end: drops it, waits `timeout` ms, then closes both sides. Idle links are spared.
+    """On the first chunk or end: drops it, waits `timeout` ms, then closes both sides. Idle links stay open.
 
-    The peers see a reset only if the toxic existed when the connection was opened (`Connection` sets linger 0
-    then); otherwise an ordinary end. The wait can't be interrupted: an update leaves it alone, a removal cuts it
-    short and closes at once (Toxiproxy makes the call wait instead).
+    The peers see a reset only if the toxic existed when the connection was opened (`ProxiedConnection` then sets
+    linger 0); otherwise an ordinary end. An update does not change a wait in progress; a removal ends it and closes at
+    once (Toxiproxy makes the call wait instead).
     """
 
     attribute_names = ("timeout",)
@@ -163,7 +163,7 @@ class ResetPeerToxic(ToxicLink):
         if self.reset_s is None:
             if not self.inbox and self.source_ending is None:
                 return
-            # The chunks stay in the inbox, so that the source is not read further while it waits.
+            # The chunks stay in the inbox, so the source is not read during the wait.
             self.reset_s = now_s + self.toxic.attributes["timeout"] / 1000
         if now_s < self.reset_s:
             self.wake_s = self.reset_s
@@ -182,10 +182,10 @@ class ResetPeerToxic(ToxicLink):
 
 
 class SlicerToxic(ToxicLink):
-    """Cuts each chunk into pieces of about `average_size` bytes, give or take `size_variation`.
+    """Cuts each chunk into pieces of `average_size` ± `size_variation` bytes.
 
-    After each piece, also the last, it waits `delay` microseconds. Refused are the values that crash Toxiproxy:
-    no positive average, or a variation larger than the average.
+    After each piece, including the last, it waits `delay` microseconds. Values that crash Toxiproxy are refused: an
+    average that is not positive, or a variation larger than the average.
     """
 
     attribute_names = ("average_size", "size_variation", "delay")
@@ -243,10 +243,10 @@ class SlicerToxic(ToxicLink):
 
 
 class LimitDataToxic(ToxicLink):
-    """Closes the destination once `bytes` bytes have passed on this link; exactly so many arrive.
+    """Closes the destination once exactly `bytes` bytes have passed on this link.
 
-    The count survives updates. With 0 the first chunk closes it. A limit lowered below the count acts at the
-    next chunk. Bytes that passed while its toxicity spared the link do not count.
+    The count survives updates. With 0 the first chunk closes it. A limit lowered below the count applies at the next
+    chunk. Bytes that passed while the toxic did not apply to the link do not count.
     """
 
     attribute_names = ("bytes",)

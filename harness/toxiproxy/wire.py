@@ -21,7 +21,7 @@ INT64 = range(-(2**63), 2**63)
 
 
 class ApiError(Exception):
-    """A request that fails with an HTTP status and a text for the error body."""
+    """A request failed; HTTP status and text of the error body."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -30,7 +30,7 @@ class ApiError(Exception):
 
 
 def bad_body(reason: str) -> ApiError:
-    """The 400 for a body that can't be read."""
+    """The 400 for an invalid body."""
     return ApiError(400, f"bad request body: {reason}")
 
 
@@ -41,7 +41,7 @@ def read_value(body: bytes) -> object:
     """The first JSON value of a body.
 
     Raises:
-        ApiError: 400, there is none.
+        ApiError: 400, no JSON value.
     """
     text = body.decode("utf-8", "replace").lstrip(" \t\r\n")
     if not text:
@@ -54,10 +54,10 @@ def read_value(body: bytes) -> object:
 
 
 def read_fields(value: object, what: str = "the body") -> dict[str, object]:
-    """The fields of a JSON object by lower-case name, without those that are null; a null object has none.
+    """The fields of a JSON object by lower-case name, without null ones; a null object has none.
 
     Raises:
-        ApiError: 400, it is no object.
+        ApiError: 400, not an object.
     """
     if value is None:
         return {}
@@ -70,12 +70,12 @@ def text_field(fields: dict[str, object], name: str, default: str = "") -> str:
     """A string, or `default` where it is absent.
 
     Raises:
-        ApiError: 400, it is something else.
+        ApiError: 400, another type.
     """
     value = fields.get(name, default)
     if not isinstance(value, str):
         raise bad_body(f"{name} must be a string, not {_kind(value)}")
-    # JSON can spell half a surrogate pair, UTF-8 can't.
+    # JSON can contain half a surrogate pair, UTF-8 cannot.
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -83,7 +83,7 @@ def flag_field(fields: dict[str, object], name: str, default: bool) -> bool:
     """A boolean, or `default` where it is absent.
 
     Raises:
-        ApiError: 400, it is something else.
+        ApiError: 400, another type.
     """
     value = fields.get(name, default)
     if not isinstance(value, bool):
@@ -95,7 +95,7 @@ def float32_field(fields: dict[str, object], name: str, default: float) -> float
     """A number rounded to 32 bits, or `default` where it is absent.
 
     Raises:
-        ApiError: 400, it is something else or too large.
+        ApiError: 400, another type or too large.
     """
     value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -114,7 +114,7 @@ def read_attributes(
 ) -> tuple[dict[str, int], ApiError | None]:
     """A toxic's attributes: `old` with the valid ones of `fields` merged in, and the error of the first invalid one.
 
-    Only JSON integers of 64 bits will do: `100.0`, `1e2` and `"100"` are errors. Unknown names are ignored.
+    Only 64-bit JSON integers are valid: `100.0`, `1e2` and `"100"` are errors. Unknown names are ignored.
     """
     merged = dict(old)
     first_error: ApiError | None = None
@@ -128,7 +128,7 @@ def read_attributes(
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")  # Python would take NaN and Infinity
+    raise ValueError(f"{name} is not JSON")  # Python would accept NaN and Infinity
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
@@ -150,14 +150,14 @@ def _kind(value: object) -> str:
 def text_json(value: object) -> str:
     """Compact JSON with Go's escapes."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    # These characters can only stand inside strings.
+    # These characters occur inside strings only.
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
 def float32_json(value: float) -> str:
-    """A 32-bit float in the fewest digits that give it back: 0.1, 1, 1e-9."""
+    """A 32-bit float in its shortest form that round-trips: 0.1, 1, 1e-9."""
     for digits in range(1, 10):
         shortest = f"{value:.{digits - 1}e}"
         if struct.pack("f", float(shortest)) == struct.pack("f", value):
@@ -169,7 +169,7 @@ def float32_json(value: float) -> str:
 
 
 def toxic_json(toxic: Toxic) -> str:
-    """A toxic as the API shows it."""
+    """The API's form of a toxic."""
     return (
         f'{{"attributes":{text_json(toxic.attributes)},"name":{text_json(toxic.name)},'
         f'"type":{text_json(toxic.type)},"stream":{text_json(toxic.stream)},'
@@ -178,12 +178,12 @@ def toxic_json(toxic: Toxic) -> str:
 
 
 def toxics_json(toxics: Iterable[Toxic]) -> str:
-    """A list of toxics."""
+    """The API's form of a list of toxics."""
     return f"[{','.join(toxic_json(toxic) for toxic in toxics)}]"
 
 
 def proxy_json(proxy: Proxy) -> str:
-    """A proxy as the API shows it, without the `Logger` that Toxiproxy leaks."""
+    """The API's form of a proxy, without Toxiproxy's `Logger`."""
     return (
         f'{{"name":{text_json(proxy.name)},"listen":{text_json(proxy.listen)},'
         f'"upstream":{text_json(proxy.upstream)},"enabled":{text_json(proxy.enabled)},'
@@ -192,13 +192,13 @@ def proxy_json(proxy: Proxy) -> str:
 
 
 def proxies_json(proxies: Iterable[Proxy]) -> str:
-    """A list of proxies, null if there is none (what /populate answers)."""
+    """The API's form of a list of proxies; null if empty (answer of /populate)."""
     shown = [proxy_json(proxy) for proxy in proxies]
     return f"[{','.join(shown)}]" if shown else "null"
 
 
 def connection_json(entry: ConnectionEntry) -> str:
-    """A connection of the log; `closed_s` and `ended` are null while it lives."""
+    """The API's form of a logged connection; `closed_s` and `ended` are null while it is open."""
     return text_json(
         {
             "proxy": entry.proxy,

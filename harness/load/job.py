@@ -1,4 +1,4 @@
-"""What the load process is asked to do in one run, as a JSON file. Imports neither gevent nor Locust."""
+"""The job of a load process for one run, as a JSON file. Imports neither gevent nor Locust."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from harness.scenario.model import HarnessError, Load
 class LoadJob:
     """One run's load.
 
-    `load` and `seed` give the arrivals, `nonce` (31 bits) marks the run's requests, `url` is where they go
-    (`http://HOST:PORT`, a path is put before every request's own). `start_s` is second 0 of the run on
+    `load` and `seed` determine the arrivals, `nonce` (31 bits) marks the run's requests, `url` is their target
+    (`http://HOST:PORT`; a path is prepended to every request's own). `start_s` is second 0 of the run on
     CLOCK_MONOTONIC, which all processes of one Linux machine share. `backends` are the names that answers carry in
     `x-backend-id`, in the order of their numbers. `out` is the file of request records to write
     (harness.evidence.records), `protocol` "http" or "openai". Without `backends` they are numbered as they answer.
 
-    Of several `workers` that play one job together, the one with the number `worker` (from 0) plays its share.
+    If several `workers` send one job together, the one with number `worker` (from 0) sends its shard.
     """
 
     load: Load
@@ -63,7 +63,7 @@ def text_of(load: Load) -> str:
 
 
 def load_in(text: str) -> Load:
-    """The load that `text_of` made `text` of. ValueError for another text."""
+    """The load of a text made by `text_of`. ValueError for any other text."""
     return _LOAD.validate_json(text)
 
 
@@ -77,5 +77,5 @@ def asked_in(line: bytes) -> dict[str, Any] | None:
 
 
 def not_asked(line: bytes) -> dict[str, Any]:
-    """The answer to such a line."""
+    """The answer to such a line, as JSON."""
     return {"job": None, "error": f"expected a JSON object on one line, saw {line[:80]!r}"}

@@ -1,4 +1,4 @@
-"""A Linux timerfd on CLOCK_MONOTONIC. Whoever waits for it, in asyncio or gevent, watches its descriptor."""
+"""A Linux timerfd on CLOCK_MONOTONIC; asyncio and gevent wait by watching its descriptor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import time
 
-# The numbers of <sys/timerfd.h>; `os.timerfd_create` begins with Python 3.13.
+# Constants of <sys/timerfd.h>; `os.timerfd_create` needs Python 3.13.
 _ABSTIME = 1
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
@@ -22,7 +22,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Timerfd:
-    """A timer, set anew for every wait. Its `descriptor` is readable once the time has come. OSError without Linux."""
+    """A timer, set for each wait. Its `descriptor` is readable once it has expired. OSError outside Linux."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -36,21 +36,21 @@ class Timerfd:
         self._wanted = _Itimerspec(_Timespec(0, 0), _Timespec(0, 0))
 
     def set(self, due_s: float) -> None:
-        """Let it expire at `due_s` on CLOCK_MONOTONIC, never before, and forget what it was set to."""
-        # Rounded up, so that the clock has reached the deadline; 0 would switch the timer off.
+        """Let it expire at `due_s` on CLOCK_MONOTONIC, never before; replaces an earlier setting."""
+        # Rounded up, so the clock has reached the deadline; 0 would disarm the timer.
         value = self._wanted.value
         value.seconds, value.nanoseconds = divmod(max(1, math.ceil(due_s * 1e9)), 1_000_000_000)
         if self._settime(self.descriptor, _ABSTIME, ctypes.addressof(self._wanted), None) < 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
     def expired(self) -> bool:
-        """Whether it has expired since it was set; asked a second time it has not."""
+        """Whether it has expired since it was set; a second call returns False."""
         try:
             os.read(self.descriptor, 8)
-        except BlockingIOError:  # it was set anew after it had expired
+        except BlockingIOError:  # it was set again after it had expired
             return False
         return True
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self.descriptor)

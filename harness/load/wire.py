@@ -1,8 +1,8 @@
-"""How one arrival looks on the wire, and whose answer came back. Pure: no clock, no socket, no gevent.
+"""The HTTP request of an arrival, and the tag found in its answer. Pure: no clock, no socket, no gevent.
 
-Every request carries its tag (the run's nonce and its own number) in several places, because nobody knows which of
-them a balancer passes on: headers `x-mock-tag` and `x-request-id`, the body field `seed`, and the end of the prompt.
-The tag never stands at the beginning of the prompt, where it would break affinity by prompt prefix.
+Every request carries its tag (run nonce and number) in several places, because it is unknown which of them a balancer
+passes on: headers `x-mock-tag` and `x-request-id`, the body field `seed`, and the end of the prompt. The tag is never
+at the beginning of the prompt, where it would break affinity by prompt prefix.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TAG = re.compile(rb"sy-([0-9a-f]{13})")
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """An HTTP request without its connection. `hex` is its tag, `name` what Locust's statistics group it by."""
+    """An HTTP request without its connection. `hex` is its tag, `name` its group in Locust's statistics."""
 
     method: str
     path: str
@@ -40,7 +40,7 @@ class WireRequest:
     name: str
 
     def encoded(self, authority: str, base_path: str = "", close: bool = False) -> bytes:
-        """Its bytes for HTTP/1.1, sent to `authority` (HOST:PORT); `close` asks the peer to close after the answer."""
+        """Its bytes in HTTP/1.1 for `authority` (HOST:PORT); `close` adds `Connection: close`."""
         lines = [f"{self.method} {base_path}{self.path} HTTP/1.1", f"host: {authority}", "user-agent: steelyard"]
         lines += [f"{name}: {value}" for name, value in self.headers]
         if self.method == "POST":
@@ -58,11 +58,11 @@ def tag_of(nonce: int, number: int) -> int:
 
 
 def request_of(arrival: Arrival, key_carrier: str, seed: int, nonce: int, protocol: str) -> WireRequest:
-    """The request that `arrival` becomes in the run with this seed and nonce.
+    """The request of `arrival` in the run with this seed and nonce.
 
     `protocol`: "http" (completions, updates, GET), "openai" (POST /v1/completions alone), "chat" (POST
-    /v1/chat/completions) or "kserve" (POST /v2/models/MODEL/infer). ValueError if it cannot be said: an unknown carrier
-    or protocol, what the protocol has no words for, or a key that would have to travel where there is no place for it.
+    /v1/chat/completions) or "kserve" (POST /v2/models/MODEL/infer). ValueError if there is no such request: an unknown
+    carrier or protocol, a feature that the protocol lacks, or a key without a place in this form of request.
     """
     _check(arrival, key_carrier, protocol)
     tag = tag_of(nonce, arrival.number)
@@ -92,7 +92,7 @@ def request_of(arrival: Arrival, key_carrier: str, seed: int, nonce: int, protoc
 
 
 def forms_of(arrivals: Iterable[Arrival]) -> list[Arrival]:
-    """One arrival of each form that differs in what can be said: if these can be put, all can."""
+    """One arrival for each different form of request: if these can be sent, all can."""
     return list({(one.stream, one.method, one.kind, one.streams, one.key >= 0): one for one in arrivals}.values())
 
 
@@ -102,14 +102,14 @@ def key_of(arrival: Arrival, seed: int) -> str:
 
 
 def model_of(arrival: Arrival, key_carrier: str, seed: int) -> str:
-    """The model that an arrival asks for: its key where that is the model, else a default; none for an update."""
+    """The model of an arrival: its key if that is the model, else a default; none for an update."""
     if arrival.kind is Kind.UPDATE:
         return ""
     return key_of(arrival, seed) if arrival.key >= 0 and key_carrier in MODEL_CARRIERS else DEFAULT_MODEL
 
 
 def echo_of(body: bytes, own: str) -> Echo:
-    """Whose tag the body of an answer holds, for a request with the tag `own` (13 hex digits)."""
+    """Whether the body of an answer has the tag `own` (13 hex digits), another one, or none."""
     if b"sy-" + own.encode() in body:
         return Echo.OWN
     return Echo.OTHER if _TAG.search(body) else Echo.NONE
@@ -138,7 +138,7 @@ def _check(arrival: Arrival, key_carrier: str, protocol: str) -> None:
 
 
 def _carry(key: str, key_carrier: str, headers: dict[str, str], body: dict[str, Any]) -> None:
-    """Put `key` where `key_carrier` says, except into the prompt, which is made with it."""
+    """Put `key` into its carrier, except the prompt, which is built with it."""
     if not key:
         return
     carrier, _, name = key_carrier.partition(":")
@@ -156,7 +156,7 @@ def _carry(key: str, key_carrier: str, headers: dict[str, str], body: dict[str, 
 
 
 def _opening(key_carrier: str, key: str) -> str:
-    """The key at the beginning of the prompt, often enough to fill the characters that count; else nothing."""
+    """The key, repeated to fill the relevant prefix of the prompt; empty if the carrier is not the prompt."""
     carrier, _, characters = key_carrier.partition(":")
     if not key or carrier != "prompt-prefix":
         return ""
@@ -164,7 +164,7 @@ def _opening(key_carrier: str, key: str) -> str:
 
 
 def _encoded(body: dict[str, Any], arrival: Arrival) -> bytes:
-    """`body` as JSON of at least `payload_bytes` bytes: what is missing stands in a field `padding`, the last one."""
+    """`body` as JSON of at least `payload_bytes` bytes, padded by a last field `padding`."""
     data = json.dumps(body).encode()
     if len(data) >= arrival.payload_bytes:
         return data
@@ -173,13 +173,13 @@ def _encoded(body: dict[str, Any], arrival: Arrival) -> bytes:
 
 
 # --- prompts ------------------------------------------------------------------------------------------------
-# A word is a token of the mock. The first word of a part tells it from others; the same part has the same words in
-# every request, and blocks of a prefix cache are chained, so that one word is enough.
+# A word is a token of the mock. The first word of a part identifies it; a part has the same words in every request, and
+# blocks of a prefix cache are chained, so one word is enough.
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """What a body is made of. `opening` stands at the very beginning of the prompt."""
+    """Contents of a body. `opening` is the beginning of the prompt."""
 
     arrival: Arrival
     model: str
@@ -190,7 +190,7 @@ class ParsedAnswer:
 
     @property
     def messages(self) -> list[str]:
-        """The parts of the prompt in order: what was said before in the session, then what is asked now, tagged."""
+        """The parts of the prompt in order: history of the session, then the current request with its tag."""
         arrival = self.arrival
         ahead = self.opening.count(" ")
         if arrival.blocks:
@@ -207,13 +207,13 @@ class ParsedAnswer:
 
     @property
     def prompt(self) -> str:
-        """All parts in one text."""
+        """All parts as one text."""
         return " ".join(self.messages)
 
 
 @lru_cache(maxsize=4096)
 def _part(name: str, tokens: int) -> str:
-    """`tokens` words, of which the first is `name`."""
+    """`tokens` words; the first is `name`."""
     return " ".join([name, *["word"] * (tokens - 1)]) if tokens > 0 else ""
 
 

@@ -19,7 +19,7 @@ from locust.env import Environment
 from locust.rpc import Message
 
 from harness.evidence import records
-from harness.load.locust_engine import engine as player
+from harness.load.locust_engine import engine
 from harness.load.results.answer import ExchangeResult, Ledger
 from harness.load.results.figures import is_good
 from harness.load.job import LoadJob
@@ -33,7 +33,7 @@ TURNS = {"open": 12, "closed": 6}
 RATE, OPEN_REQUESTS = 2000.0, 300
 USERS, CLOSED_S = 16, 0.4
 BATCHES, RECORDS = 2, 1000
-"""A player hands over what half a second has made."""
+"""A worker hands over what half a second has made."""
 LOAD = Load((Stream("load", 0.0, RATE, OPEN_REQUESTS, arrivals="poisson", keys=Keys(20)),))
 
 Figures = dict[str, float]
@@ -46,7 +46,7 @@ def _job(port: str, load: Load = LOAD) -> LoadJob:
 def _open(kind: str, port: str) -> Figures:
     environment = Environment()
     environment.create_local_runner()
-    vars(player)["Pacer"] = partial(Pacer, use_timerfd=False) if kind == "naps" else Pacer
+    vars(engine)["Pacer"] = partial(Pacer, use_timerfd=False) if kind == "naps" else Pacer
     play = Play(_job(port), environment)
     play.begin(time.monotonic() + 0.05)
     before_s = time.process_time()
@@ -73,8 +73,8 @@ def _record_s(play: Play) -> float:
         for _ in range(RECORDS):
             ledger.add(arrival, own, answer)
         rows = ledger.take()
-        data = {"run": 1, "batch": batch, "rows": rows, "backends": ledger.backends, "player": "player"}
-        message = Message("steelyard_records", data, "player")  # type: ignore[no-untyped-call]
+        data = {"run": 1, "batch": batch, "rows": rows, "backends": ledger.backends, "worker_id": "one"}
+        message = Message("steelyard_records", data, "one")  # type: ignore[no-untyped-call]
         packed += len(message.serialize())  # type: ignore[no-untyped-call]
     cost_s = time.process_time() - before_s
     assert packed > BATCHES * RECORDS * records.ROW.size

@@ -20,17 +20,17 @@ from harness.scenario.model import SteelyardError
 
 
 class AsyncioJobLoop:
-    """Jobs in, answers out; one job at a time, in the order asked."""
+    """Reads jobs, writes answers; one job at a time, in order."""
 
     def __init__(self, answers: int) -> None:
         self._answers = answers
         self._jobs: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._engine: AsyncioEngine | None = None
         self._abandoned = 0
-        """How many of the jobs to come were abandoned before they began."""
+        """Number of queued jobs abandoned before they began."""
 
     async def run(self) -> None:
-        """Take jobs until the end of input or a signal."""
+        """Run jobs until the end of input or a signal."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave)
@@ -72,7 +72,7 @@ class AsyncioJobLoop:
             self._engine = engine = AsyncioEngine(LoadJob.read(Path(asked["file"])))
             if stopped:
                 engine.stop()
-            # What is there now stays; a collection that walked through it in the run would be a stall of 20 ms.
+            # Freeze present objects; collecting them during the run would stall for 20 ms.
             gc.collect()
             gc.freeze()
             if asked.get("news_s"):
@@ -80,7 +80,7 @@ class AsyncioJobLoop:
             return {"job": name, "done": True, **await engine.play()}
         except SteelyardError as error:
             told = str(error)
-        except Exception as error:  # the process has to live on for the next job
+        except Exception as error:  # the process continues with the next job
             told = f"{type(error).__name__}: {error}"
         finally:
             self._engine = None
@@ -100,11 +100,11 @@ class AsyncioJobLoop:
 
 
 def main() -> int:
-    """Run the process; the exit status is 0 unless it breaks down."""
+    """Run the process; the exit status is 0 unless it crashes."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     answers = os.dup(1)
-    os.dup2(2, 1)  # what anybody prints must not mix with the answers
+    os.dup2(2, 1)  # other output must not mix with the answers
     asyncio.run(AsyncioJobLoop(answers).run())
     return 0
 

@@ -1,12 +1,11 @@
 """One exchange over aiohttp: send a request once, read the answer, say how it ended.
 
-The client never repeats a request: aiohttp would send an idempotent one again when a pooled connection turns out to be
-dropped, and what is recorded then would be the second attempt's. It follows no redirect and keeps no cookie.
+The client never repeats a request: aiohttp would resend an idempotent one on a dropped pooled connection, and the
+second attempt would be recorded. It follows no redirect and keeps no cookie.
 
-Where the records differ from Locust's (`client`), because aiohttp's parser stands between the socket and us:
-`first_byte_s` is when the head was complete, an answer that ends within its head is CLOSED (or STALE_CONNECTION)
-instead of TRUNCATED, bytes after the end of an answer close the connection without a word, and of an answer that was
-cut off no bytes are kept, so that it counts as empty.
+Records differ from those of Locust's client, because aiohttp parses the answer: `first_byte_s` is the time of the
+complete head, an answer that ends within its head is CLOSED (or STALE_CONNECTION) instead of TRUNCATED, bytes after
+the end of an answer close the connection silently, and an interrupted answer counts as empty.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from harness.load.wire import WireRequest
 from harness.scenario.model import Failure
 
 ADDED_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
-"""What aiohttp would add by itself."""
+"""Headers that aiohttp would add by itself."""
 
 
 class _Resolved(AbstractResolver):
-    """Gives the addresses that were found before the run."""
+    """Resolves to the addresses found before the run."""
 
     def __init__(self, addresses: list[ResolveResult]) -> None:
         self._addresses = addresses
@@ -41,12 +40,12 @@ class _Resolved(AbstractResolver):
         return self._addresses
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseUrl:
-    """Where requests go: `base` is the beginning of every URL, without a slash at its end."""
+    """Target of requests: `base` is the beginning of every URL, without a trailing slash."""
 
     base: str
     addresses: list[ResolveResult]
@@ -68,11 +67,11 @@ class BaseUrl:
         return BaseUrl(f"http://{parts.netloc}{parts.path.rstrip('/')}", addresses)
 
     def session(self, limit: int = 0, force_close: bool = False) -> aiohttp.ClientSession:
-        """A client with a pool of its own, of at most `limit` connections; 0 for any number."""
+        """A client with its own pool of at most `limit` connections; 0 for no limit."""
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_create_start.append(_connecting)
         tracing.on_connection_reuseconn.append(_reusing)
-        # A kept connection is kept as long as the peer keeps it, as Locust's are; aiohttp's 15 s would open new ones.
+        # Keep connections as long as the peer does, as with Locust; aiohttp's 15 s would open new ones.
         keeping: dict[str, Any] = {"force_close": True} if force_close else {"keepalive_timeout": 3600}
         client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=limit, resolver=_Resolved(self.addresses), **keeping),
@@ -84,14 +83,14 @@ class BaseUrl:
             headers={"user-agent": "steelyard"},
             trace_configs=[tracing],
         )
-        # There is no public switch for its repeats; a test counts attempts at a backend that drops connections.
+        # No public option disables its retries; a test counts attempts at a backend that drops connections.
         client._retry_connection = False
         return client
 
     async def exchange(
         self, client: aiohttp.ClientSession, request: WireRequest, answer: ExchangeResult, timeout_s: float
     ) -> None:
-        """Send `request` exactly once and fill in `answer`, except its end, whatever happens; at most `timeout_s`."""
+        """Send `request` exactly once, within `timeout_s`, and fill in `answer` except its end, on failure too."""
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -118,7 +117,7 @@ class BaseUrl:
 
 
 def _only(response: aiohttp.ClientResponse, name: str) -> str:
-    """The value of a header; empty if it is missing or there several times."""
+    """The value of a header; empty if it is missing or repeated."""
     values = response.headers.getall(name, ())
     return values[0] if len(values) == 1 else ""
 

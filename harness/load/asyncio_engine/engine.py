@@ -1,7 +1,7 @@
-"""One job on aiohttp: Locust's schedule and records (`play`) over again, as a cross-check and for higher rates.
+"""One job on aiohttp: the schedule and records of Locust's engine, as a cross-check and for higher rates.
 
-Open loop: requests leave at their times, whatever became of those before; chats wait for their answers.
-`engine_worker` is the process around it.
+Open loop: requests are sent at their times, independent of earlier answers; virtual users wait for their answers.
+`__main__` is its process.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from harness.scenario.closed_loop import VirtualUser, answer_failed
 from harness.scenario.model import HarnessError
 
 GRACE_S = 1.0
-"""How long what is under way may go on after a stop."""
+"""Grace in seconds for requests in flight after a stop."""
 
 
 class AsyncioEngine(Shard):
-    """One job, played on aiohttp. ValueError if it cannot be played, OSError if its host is unknown."""
+    """One job on aiohttp. ValueError for an impossible job, OSError for an unknown host."""
 
     def __init__(self, job: LoadJob, waiting: Callable[[], Waiting] = best_waiting) -> None:
         super().__init__(job)
@@ -42,10 +42,10 @@ class AsyncioEngine(Shard):
         self._stopped = asyncio.Event()
 
     async def play(self) -> dict[str, Any]:
-        """Send every arrival at its time, wait for all answers, write the records; the figures of `play.perform`.
+        """Send every arrival at its time, wait for all answers, write the records; returns figures as Locust's engine.
 
-        After `stop` nothing more is sent, and what is under way is cut off after `GRACE_S`. HarnessError if the load
-        broke down, OSError if the records cannot be written.
+        After `stop` no request is sent, and requests in flight are cancelled after `GRACE_S`. HarnessError if the load
+        crashed, OSError if the records cannot be written.
         """
         waiting = self._waiting()
         kept, fresh = self.site.session(), self.site.session(force_close=True)
@@ -83,22 +83,22 @@ class AsyncioEngine(Shard):
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing more is to be sent."""
+        """Whether sending has stopped."""
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._stopped.set()
 
     async def send(
         self, client: aiohttp.ClientSession, arrival: Arrival, request: WireRequest, could_s: float
     ) -> ExchangeResult:
-        """Send one request, now and once, and record it. `could_s`: when it could have been sent at the earliest."""
+        """Send one request now, once, and record it. `could_s`: earliest possible send time."""
         answer = ExchangeResult()
         self.begun(arrival)
         try:
             await self.site.exchange(client, request, answer, arrival.patience_s)
-        finally:  # also when it is cut off
+        finally:  # also when it is cancelled
             answer.end_s = monotonic()
             self.ended(arrival, request.hex, answer, could_s)
         return answer
@@ -114,7 +114,7 @@ class AsyncioEngine(Shard):
             walk = group.create_task(self._walk(group, waiting, kept, fresh, lanes))
             stop = group.create_task(self._stopped.wait())
             await asyncio.wait({walk, stop}, return_when=asyncio.FIRST_COMPLETED)
-            walk.cancel()  # it may be in the middle of a long wait
+            walk.cancel()  # it may be waiting
             stop.cancel()
             for lane in lanes.values():
                 lane.end()
@@ -139,7 +139,7 @@ class AsyncioEngine(Shard):
                 group.create_task(self.send(fresh if arrival.fresh else kept, arrival, request, due_s))
 
     async def _talk(self, chat: VirtualUser, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession) -> None:
-        """One chat, to the end of its time or a stop of the job."""
+        """One virtual user, until the end of its time or a stop of the job."""
         start_s = self.job.start_s
         free_s, failed = start_s + chat.start_s, False
         while (due_s := chat.due_s(free_s - start_s, failed)) is not None:
@@ -155,7 +155,7 @@ class AsyncioEngine(Shard):
 
 
 class _Lane:
-    """A single kept connection: each request waits for the answer to the one before it."""
+    """A single kept connection: each request waits for the previous answer."""
 
     def __init__(self, engine: AsyncioEngine) -> None:
         self._engine = engine
@@ -163,14 +163,14 @@ class _Lane:
         self.queue: asyncio.Queue[tuple[Arrival, WireRequest, float] | None] = asyncio.Queue()
 
     def end(self) -> None:
-        """Let `work` return when everything queued is sent."""
+        """Let `work` return once all queued requests are sent."""
         self.queue.put_nowait(None)
 
     async def work(self) -> None:
-        """Send what is queued, one after the other, until `end`, or until the answer that a stop of the job meets."""
+        """Send queued requests one after the other, until `end` or a stop of the job."""
         free_s = -math.inf
         while (ready := await self.queue.get()) is not None and not self._engine.stopped:
             arrival, request, due_s = ready
-            # Waiting for the answer before is no lateness of ours.
+            # Waiting for the previous answer is not generator delay.
             await self._engine.send(self.client, arrival, request, max(due_s, free_s))
             free_s = monotonic()

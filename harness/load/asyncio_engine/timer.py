@@ -1,8 +1,7 @@
-"""Waiting for an instant on CLOCK_MONOTONIC in asyncio: never early, and some ten microseconds late instead of a
-millisecond.
+"""Waiting for a time on CLOCK_MONOTONIC in asyncio: never early, about ten microseconds late instead of a millisecond.
 
-`asyncio.sleep` rounds up to whole milliseconds, because epoll waits in those. A timerfd that the loop watches does
-not. Where there is none (not Linux), `loop.call_at` and a second look at the time.
+`asyncio.sleep` rounds up to whole milliseconds, because epoll does. A timerfd watched by the loop does not. Outside
+Linux: `asyncio.sleep` and a check of the clock.
 """
 
 from __future__ import annotations
@@ -16,30 +15,30 @@ from harness.load.timerfd import Timerfd
 
 
 class Waiting(Protocol):
-    """A way of waiting for one instant at a time."""
+    """Waits for one time after another."""
 
     async def until(self, due_s: float) -> None:
-        """Return at or after `due_s` on CLOCK_MONOTONIC; lets other tasks run even if it is past."""
+        """Return at or after `due_s` on CLOCK_MONOTONIC; lets other tasks run even if `due_s` is past."""
 
     def close(self) -> None:
-        """Give back what it holds of the system; nobody waits any more."""
+        """Release its resources; no task may wait."""
 
 
 class SleepWaiting:
-    """Waits with `asyncio.sleep`: works everywhere, up to a millisecond late."""
+    """Waits with `asyncio.sleep`: portable, up to a millisecond late."""
 
     async def until(self, due_s: float) -> None:
-        """Return at or after `due_s`, never before: loops may fire within their own resolution of the time."""
+        """Return at or after `due_s`, never before: event loops may fire early by their clock resolution."""
         await asyncio.sleep(due_s - time.monotonic())
         if time.monotonic() < due_s:
             await self.until(due_s)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 class TimerfdWaiting:
-    """Waits for a Linux timerfd; one task at a time. Must be made and used in one running loop."""
+    """Waits for a Linux timerfd; one task at a time. Create and use it in one running loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -72,5 +71,5 @@ class TimerfdWaiting:
 
 
 def best_waiting() -> Waiting:
-    """The most exact way of waiting that this system has. To be called in a running loop."""
+    """The most exact waiting of this system. Call it in a running loop."""
     return TimerfdWaiting() if sys.platform == "linux" else SleepWaiting()

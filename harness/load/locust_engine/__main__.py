@@ -1,19 +1,20 @@
-"""`python -m harness.load.locust_engine`: take jobs as JSON lines on standard input, answer with JSON lines on
+"""`python -m harness.load.locust_engine`: read jobs as JSON lines from standard input, write answers as JSON lines to
 standard output.
 
     <- {"ready": true, "pid": 4711}
     -> {"job": "run-1", "file": "/tmp/run-1/job.json"}
     <- {"job": "run-1", "done": true, "requests": 1000, "sent": 1000, "failed": 3, "lateness_s": {...}}
-    <- {"job": "run-1", "error": "one line"}            instead, if the job could not be played
-    -> {"stop": true}                                   abandons all jobs asked for and not yet answered
+    <- {"job": "run-1", "error": "one line"}            instead, if the job failed
+    -> {"stop": true}                                   abandons all jobs without an answer
 
-A job may ask for news while it runs, of what ended since the news before (harness.load.results.progress):
+A job may request progress reports while it runs, on requests ended since the last report
+(harness.load.results.progress):
 
     -> {"job": "run-1", "file": "/tmp/run-1/job.json", "news_s": 0.5}
     <- {"job": "run-1", "news": {"at_s": 3.5, "sent": 700, "ended": 690, "failed": 2, "per_s": 201.0, "p99_s": ...}}
 
-An abandoned job writes its records and answers `done` as ever; what it had not sent is NOT_SENT. End of input, SIGTERM
-and SIGINT abandon likewise, and then the process leaves. With `--with-parent` (Linux) it dies with its parent.
+An abandoned job writes its records and answers `done`; unsent requests are NOT_SENT. End of input, SIGTERM and SIGINT
+abandon all jobs and end the process. With `--with-parent` (Linux) it dies with its parent.
 """
 
 import locust  # noqa: F401, I001  before anything else: it patches the interpreter, and ssl must not be loaded yet
@@ -43,7 +44,7 @@ _STANDARD_INPUT = 0
 
 
 class LocustJobLoop:
-    """Jobs in, answers out; one job at a time, in the order asked."""
+    """Reads jobs, writes answers; one job at a time, in order."""
 
     def __init__(self, answers: int) -> None:
         self._answers = answers
@@ -52,7 +53,7 @@ class LocustJobLoop:
         self._unanswered: list[gevent.event.Event] = []
 
     def run(self) -> None:
-        """Take jobs until the end of input or a signal."""
+        """Run jobs until the end of input or a signal."""
         for number in (signal.SIGTERM, signal.SIGINT):
             gevent.signal_handler(number, self.leave)
         reader = gevent.spawn(self._read)
@@ -60,7 +61,7 @@ class LocustJobLoop:
         for asked, stopped in iter(self._jobs.get, None):
             self._answer(self._played(asked, stopped))
             self._unanswered.remove(stopped)
-            gc.collect()  # what the job left behind in cycles, while nothing is timed
+            gc.collect()  # collect reference cycles of the job between timed runs
         reader.kill()
 
     def leave(self) -> None:
@@ -69,7 +70,7 @@ class LocustJobLoop:
         self._jobs.put(None)
 
     def abandon(self) -> None:
-        """Stop the current job and those that wait."""
+        """Stop the current job and the queued ones."""
         for stopped in self._unanswered:
             stopped.set()
 
@@ -100,7 +101,7 @@ class LocustJobLoop:
             return {"job": name, "done": True, **perform(job, stopped, tell if news_s > 0 else None, news_s)}
         except SteelyardError as error:
             told = str(error)
-        except Exception as error:  # the process has to live on for the next run
+        except Exception as error:  # the process continues with the next job
             told = f"{type(error).__name__}: {error}"
         return {"job": name, "error": " ".join(told.split())}
 
@@ -109,7 +110,7 @@ class LocustJobLoop:
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    """Lines from a descriptor until its end. Waits in gevent's way: a plain read would halt every greenlet."""
+    """Lines from a descriptor until its end. Waits with gevent: a plain read would block every greenlet."""
     rest = b""
     while True:
         gevent.socket.wait_read(descriptor)
@@ -121,15 +122,15 @@ def _lines(descriptor: int) -> Iterator[bytes]:
 
 
 def main() -> int:
-    """Run the load process; the exit status is 0 unless it breaks down."""
+    """Run the load process; the exit status is 0 unless it crashes."""
     if "--with-parent" in sys.argv[1:]:
-        die_with_parent(signal.SIGKILL)  # a parent that has ended already shows as the end of input
+        die_with_parent(signal.SIGKILL)  # if the parent has ended already, standard input ends
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     answers = os.dup(1)
-    os.dup2(2, 1)  # what anybody prints must not mix with the answers
+    os.dup2(2, 1)  # other output must not mix with the answers
     worker = LocustJobLoop(answers)
-    # A collection in the middle of a run would be a stall of 20 to 30 ms in somebody's latency.
+    # A garbage collection during a run would add 20 to 30 ms to some latencies.
     gc.collect()
     gc.freeze()
     gc.disable()

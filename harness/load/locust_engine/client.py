@@ -1,9 +1,8 @@
 """One exchange over a socket: send a request once, read the answer, say how it ended.
 
-The sockets are ours, the parser is geventhttpclient's. Neither FastHttpUser nor geventhttpclient's HTTPClient is used,
-because both decide things that are evidence here: HTTPClient.request sends idempotent methods again on a bare close
-(up to pool size + 2 times), its answers hide a missing end of the body, and its pool tells nobody whether a connection
-was used before. With one write and one loop of reads there is nothing to switch off.
+Own sockets, geventhttpclient's parser. FastHttpUser and geventhttpclient's HTTPClient are not used, because they hide
+evidence: HTTPClient.request resends idempotent methods after a bare close (up to pool size + 2 times), its answers
+hide a missing end of the body, and its pool does not tell whether a connection was reused.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _BLOCK_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where requests go, resolved once: `addresses` are (family, socket address) pairs to be tried in turn."""
+    """Target of requests, resolved once: `addresses` are (family, socket address) pairs to try in turn."""
 
     authority: str
     base_path: str
@@ -48,7 +47,7 @@ class Destination:
 
 
 class Pool:
-    """Idle connections to one site, newest first; as many as there are exchanges at a time, without a cap.
+    """Idle connections to one target, newest first; without a cap.
 
     A cap would make late requests wait for early answers and so turn an open loop into a closed one.
     """
@@ -58,9 +57,9 @@ class Pool:
         self._idle: list[gevent.socket.socket] = []
 
     def exchange(self, request: bytes, answer: ExchangeResult, timeout_s: float, keep: bool) -> None:
-        """Send `request` exactly once and fill in `answer`, whatever happens.
+        """Send `request` exactly once and fill in `answer`, on failure too.
 
-        `keep`: use an idle connection if there is one, and keep it for the next; else a new one that is closed
+        `keep`: use an idle connection if there is one, and keep it afterwards; else open a new one and close it
         afterwards. The whole exchange, connect included, may take `timeout_s` from its `sent_s`.
         """
         connection = self._take() if keep else None
@@ -114,7 +113,7 @@ class Pool:
             except OSError as error:
                 connection.close()
                 failed = error
-            except BaseException:  # a timeout, or the end of the job
+            except BaseException:  # timeout or end of the job
                 connection.close()
                 raise
             else:
@@ -127,7 +126,7 @@ class _BareCloseError(ConnectionError):
 
 
 class _Message(HTTPResponse):
-    """Parser of one answer. `status` 0 until its head is complete; interim answers (1xx) are read past."""
+    """Parser of one answer. `status` is 0 until its head is complete; interim answers (1xx) are skipped."""
 
     status = 0
 
@@ -147,7 +146,7 @@ class _Message(HTTPResponse):
         return self.status > 0 and self.message_complete
 
     def fill(self, answer: ExchangeResult) -> None:
-        """Say in `answer` what was read of the message. A header that is there several times counts as missing."""
+        """Copy the parsed message into `answer`. A repeated header counts as missing."""
         answer.status = self.status
         answer.body = bytes(self._body_buffer)
         backend = self.get("x-backend-id")
@@ -155,7 +154,7 @@ class _Message(HTTPResponse):
         answer.attempts = next(filter(None, (attempts_told(self.get(name)) for name in ATTEMPT_HEADERS)), 0)
 
     def peer_closed(self) -> None:
-        """Accept the close as the end of a body without a length; _BareCloseError if it is none."""
+        """Accept the close as the end of a body without a length; else raise _BareCloseError."""
         try:
             self.feed(b"")
         except HTTPParseError:
@@ -169,7 +168,7 @@ def _converse(connection: gevent.socket.socket, request: bytes, message: _Messag
     try:
         connection.sendall(request)
     except (BrokenPipeError, ConnectionResetError) as error:
-        broken = error  # the peer may have answered before it closed, so read all the same
+        broken = error  # the peer may have answered before it closed, so read anyway
     while not message.answered:
         block = connection.recv(_BLOCK_BYTES)
         if block:
@@ -195,7 +194,7 @@ def _failure_of(error: OSError, connected: bool, answer: ExchangeResult) -> Fail
 
 
 def _still_open(connection: gevent.socket.socket) -> bool:
-    """Whether an idle connection has nothing to read, neither an end nor stray bytes; does not wait."""
+    """Whether an idle connection has neither an end nor stray bytes to read; does not wait."""
     connection.settimeout(0.0)
     try:
         connection.recv(1, socket.MSG_PEEK)

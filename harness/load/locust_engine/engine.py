@@ -1,7 +1,7 @@
 """One job under Locust, one record for each request.
 
-`Play` walks a schedule drawn before the run: every request is sent at its time, whatever the others do. Beside it go
-the chats of the closed loop, if the load has any: each waits for its answer, thinks, and asks again.
+`Play` follows a schedule drawn before the run: every request is sent at its time, independent of the others. Virtual
+users of the closed loop, if any, run beside it: each waits for its answer, thinks, and sends the next request.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from harness.scenario.model import Failure, HarnessError
 
 
 class OpenLoopUser(User):
-    """The only user of a job. Its task plays the whole schedule, once."""
+    """The only user of a job. Its task runs the whole schedule, once."""
 
     abstract = True
     play: Play
 
     @task
     def walk(self) -> None:
-        """Play the schedule. Nothing but StopUser leaves it: Locust runs a task that raises again, from the start."""
+        """Run the schedule. Raises StopUser only: Locust restarts a task that raises anything else."""
         try:
             self.play.walk()
         except Exception as error:
@@ -55,12 +55,12 @@ class OpenLoopUser(User):
 def perform(
     job: LoadJob, stopped: gevent.event.Event, on_news: Callable[[Told], None] | None = None, news_s: float = 0.0
 ) -> dict[str, Any]:
-    """Play `job` until every request has ended, its time is up or `stopped` is set; write its records.
+    """Run `job` until every request has ended, its time is up or `stopped` is set; write its records.
 
     Returns the job's figures: `requests` (rows written), `sent` and `failed` as Locust counted them, `dropped` (not
-    sent because too many were under way), `lateness_s`. `on_news`, if there is one, is called every `news_s` meanwhile.
-    Raises ValueError for a job that cannot be played, OSError if its host is unknown or its records cannot be written,
-    HarnessError if the load broke down.
+    sent because too many were in flight), `lateness_s`. `on_news`, if given, is called every `news_s`. Raises
+    ValueError for an impossible job, OSError if its host is unknown or its records cannot be written, HarnessError if
+    the load crashed.
     """
     environment = Environment()
     play = Play(job, environment)
@@ -97,9 +97,9 @@ def _tell(play: Play, on_news: Callable[[Told], None], news_s: float) -> None:
 
 
 class Play(Shard):
-    """A worker's share of a job, played in greenlets. `over` is set at its end, `error` is what broke it.
+    """A worker's shard of a job, run in greenlets. `over` is set at its end, `error` is the exception that ended it.
 
-    ValueError if it cannot be played, OSError if its host is unknown.
+    ValueError if it is impossible, OSError if its host is unknown.
     """
 
     def __init__(self, job: LoadJob, environment: Environment) -> None:
@@ -114,17 +114,17 @@ class Play(Shard):
         self._lanes = {number: _Lane(self) for number in numbers}
 
     def begin(self, start_s: float) -> None:
-        """Make `start_s` on CLOCK_MONOTONIC second 0, instead of the job's. Before anything is sent."""
+        """Set second 0 to `start_s` on CLOCK_MONOTONIC, instead of the job's. Call it before sending."""
         self.ledger.start_s = start_s
 
     def walk(self) -> None:
-        """Send everything there is to send, then wait for all answers."""
+        """Send all requests, then wait for all answers."""
         talking = [self._at_work.spawn(self._talk, chat) for chat in self.crowd.users]
         for lane in self._lanes.values():
             self._at_work.spawn(lane.work)
         with Pacer() as pacer:
             for arrival in self.arrivals:
-                ready = self.ready(arrival)  # before its time, so that only a greenlet has to be started when it is due
+                ready = self.ready(arrival)  # built in advance: at its time only a greenlet has to start
                 if arrival.connection >= 0:
                     start: Callable[[], object] = partial(self._lanes[arrival.connection].queue.put, ready)
                 else:
@@ -137,14 +137,14 @@ class Play(Shard):
                     self.dropped += 1
                 else:
                     start()
-                gevent.sleep(0)  # it goes out now, not after the next one is ready
+                gevent.sleep(0)  # send it now, not after building the next one
         for lane in self._lanes.values():
             lane.queue.put(None)
         gevent.joinall(talking, raise_error=True)
         self._at_work.join()
 
     def close(self) -> None:
-        """End what is still under way, record it, and close all connections."""
+        """Cancel requests in flight, record them, and close all connections."""
         self._at_work.kill()
         self._shared.close()
         for lane in self._lanes.values():
@@ -158,19 +158,19 @@ class Play(Shard):
         return Ready(arrival, request, data, self.ledger.start_s + arrival.at_s)
 
     def send(self, pool: Pool, ready: Ready, could_s: float) -> ExchangeResult:
-        """Send one request, now, and record it. `could_s`: when it could have been sent at the earliest."""
+        """Send one request now and record it. `could_s`: earliest possible send time."""
         answer = ExchangeResult()
         arrival = ready.arrival
         self.begun(arrival)
         try:
             pool.exchange(ready.data, answer, arrival.patience_s, keep=not arrival.fresh)
-        finally:  # also when the job is stopped meanwhile
+        finally:  # also when the job is stopped
             self.ended(arrival, ready.request.hex, answer, could_s)
             self._tell_locust(ready, answer)
         return answer
 
     def _talk(self, chat: VirtualUser) -> None:
-        """One chat, to the end of its time."""
+        """One virtual user, until the end of its time."""
         start_s = self.ledger.start_s
         free_s, failed = start_s + chat.start_s, False
         while (due_s := chat.due_s(free_s - start_s, failed)) is not None:
@@ -180,21 +180,21 @@ class Play(Shard):
             free_s, failed = monotonic(), answer_failed(answer.failure, answer.status)
 
     def _tell_locust(self, ready: Ready, answer: ExchangeResult) -> None:
-        """An event for Locust's own statistics, which like the record counts from the intended time."""
-        gave_up = answer.failure is Failure.TIMEOUT and ready.arrival.number in self.leaving  # on purpose: no failure
+        """Report a request to Locust's statistics, with latency from the intended time, like the record."""
+        aborted = answer.failure is Failure.TIMEOUT and ready.arrival.number in self.leaving  # on purpose: no failure
         self.environment.events.request.fire(  # type: ignore[no-untyped-call]
             request_type=ready.request.method,
             name=ready.request.name,
             response_time=(answer.end_s - ready.due_s) * 1000.0,
             response_length=len(answer.body),
-            exception=None if gave_up else _complaint(answer),
+            exception=None if aborted else _complaint(answer),
             context={},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """An arrival with its bytes, due at `due_s` on CLOCK_MONOTONIC."""
+    """An arrival with its bytes and its intended time `due_s` on CLOCK_MONOTONIC."""
 
     arrival: Arrival
     request: WireRequest
@@ -203,7 +203,7 @@ class Ready:
 
 
 class _Lane:
-    """A single kept connection: each request waits for the answer to the one before it."""
+    """A single kept connection: each request waits for the previous answer."""
 
     def __init__(self, play: Play) -> None:
         self.play = play
@@ -213,13 +213,13 @@ class _Lane:
     def work(self) -> None:
         free_s = -math.inf
         while (ready := self.queue.get()) is not None:
-            # Waiting for the answer before is no lateness of ours.
+            # Waiting for the previous answer is not generator delay.
             self.play.send(self.pool, ready, max(ready.due_s, free_s))
             free_s = monotonic()
 
 
 def _complaint(answer: ExchangeResult) -> HarnessError | None:
-    """Why Locust is to count this answer as a failure; None if it is not."""
+    """Why Locust counts this answer as a failure; None if it does not."""
     if answer.failure is not Failure.NONE:
         return HarnessError(answer.failure.name)
     return HarnessError(f"status {answer.status}") if answer.status >= 400 else None

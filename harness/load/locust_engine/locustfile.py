@@ -1,6 +1,6 @@
 """Steelyard's loads for Locust: `locust -f harness/load/locust_engine/locustfile.py --profile spike --host http://127.0.0.1:8080`.
 
-With Locust's web page, without (`--headless`), or distributed (`--master`, `--worker`). docs/load.md tells more.
+With Locust's web page, without (`--headless`), or distributed (`--master`, `--worker`). See docs/load.md.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ DURATION_S = 30.0
 
 
 class SteelyardUser(User):
-    """Stands for a player of the load in Locust's figures, or for a chat of the closed loop. Sends nothing itself.
+    """Represents a worker of the load, or a virtual user of the closed loop, in Locust's figures. Sends nothing itself.
 
-    A user of Locust ends when Locust says so; the requests under way and their records must not end with it.
+    Locust ends its users at any time; requests in flight and their records must not end with them.
     """
 
-    player: ClassVar[Worker | None] = None
+    worker: ClassVar[Worker | None] = None
 
     @task
     def wait_for_the_end(self) -> None:
-        """Be there as long as the run is."""
-        if self.player is not None:
-            self.player.over.wait()
+        """Wait for the end of the run."""
+        if self.worker is not None:
+            self.worker.over.wait()
         raise StopUser
 
 
 class SteelyardShape(LoadTestShape):
-    """As many users as there are players or chats, until the run is over. Locust's page then asks for no number."""
+    """As many users as workers or virtual users, until the run ends. Locust's page then asks for no number."""
 
-    conductor: ClassVar[Coordinator | None] = None
+    coordinator: ClassVar[Coordinator | None] = None
 
     def tick(self) -> tuple[int, float] | None:
-        """Users and how many to start in a second; None ends the test."""
-        conductor = self.conductor
-        if conductor is None or conductor.finished:
+        """Number of users and spawn rate; None ends the test."""
+        coordinator = self.coordinator
+        if coordinator is None or coordinator.finished:
             return None
-        users = max(conductor.chats, conductor.size, 1)
+        users = max(coordinator.chats, coordinator.size, 1)
         return users, users
 
 
@@ -85,21 +85,21 @@ def add_arguments(parser: LocustArgumentParser) -> None:
 
 
 def set_up(environment: Environment, runner: Runner, **_: Any) -> None:
-    """Make this process a conductor, a player, or both."""
+    """Make this process a coordinator, a worker, or both."""
     options: Any = environment.parsed_options
     if isinstance(runner, LocalRunner | MasterRunner):
         if options.job and not environment.host:
-            environment.host = LoadJob.read(Path(options.job)).url  # the page asks for one
-        # Locust would cut the load off at its run time, which begins before the load does; the load ends by itself.
+            environment.host = LoadJob.read(Path(options.job)).url  # the page requires one
+        # Locust's run time starts before the load and would cut it off; the load ends by itself.
         options.duration = options.duration or options.run_time or DURATION_S
         options.run_time = None
-        conductor = SteelyardShape.conductor = Coordinator(environment, runner)
-        _listen(environment.events.test_start, partial(_begin, conductor))
-        _listen(environment.events.test_stopping, lambda **_: conductor.stop())
+        coordinator = SteelyardShape.coordinator = Coordinator(environment, runner)
+        _listen(environment.events.test_start, partial(_begin, coordinator))
+        _listen(environment.events.test_stopping, lambda **_: coordinator.stop())
     if isinstance(runner, LocalRunner | WorkerRunner):
-        player = SteelyardUser.player = Worker(environment, runner)
-        _listen(environment.events.test_start, lambda **_: player.expect())
-        _listen(environment.events.quitting, lambda **_: player.leave())
+        worker = SteelyardUser.worker = Worker(environment, runner)
+        _listen(environment.events.test_start, lambda **_: worker.expect())
+        _listen(environment.events.quitting, lambda **_: worker.leave())
 
 
 def _listen(event: EventHook, listener: Callable[..., None]) -> None:
@@ -110,18 +110,18 @@ _listen(events.init_command_line_parser, add_arguments)
 _listen(events.init, set_up)
 
 
-def _begin(conductor: Coordinator, environment: Environment, **_: Any) -> None:
+def _begin(coordinator: Coordinator, environment: Environment, **_: Any) -> None:
     options: Any = environment.parsed_options
     try:
-        conductor.begin(_plan(environment), options.records)
+        coordinator.begin(_plan(environment), options.records)
     except SteelyardError as error:
-        conductor.refuse(str(error))
+        coordinator.refuse(str(error))
 
 
 def _plan(environment: Environment) -> Plan:
-    """The plan of a run from Locust's options, as the command line or Locust's page has them.
+    """The plan of a run from Locust's options (command line or page).
 
-    ClaimsError if it is none; a job's file that is missing or none of its kind is a HarnessError.
+    ClaimsError for invalid options; HarnessError for a missing or invalid job file.
     """
     options: Any = environment.parsed_options
     job = LoadJob.read(Path(options.job)) if options.job else None
@@ -136,7 +136,7 @@ def _plan(environment: Environment) -> Plan:
     chats = chats_in(load)
     rate_per_s = requests / max(lasts_s, 1e-9) if job else options.rate
     if chats:
-        rate_per_s = 0.0  # chats have none
+        rate_per_s = 0.0  # a closed loop has none
     return Plan(
         run=0,
         profile=f"job:{options.job}" if job else options.profile,
@@ -155,7 +155,7 @@ def _plan(environment: Environment) -> Plan:
 
 
 def _site(host: str) -> str:
-    """What --host says. ClaimsError if it is no http://HOST:PORT, a path behind it at most."""
+    """The URL of --host. ClaimsError unless it is http://HOST:PORT, optionally with a path."""
     if not host:
         raise ClaimsError("--host is missing: expected http://HOST:PORT of the balancer")
     if host.startswith("https:"):
@@ -163,7 +163,7 @@ def _site(host: str) -> str:
     try:
         parts = urlsplit(host)
         fine = parts.scheme == "http" and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is none
+    except ValueError:  # an invalid port
         fine = False
     if not fine or parts.query or parts.fragment or parts.username:
         raise ClaimsError(f"--host {host!r}: expected http://HOST:PORT, with a path before every request's at most")

@@ -1,18 +1,18 @@
-"""What a conductor and its players say to each other, through Locust's messages. Pure.
+"""Messages between a coordinator and its workers, sent as Locust's messages. Pure.
 
-    conductor                     player
+    coordinator                     worker
     clock {asked_s}           ->
                               <-  clock_told {asked_s, told_s}
-    plan {run, ...}           ->                                  draws its share of the arrivals
+    plan {run, ...}           ->                                  draws its shard of the arrivals
                               <-  ready {run, requests, lasts_s, error}
-    go {run, start_s}         ->                                  start_s on the player's own clock
+    go {run, start_s}         ->                                  start_s on the worker's own clock
                               <-  records {run, batch, rows, backends}
-    ack {run, batch, rows}    ->                                  how many rows the conductor now has of this player
+    ack {run, batch, rows}    ->                                  number of rows received from this worker
                               <-  done {run, batches, rows, error, lateness_s, leaving}
-    thanks {run}              ->                                  every row has come; nothing need be sent again
-    stop {run}                ->                                  abandons the run; what was not sent is NOT_SENT
+    thanks {run}              ->                                  all rows received; nothing to resend
+    stop {run}                ->                                  abandons the run; unsent requests are NOT_SENT
 
-A player says again what nobody acknowledged, so that a connection that broke in between loses nothing.
+A worker resends unacknowledged messages, so a broken connection loses nothing.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ import numpy as np
 
 from harness.evidence import records
 
-TO_PLAYER = ("clock", "plan", "go", "ack", "thanks", "stop")
-TO_CONDUCTOR = ("clock_told", "ready", "records", "done")
+TO_WORKER = ("clock", "plan", "go", "ack", "thanks", "stop")
+TO_COORDINATOR = ("clock_told", "ready", "records", "done")
 
 
 def named(kind: str) -> str:
-    """The name of a message among all that Locust knows."""
+    """The name of a message in Locust's name space."""
     return f"steelyard_{kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is, the same for all its players but `worker`. Fields as in harness.load.job.Job.
+    """Plan of a run, the same for all workers except `worker`. Fields as in harness.load.job.LoadJob.
 
-    `load` is the load itself (harness.load.job.text_of), so that players need no file it may come from and cannot make
-    another one of the same name; `profile`, `rate_per_s`, `duration_s`, `chats` and `think_s` say what it was made of.
+    `load` is the load itself (harness.load.job.text_of), so workers need no file and cannot build a different load of
+    the same name; `profile`, `rate_per_s`, `duration_s`, `chats` and `think_s` say how it was made.
     """
 
     run: int
@@ -56,12 +56,12 @@ class Plan:
     load: str
 
     def as_data(self) -> dict[str, Any]:
-        """As a message's data."""
+        """The plan as data of a message."""
         return asdict(self)
 
 
 class Receipts:
-    """What has come from one player: batches in any order, perhaps twice, until all it told of is there."""
+    """Batches received from one worker, in any order, possibly twice, until all announced rows are present."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -75,31 +75,31 @@ class Receipts:
         self.rows = 0
 
     def put(self, batch: int, rows: bytes, backends: list[str]) -> None:
-        """Take in a batch; one that has come before changes nothing."""
+        """Add a batch; a duplicate has no effect."""
         if batch not in self._batches:
             self._batches[batch] = (rows, backends)
             self.rows += len(rows) // records.ROW.size
 
     def told(self, batches: int, rows: int) -> None:
-        """The player has said how much it has sent in all."""
+        """Note the totals announced by the worker."""
         self._told = (batches, rows)
 
     @property
     def complete(self) -> bool:
-        """Whether everything it told of has come."""
+        """Whether all announced rows are present."""
         return self._told == (len(self._batches), self.rows)
 
     @property
     def missing(self) -> int:
-        """How many rows are missing, as far as is known: of those told, else of those it was to make."""
+        """Number of missing rows, as far as known: of those announced, else of those planned."""
         return max((self._told[1] if self._told else self.requests) - self.rows, 0)
 
     def all_rows(self, numbers: dict[str, int]) -> records.Rows:
-        """All rows that came, with backends numbered as in `numbers`, which grows with names not in it yet."""
+        """All rows, with backends numbered as in `numbers`, which is extended by new names."""
         parts = []
         for packed, backends in self._batches.values():
             part = np.frombuffer(packed, dtype=records.REQUEST).copy()
-            # One entry more, so that -1 stays -1.
+            # One extra entry, so that -1 stays -1.
             meant = np.array([*(numbers.setdefault(name, len(numbers)) for name in backends), -1], dtype=np.int32)
             part["answered_by"] = meant[part["answered_by"]]
             parts.append(part)
@@ -107,7 +107,7 @@ class Receipts:
 
 
 def twice(rows: records.Rows) -> str:
-    """The complaint, one line, if a request is there twice; else empty."""
+    """One line if a request has two rows; else empty."""
     numbers, counts = np.unique(rows["number"], return_counts=True)
     if not (counts > 1).any():
         return ""

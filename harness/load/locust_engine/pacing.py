@@ -1,7 +1,7 @@
-"""When a greenlet may go on: at an absolute time of CLOCK_MONOTONIC, never before it, and hardly after.
+"""Pacing of greenlets: wait for an absolute time of CLOCK_MONOTONIC, never early and hardly late.
 
-gevent's own timers end on whole milliseconds, because epoll waits for those; the median request of an open loop would
-be half a millisecond late. On Linux a timerfd that the event loop watches is exact. Elsewhere it is `gevent.sleep`.
+gevent's timers round up to whole milliseconds, because epoll does; the median request of an open loop would be half a
+millisecond late. On Linux a timerfd watched by the event loop is exact. Elsewhere `gevent.sleep` is used.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _READABLE = 1
 
 
 class Pacer:
-    """Lets one greenlet wait for one time after the other. To be used in a `with` block."""
+    """Lets one greenlet wait for one time after another. Use it in a `with` block."""
 
     def __init__(self, use_timerfd: bool = sys.platform == "linux") -> None:
         self._timer = Timerfd() if use_timerfd else None
         if self._timer is not None:
             self._waiter: Waiter[None] | None = None
-            # Watched all the time: beginning anew for every wait would cost two more system calls.
+            # Watched all the time: starting for each wait would cost two more system calls.
             self._watcher = gevent.get_hub().loop.io(self._timer.descriptor, _READABLE)
             self._watcher.start(self._expired)
 
@@ -43,7 +43,7 @@ class Pacer:
             self._timer = None
 
     def sleep_until(self, due_s: float) -> None:
-        """Return at or after `due_s`, never before; at once if it has passed, else other greenlets run meanwhile."""
+        """Return at or after `due_s`, never before; at once if it has passed, else other greenlets run."""
         timer = self._timer
         if timer is None:
             if monotonic() < due_s:

@@ -1,6 +1,6 @@
-"""The player of a run: plays its share, and hands its records over in batches until all are acknowledged.
+"""The worker of a run: runs its shard, and delivers its records in batches until all are acknowledged.
 
-There is one in every Locust worker, and one beside the conductor where Locust runs in a single process.
+There is one in every Locust worker, and one beside the coordinator in a single process.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from locust.runners import LocalRunner, WorkerRunner
 
 from harness.load.job import LoadJob, load_in
 from harness.load.locust_engine.engine import Play
-from harness.load.locust_engine.messages import TO_PLAYER, Plan, named
+from harness.load.locust_engine.messages import TO_WORKER, Plan, named
 from harness.load.results.answer import spread
 
 BATCH_S = 0.5
 AGAIN_S = 2.0
-"""After how long without an answer to `done` everything that was not acknowledged is said again."""
+"""Time in seconds without an answer to `done` after which unacknowledged messages are resent."""
 
 PATIENCE_S = 10.0
-"""How long a player that has to leave waits for its records to be acknowledged."""
+"""Time in seconds that a leaving worker waits for acknowledgement of its records."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Takes the messages of `TO_PLAYER`. `over` is set while no run is under way."""
+    """Takes the messages of `TO_WORKER`. `over` is set while there is no run."""
 
     def __init__(self, environment: Environment, runner: LocalRunner | WorkerRunner) -> None:
         self.environment = environment
@@ -57,15 +57,15 @@ class Worker:
             "thanks": self._on_thanks,
             "stop": self._on_stop,
         }
-        for kind in TO_PLAYER:
+        for kind in TO_WORKER:
             runner.register_message(named(kind), partial(_told, handlers[kind]))
 
     def expect(self) -> None:
-        """A run is about to come: users of Locust that look for its end now have to wait."""
+        """Announce a run: Locust's users then wait for its end."""
         self.over.clear()
 
     def leave(self) -> None:
-        """This process has to end: abandon the run, and wait a while for its records to be acknowledged."""
+        """Abandon the run because this process ends, and wait for acknowledgement of its records."""
         if self._play is not None:
             self._leaving = True
             self._stopped.set()
@@ -75,10 +75,10 @@ class Worker:
         self.runner.send_message(named(kind), data)
 
     def _on_clock(self, data: dict[str, Any]) -> None:
-        self._say("clock_told", asked_s=data["asked_s"], told_s=monotonic(), player=self.runner.client_id)
+        self._say("clock_told", asked_s=data["asked_s"], told_s=monotonic(), worker_id=self.runner.client_id)
 
     def _on_plan(self, data: dict[str, Any]) -> None:
-        self._stopped.set()  # a run that nobody stopped must not go on beside the new one
+        self._stopped.set()  # a run without a stop must not continue beside the new one
         self._stopped, self._go, self._thanked = gevent.event.Event(), gevent.event.AsyncResult(), gevent.event.Event()
         self._run = data["run"]
         self.over.clear()
@@ -112,20 +112,20 @@ class Worker:
         thanked: gevent.event.Event,
     ) -> None:
         if before is not None:
-            before.join()  # its last batch must not be counted among those of this run
+            before.join()  # its last batch must not count for this run
             self.over.clear()
         try:
             play = _prepared(plan, self.environment)
         except Exception as error:
             told = _cannot_play(plan, error)
-            self._say("ready", run=plan.run, requests=0, lasts_s=0.0, error=told, player=self.runner.client_id)
+            self._say("ready", run=plan.run, requests=0, lasts_s=0.0, error=told, worker_id=self.runner.client_id)
             self.over.set()
             return
         self._play, self._batches = play, 0
         self._unheard.clear()
         ready: dict[str, Any] = {"run": plan.run, "requests": len(play.arrivals), "lasts_s": play.lasts_s, "error": ""}
-        self._say("ready", player=self.runner.client_id, **ready)
-        # A collection in the middle would be a stall in somebody's latency; so there is little left to look through.
+        self._say("ready", worker_id=self.runner.client_id, **ready)
+        # A garbage collection during the run would add to latencies; freeze present objects.
         gc.collect()
         gc.freeze()
         try:
@@ -158,7 +158,7 @@ class Worker:
             batch = {"run": run, "batch": self._batches, "rows": rows, "backends": play.ledger.backends}
             self._unheard[self._batches] = batch
             self._batches += 1
-            self._say("records", player=self.runner.client_id, **batch)
+            self._say("records", worker_id=self.runner.client_id, **batch)
 
     def _hand_over_rest(self, play: Play, run: int, thanked: gevent.event.Event) -> None:
         self._hand_over(play, run)
@@ -166,12 +166,12 @@ class Worker:
         error = _one_line(play.error) if play.error else error
         done = {"run": run, "batches": self._batches, "rows": play.ledger.count, "error": error}
         done |= {"lateness_s": spread(play.ledger.lateness_s), "leaving": sorted(play.leaving)}
-        self._say("done", player=self.runner.client_id, **done)
+        self._say("done", worker_id=self.runner.client_id, **done)
         while run == self._run and not thanked.wait(AGAIN_S):
             _logger.warning("%d batches of records are not acknowledged; sending them again", len(self._unheard))
             for batch in list(self._unheard.values()):
-                self._say("records", player=self.runner.client_id, **batch)
-            self._say("done", player=self.runner.client_id, **done)
+                self._say("records", worker_id=self.runner.client_id, **batch)
+            self._say("done", worker_id=self.runner.client_id, **done)
 
 
 def _told(handler: Callable[[dict[str, Any]], None], environment: Environment, msg: Message) -> None:

@@ -1,6 +1,6 @@
-"""What came of one request, and the ledger that makes records of it. Pure: neither gevent nor Locust nor a clock.
+"""The result of one exchange, and the ledger that turns results into records. Pure: no gevent, Locust or clock.
 
-Every engine that makes load writes its records with these, so that all files are read alike.
+Every load engine writes its records with these, so all files have one format.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from harness.scenario.arrivals import Arrival
 from harness.scenario.model import Failure
 
 ATTEMPT_HEADERS = ("x-attempt-count", "x-envoy-attempt-count")
-"""Headers of an answer that tell how many attempts it took. The first one there counts."""
+"""Headers of an answer with the number of attempts. The first one present is used."""
 
 
 @dataclass(slots=True)
 class ExchangeResult:
-    """What came of one exchange. Times on CLOCK_MONOTONIC in seconds, nan where there was none.
+    """The result of one exchange. Times on CLOCK_MONOTONIC in seconds, nan if absent.
 
     `sent_s` is taken just before the first system call for this request: the write on a kept connection, the connect
-    on a new one, so that a peer slow to accept does not pass for a late client. An exchange that is cut off from
-    outside stays OTHER. `backend` and `attempts` are what the answer's headers say of them, "" and 0 without.
+    on a new one, so a peer that is slow to accept does not look like a late client. An exchange cancelled from outside
+    stays OTHER. `backend` and `attempts` come from the answer's headers, "" and 0 without.
     """
 
     failure: Failure = Failure.OTHER
@@ -43,10 +43,10 @@ class ExchangeResult:
 
 
 class Ledger:
-    """The records of a run, or of a worker's share of it: one row for each request, in the order of their ends.
+    """The records of a run, or of a worker's shard of it: one row for each request, in the order of their ends.
 
-    `start_s` is second 0 of the run on CLOCK_MONOTONIC. `backends` are the names that answers carry, in the order of
-    their numbers; with `open_ended` those not known yet are appended as they come, else they count as -1.
+    `start_s` is second 0 of the run on CLOCK_MONOTONIC. `backends` are the names in answers, in the order of
+    their numbers; with `open_ended` unknown names are appended, else they count as -1.
     """
 
     def __init__(self, start_s: float, backends: Iterable[str] = (), open_ended: bool = False) -> None:
@@ -59,16 +59,16 @@ class Ledger:
 
     @property
     def backends(self) -> list[str]:
-        """Names of backends in the order of their numbers."""
+        """Names of the backends in the order of their numbers."""
         return list(self._numbers)
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self._packed) // records.ROW.size
 
     def add(self, arrival: Arrival, own: str, answer: ExchangeResult) -> None:
-        """The row of a request that was sent; `own` is its tag (13 hex digits)."""
+        """Add the row of a request that was sent; `own` is its tag (13 hex digits)."""
         body, start_s = answer.body, self.start_s
         self._packed += records.ROW.pack(
             arrival.number,
@@ -92,12 +92,12 @@ class Ledger:
         )
 
     def add_unsent(self, arrivals: Iterable[Arrival]) -> None:
-        """Rows of requests that were never sent."""
+        """Add rows of requests that were never sent."""
         for arrival in arrivals:
             self.add(arrival, "", ExchangeResult(Failure.NOT_SENT))
 
     def take(self) -> bytes:
-        """The packed rows that are new since the last time."""
+        """The packed rows added since the last call."""
         fresh = bytes(memoryview(self._packed)[self._taken :])
         self._taken = len(self._packed)
         return fresh
@@ -114,12 +114,12 @@ class Ledger:
 
 
 def attempts_told(text: object) -> int:
-    """The number in a header that tells of attempts; 0 if it is none from 0 to 65,535."""
+    """The number in a header of attempts; 0 unless it is a number from 0 to 65,535."""
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and int(text) < 1 << 16 else 0
 
 
 def spread(lateness_s: Iterable[float]) -> dict[str, float]:
-    """Median, 99th percentile and maximum in seconds; zeros if nothing was sent."""
+    """Median, 99th percentile and maximum in seconds; zeros if no request was sent."""
     known = [value for value in lateness_s if not math.isnan(value)]
     values = np.array(known or [0.0])
     return {

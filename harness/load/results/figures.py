@@ -1,8 +1,8 @@
-"""What a load came to: from rows of requests to throughput, latencies, errors and lateness. Pure.
+"""Figures of a load: throughput, latencies, errors and generator delay, from rows of requests. Pure.
 
-Latency counts from when a request was due, not from when it was sent, so that neither a slow balancer nor a late
-generator hides what its users waited. A request is **good** if it was answered whole, with a status below 400; times
-are those of good requests, and how many were not is told beside them.
+Latency counts from the intended time of a request, not from the time it was sent, so neither a slow balancer nor a late
+generator hides the users' waiting time. A request is **good** if its answer was complete, with a status below 400.
+Times are those of good requests; the others are counted beside them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SERIES = {
     "ttft": "from when it was due to the first byte of its answer: the time to first token of a stream",
     "lateness": "from when it was due to when it was sent: the generator's own",
 }
-"""Times that figures are taken of, in seconds."""
+"""The series of times, in seconds."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
-"""Those that a summary shows; `Figures.time` knows any other, such as p95, too."""
+"""Quantiles shown in a summary; `Figures.time` accepts any other, such as p95."""
 
 MOST_LATE = 0.2
 """A time is not attributed to the target if the generator delay exceeds this share of it (both at p99)."""
@@ -41,14 +41,14 @@ _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """Figures of one load. `sent` are `good`, `failed` or `given_up`; `not_sent` the planned ones that never left.
+    """Figures of one load. `sent` are `good`, `failed` or `given_up`; `not_sent` were planned but never sent.
 
-    `given_up` are those whose clients left early on purpose, as the load has it; they are no errors.
+    `given_up` are those whose clients abort on purpose, as planned by the load; they are not errors.
 
-    `sending_s` is from second 0 to when the last one was sent, `span_s` to the end of the last good answer, if that is
-    later; `offered_per_s` counts in the first, `throughput_per_s` in the second. `errors` counts the others by kind:
-    names of harness.scenario.model.Failure in words, or `status 503`. `closed`: chats asked, which offer no rate of
-    their own.
+    `sending_s` is from second 0 to the last send, `span_s` to the end of the last good answer, if later;
+    `offered_per_s` refers to the first, `throughput_per_s` to the second. `errors` counts failures by kind: names of
+    harness.scenario.model.Failure in words, or `status 503`. `closed`: the load was a closed loop, without an offered
+    rate.
     """
 
     planned: int
@@ -65,7 +65,7 @@ class Figures:
 
     @property
     def offered_per_s(self) -> float:
-        """Requests sent per second; nan for a closed loop, where the target itself sets how often it is asked."""
+        """Requests sent per second; nan for a closed loop, whose rate depends on the target."""
         return self.sent / self.sending_s if self.sending_s > 0 and not self.closed else math.nan
 
     @property
@@ -75,16 +75,16 @@ class Figures:
 
     @property
     def error_share(self) -> float:
-        """Failed requests among those sent; nan if none was."""
+        """Share of failed requests among those sent; nan if none was."""
         return self.failed / self.sent if self.sent else math.nan
 
     @property
     def generator_late(self) -> bool:
-        """Whether the generator's own lateness is so large beside the latency that this is not the target's."""
+        """Whether the generator delay is so large that the latency cannot be attributed to the target."""
         return too_late(self.time("lateness", "p99"), self.time("latency", "p99"))
 
     def time(self, series: str, what: str) -> float:
-        """`what` (p50, p99.9, mean, max) of a series, in seconds; nan if it is empty. KeyError for anything else."""
+        """`what` (p50, p99.9, mean, max) of a series, in seconds; nan if it is empty. KeyError otherwise."""
         values = self.times_s[series]
         quantile = quantile_of(what)
         if quantile is None and what not in ("mean", "max"):
@@ -96,7 +96,7 @@ class Figures:
         return float(values.mean() if what == "mean" else values.max())
 
     def summary(self) -> dict[str, Any]:
-        """The same as JSON: times in seconds, None where there is none."""
+        """The figures as JSON: times in seconds, None if absent."""
         counts = {name: getattr(self, name) for name in ("planned", "sent", "good", "failed", "given_up", "not_sent")}
         rates = {
             name: _known(getattr(self, name)) for name in ("sending_s", "span_s", "offered_per_s", "throughput_per_s")
@@ -110,16 +110,16 @@ class Figures:
 
 
 def figures_of(rows: Rows, leaving: Collection[int] = (), closed: bool = False) -> Figures:
-    """The figures of request rows (harness.evidence.records.REQUEST), those never sent among them.
+    """The figures of request rows (harness.evidence.records.REQUEST), including requests never sent.
 
-    `leaving`: numbers of the requests whose clients give up on purpose, as an engine's file of records tells them.
-    `closed`: they are a closed loop's.
+    `leaving`: numbers of the requests whose clients abort on purpose, as in an engine's records.
+    `closed`: the rows are those of a closed loop.
     """
     sent = rows[rows["failure"] != Failure.NOT_SENT]
     good, given_up = is_good(sent), gave_up(sent, leaving)
     answered = sent[good]
     own_pace = sent[_own_pace(sent)]
-    # What never got as far as a system call has no time at which it was sent.
+    # A request that failed before its first system call has no send time.
     left_s = np.fmax(sent["sent_s"], sent["intended_s"])
     sending_s = float(left_s.max()) if len(sent) else 0.0
     return Figures(
@@ -148,7 +148,7 @@ def too_late(lateness_s: float, time_s: float) -> bool:
 
 
 def on_time(rows: Rows) -> Rows:
-    """The same requests without the generator's own lateness: each sent when it was due, and answered as quickly."""
+    """The same requests without the generator delay: each sent at its intended time, with the same service time."""
     early = rows.copy()
     late_s = np.where(_own_pace(rows), rows["sent_s"] - rows["intended_s"], 0.0)
     for name in ("sent_s", "first_byte_s", "end_s"):
@@ -157,26 +157,26 @@ def on_time(rows: Rows) -> Rows:
 
 
 def _own_pace(rows: Rows) -> npt.NDArray[np.bool_]:
-    """Which were sent as soon as the generator came to it; others waited for their one connection, or never left."""
+    """Requests sent by the generator's own timing; others waited for their only connection, or were never sent."""
     own: npt.NDArray[np.bool_] = (rows["connection"] < 0) & ~np.isnan(rows["sent_s"])
     return own
 
 
 def is_good(rows: Rows) -> npt.NDArray[np.bool_]:
-    """Which requests were answered whole, with a status below 400."""
+    """Requests with a complete answer and a status below 400."""
     good: npt.NDArray[np.bool_] = (rows["failure"] == Failure.NONE) & (rows["status"] < 400)
     return good
 
 
 def gave_up(rows: Rows, leaving: Collection[int]) -> npt.NDArray[np.bool_]:
-    """Which requests ended because their client, one of `leaving`, waited no longer, as it meant to."""
+    """Requests that ended because their client, one of `leaving`, aborted as planned."""
     among = np.isin(rows["number"], np.array(sorted(leaving), dtype=np.int64))
     left: npt.NDArray[np.bool_] = (rows["failure"] == Failure.TIMEOUT) & among
     return left
 
 
 def quantile_of(what: str) -> float | None:
-    """0.99 for p99, 0.999 for p99.9; None for what is no quantile between 0 and 1."""
+    """0.99 for p99, 0.999 for p99.9; None if the text is no quantile between 0 and 1."""
     found = _QUANTILE.fullmatch(what)
     share = float(found[1]) / 100.0 if found else 0.0
     return share if share > 0 else None

@@ -1,4 +1,4 @@
-"""What a load has come to since it was asked last: news of a running job, the same of every engine. Pure."""
+"""Progress of a running job since the last report, the same for every engine. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Told = dict[str, float | int | None]
 
 
 class LoadProgress:
-    """What `playing` has done since it was asked last; nobody else may take from its ledger."""
+    """Progress of `playing` since the last report; no other code may take from its ledger."""
 
     def __init__(self, playing: Shard) -> None:
         self._playing = playing
@@ -21,9 +21,9 @@ class LoadProgress:
         self._at_s = playing.ledger.start_s
 
     def since_last(self, now_s: float) -> Told:
-        """Counts so far, and figures of what has ended since; `now_s` on CLOCK_MONOTONIC.
+        """Counts so far, and figures of requests that ended since the last report; `now_s` on CLOCK_MONOTONIC.
 
-        Quantiles are in seconds, None where nothing was answered. Clients that gave up on purpose are no failures.
+        Quantiles are in seconds, None without answers. Clients that abort on purpose are not failures.
         """
         playing = self._playing
         rows = np.frombuffer(playing.ledger.take(), dtype=REQUEST)

@@ -1,16 +1,16 @@
-"""The highest rate that keeps a bound, by bisection; every step is judged with a stated chance of being wrong. Pure.
+"""The highest rate that keeps a bound, by bisection; every step has a stated error probability. Pure.
 
-"p99 <= 200ms" holds at a rate if fewer than 1 % of its requests exceed 200 ms. A run of n requests decides that by the
-exact binomial limits of the share that did; failed requests exceed any bound. Requests of one run are not independent
-(those behind a slow one are slow too), so n is first divided by the **spread factor**: how much more a share varies
-between twenty stretches of the run than independent requests would make it. It is taken of the share that exceeds the
-bound and of the slowest tenth, whichever is larger, because what is rare shows its clusters too seldom, and half as
-much again. On M/M/1 queues with a load of .3 to .9 and 1 % exactly at the bound, verdicts at a level of .01 were wrong
-in at most .3 % of runs ("holds") and 2.2 % ("broken", runs of 2,000 at .9); without the slowest tenth up to 80 %.
+"p99 <= 200ms" holds at a rate if fewer than 1 % of its requests exceed 200 ms. A run of n requests decides by the exact
+binomial limits of the share that did; failed requests exceed any bound. Requests of one run are not independent (a slow
+one delays those behind it), so n is first divided by the **spread factor**: the variance of a share between twenty
+stretches of the run, relative to that of independent requests. The larger of two factors is used, for the share that
+exceeds the bound and for the slowest tenth (clusters of rare events show too seldom), times 1.5. On M/M/1 queues with
+a load of .3 to .9 and 1 % exactly at the bound, verdicts at a level of .01 were wrong in at most .3 % of runs
+("holds") and 2.2 % ("broken", runs of 2,000 at .9); without the slowest tenth up to 80 %.
 A run too small to decide is made longer, up to eight times; then the rate stays undecided.
 
-Assumed: what holds at a rate holds at every lower one. The chance that any verdict of a search is wrong is meant to be
-at most `error_rate`, of which each has an equal share.
+Assumption: a bound kept at one rate is kept at every lower rate. The probability that any verdict of a search is wrong
+is designed to be at most `error_rate`, split equally between verdicts.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Times = npt.NDArray[np.float64]
 
 ERROR_RATE = 0.01
 PRECISION = 0.05
-"""The search ends when the two ends of its interval differ by less than this share."""
+"""The search ends when the ends of its interval differ by less than this share."""
 STRETCHES = 20
 SLOWEST = 0.1
 SAFETY = 1.5
 LOOKS = 4
-"""How often a rate may be looked at: each time the sample is twice as large."""
+"""Maximum number of runs at one rate; each doubles the sample."""
 WARM_UP_S = 1.0
-"""Requests due in the first second of a run do not count: they open the connections."""
+"""Requests of the first second of a run do not count: they open the connections."""
 MOST_USELESS = 2
 
 
 class RateVerdict(StrEnum):
-    """What a run says of its rate."""
+    """Verdict of a run on its rate."""
 
     HOLDS = "holds"
     BROKEN = "broken"
@@ -61,7 +61,7 @@ class Goal:
     allowed: float
 
     def values(self, rows: Rows) -> Times:
-        """What is compared with the bound, in seconds, in the order in which requests were due; inf if they failed."""
+        """Values compared with the bound, in seconds, ordered by intended time; inf for failed requests."""
         ordered = rows[np.argsort(rows["intended_s"], kind="stable")]
         begin = ordered["sent_s"] if self.series == "service" else ordered["intended_s"]
         end = ordered["first_byte_s"] if self.series == "ttft" else ordered["end_s"]
@@ -70,7 +70,7 @@ class Goal:
 
 
 def goal_of(threshold: Threshold) -> Goal:
-    """The goal that a condition such as `p99 <= 200ms` or `errors <= 1%` is. ClaimsError for one that is none."""
+    """The goal of a condition such as `p99 <= 200ms` or `errors <= 1%`. ClaimsError for any other condition."""
     wanted = "expected a quantile or errors with <=, as in 'p99 <= 200ms'"
     if threshold.sign not in ("<=", "<"):
         raise ClaimsError(f"search for {threshold.text!r}: {threshold.sign} is no upper bound; {wanted}")
@@ -83,13 +83,13 @@ def goal_of(threshold: Threshold) -> Goal:
 
 
 def spread_factor(values: Times, bound: float) -> float:
-    """By how much to divide the number of `values`, in order of time, to make independent ones of them; 1 at least."""
+    """Number of dependent `values`, in order of time, for each independent one; at least 1."""
     slow = float(np.quantile(values, 1.0 - SLOWEST, method="lower")) if len(values) else bound
     return max(1.0, SAFETY * max(_spread(values > bound), _spread(values > slow)))
 
 
 def _spread(flags: npt.NDArray[np.bool_]) -> float:
-    """Variance of the share of flags between stretches, in units of that of independent flags; 0 if they are equal."""
+    """Variance of the share of flags between stretches, relative to that of independent flags; 0 if all are equal."""
     length = len(flags) // STRETCHES
     share = float(flags.mean()) if len(flags) else 0.0
     if length < 2 or not 0 < share < 1:
@@ -99,7 +99,7 @@ def _spread(flags: npt.NDArray[np.bool_]) -> float:
 
 
 def judged(values: Times, bound: float, allowed: float, level: float) -> RateVerdict:
-    """Whether the share of values above `bound` is below `allowed`, above it, or not to be told at this error level."""
+    """Whether the share of values above `bound` is below `allowed`, above it, or undecided at this error level."""
     factor = spread_factor(values, bound)
     trials = int(len(values) / factor)
     if trials == 0:
@@ -114,13 +114,13 @@ def judged(values: Times, bound: float, allowed: float, level: float) -> RateVer
 
 
 def least_sample(allowed: float, level: float) -> int:
-    """Requests that it takes to say "holds" if none of them exceeds the bound."""
+    """Requests needed for "holds" if none of them exceeds the bound."""
     return math.ceil(math.log(level) / math.log1p(-allowed))
 
 
 @dataclass(frozen=True, slots=True)
 class SearchStep:
-    """One run to make: so many requests at a rate, after `WARM_UP_S` that do not count."""
+    """One run: a number of requests at a rate, after `WARM_UP_S` that do not count."""
 
     rate_per_s: float
     requests: int
@@ -129,9 +129,9 @@ class SearchStep:
 
 @dataclass(frozen=True, slots=True)
 class RateResult:
-    """What was seen at a rate, all its runs together. `why`: our own fault that made the last run useless.
+    """Result at a rate, over all its runs. `why`: the generator's problem that invalidated the last run.
 
-    `late`: that the generator was late itself is (one of) them.
+    `late`: that problem is, or includes, the generator delay.
     """
 
     rate_per_s: float
@@ -145,9 +145,9 @@ class RateResult:
 
 @dataclass(slots=True)
 class Search:
-    """Asks for runs (`next_step`) and is told their records (`tell`) until the interval is narrow. All rates per s.
+    """Requests runs (`next_step`) and takes their records (`tell`) until the interval is narrow. Rates per s.
 
-    ClaimsError for a range that is none. Each run lasts at least `least_s`: a queue that grows takes time to show.
+    ClaimsError for an invalid range. Each run lasts at least `least_s`: a growing queue takes time to show.
     """
 
     goal: Goal
@@ -167,27 +167,27 @@ class Search:
 
     @property
     def level(self) -> float:
-        """The error of a single verdict: the search's, divided by how many verdicts it can come to."""
+        """Error probability of a single verdict: that of the search, divided by its maximum number of verdicts."""
         ratio = math.log(self.to_per_s / self.from_per_s) / math.log1p(self.precision)
         halvings = max(0, math.ceil(math.log2(ratio)))
         return self.error_rate / (LOOKS * (2 + 2 * halvings))
 
     @property
     def holds_per_s(self) -> float | None:
-        """The highest rate that was shown to keep the bound."""
+        """Highest rate shown to keep the bound."""
         return max((seen.rate_per_s for seen in self.seen if seen.verdict is RateVerdict.HOLDS), default=None)
 
     @property
     def broken_per_s(self) -> float | None:
-        """The lowest rate that was shown to break it."""
+        """Lowest rate shown to break it."""
         return min((seen.rate_per_s for seen in self.seen if seen.verdict is RateVerdict.BROKEN), default=None)
 
     def next_step(self) -> SearchStep | None:
-        """The run to make next; None when the search is over."""
+        """The next run; None when the search is over."""
         return self._step
 
     def tell(self, rows: Rows) -> RateResult:
-        """Take the records of the run that `next_step` asked for; what is known of its rate now."""
+        """Take the records of the run requested by `next_step`; returns the result at its rate."""
         step = self._step
         if step is None:
             raise ValueError("the search is over; there is no run to tell of")
@@ -197,7 +197,10 @@ class Search:
         verdict, why = judged(values, bound_s, self.goal.allowed, self.level), ""
         self._values = [values]
         if verdict is not RateVerdict.HOLDS and (why := self._useless(counted)):
-            verdict, self._values = RateVerdict.OPEN, before  # our own fault can only make a balancer look worse
+            verdict, self._values = (
+                RateVerdict.OPEN,
+                before,
+            )  # a problem of the generator can only make a balancer look worse
         exceeding = int((values > bound_s).sum())
         spread = spread_factor(values, bound_s)
         late = bool(why) and self._too_late(counted)
@@ -221,7 +224,7 @@ class Search:
         return ""
 
     def _too_late(self, rows: Rows) -> bool:
-        """Whether the generator was so late itself that the run does not count against the balancer."""
+        """Whether the generator delay is so large that the run does not count against the balancer."""
         return bool(self.goal.series) and too_late(_lateness_s(rows), self.goal.bound_s)
 
     def _first_look(self, rate_per_s: float) -> SearchStep:
@@ -246,6 +249,6 @@ class Search:
 
 
 def _lateness_s(rows: Rows) -> float:
-    """How late requests left, at the 99th percentile, in seconds; 0 if none did."""
+    """Generator delay at the 99th percentile, in seconds; 0 if no request was sent."""
     sent = rows[~np.isnan(rows["sent_s"])]
     return float(np.quantile(sent["sent_s"] - sent["intended_s"], 0.99)) if len(sent) else 0.0

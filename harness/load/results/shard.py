@@ -1,6 +1,6 @@
-"""A worker's share of a job and how far it has come: what the engines that play it have in common.
+"""A worker's shard of a job and its state: the common part of both engines.
 
-Pure but for asking the operating system how many connections may be open. Neither gevent nor asyncio nor a clock.
+Pure except for reading the limit of open files. No gevent, asyncio or clock.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from harness.scenario.arrivals import Arrival, draw, shard_of
 from harness.scenario.closed_loop import VirtualUsers
 
 SPARE_S = 2.0
-"""How long after the last possible timeout a job ends by itself."""
+"""Time in seconds from the last possible timeout to the forced end of a job."""
 
 MOST_IN_FLIGHT = 10_000
 """Cap on requests under way. Arrivals beyond it are never sent, and recorded as NOT_SENT: a generator with 11,000 open
-connections finished 71 % of its load and measured itself. That makes no closed loop of an open one."""
+connections finished 71 % of its load and measured itself. The load stays open-loop."""
 
 SPARE_DESCRIPTORS = 100
 
 
 class Shard:
-    """The state of one job. Arrivals and chats are drawn; an engine tells of what it sends and of what came.
+    """The state of one job. Arrivals and virtual users are drawn here; an engine reports sends and results.
 
-    `lasts_s` is how long it goes on at the most, from second 0. `dropped` counts arrivals that were not sent because
-    too many were under way, `leaving` are the numbers of requests sent whose clients give up before their timeout.
+    `lasts_s` is the maximum length from second 0. `dropped` counts arrivals that were not sent because too many
+    requests were in flight, `leaving` has the numbers of sent requests whose clients abort before their timeout.
     ValueError for a job that cannot be played.
     """
 
@@ -47,7 +47,7 @@ class Shard:
             raise ValueError(f"{len(self.crowd.users)} chats: at most {self._most} connections may be open here")
         asked = [*self.arrivals, *self.crowd.requests]
         for one in forms_of(asked):
-            self.request(one)  # one of each form, so that a job that cannot be said fails before anything is sent
+            self.request(one)  # one of each form, so that an impossible job fails before any request is sent
         last_s = max((arrival.at_s for arrival in self.arrivals), default=0.0)
         chats_end_s = max((stream.end_s for stream in job.load.streams if stream.chats), default=0.0)
         longest_s = max((arrival.timeout_s for arrival in asked), default=0.0)
@@ -55,17 +55,17 @@ class Shard:
 
     @property
     def ends_s(self) -> float:
-        """When the job is over even if not everything has ended, on CLOCK_MONOTONIC."""
+        """Forced end of the job on CLOCK_MONOTONIC, even with requests in flight."""
         return self.ledger.start_s + self.lasts_s
 
     @property
     def sent(self) -> int:
-        """How many requests have been sent so far."""
+        """Number of requests sent so far."""
         return len(self._sent)
 
     @property
     def full(self) -> bool:
-        """Whether as many requests are under way as may be."""
+        """Whether the cap of requests in flight is reached."""
         return self._under_way >= self._most
 
     def request(self, arrival: Arrival) -> WireRequest:

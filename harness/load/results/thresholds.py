@@ -1,4 +1,4 @@
-"""Conditions on the figures of a load, as people write them: `p99 > 500ms`, `errors > 1%`, `throughput < 150/s`. Pure.
+"""Conditions on the figures of a load, as users write them: `p99 > 500ms`, `errors > 1%`, `throughput < 150/s`. Pure.
 
 [latency|service|ttft|generator-delay] p50|p99.9|...|mean|max   <|<=|>|>=   NUMBER ms|s|us
 errors|not-sent                                                 <|<=|>|>=   NUMBER %
@@ -48,7 +48,7 @@ class Threshold:
     bound: float
 
     def value(self, figures: Figures) -> float:
-        """What the condition is about, in the unit of `bound`; nan if the load has no such figure."""
+        """The figure of the condition, in the unit of `bound`; nan if the load has no such figure."""
         if self.series:
             return figures.time(self.series, self.what)
         if self.what == "errors":
@@ -58,12 +58,12 @@ class Threshold:
         return figures.throughput_per_s
 
     def holds(self, figures: Figures) -> bool | None:
-        """Whether the condition is true of these figures; None if they cannot say (no request was good, say)."""
+        """Whether the condition is true of these figures; None if undecidable (for example without good requests)."""
         value = self.value(figures)
         return None if math.isnan(value) else OPERATORS[self.sign](value, self.bound)
 
     def fails(self, figures: Figures) -> bool:
-        """Whether a load that must not meet this condition fails: if it is true, and if nobody can say."""
+        """Whether a load that must not meet this condition fails: if it is true or undecidable."""
         return self.holds(figures) is not False
 
     def only_late(self, figures: Figures, on_time: Figures) -> bool:
@@ -83,7 +83,7 @@ class Threshold:
 
 
 def threshold_of(text: str) -> Threshold:
-    """The condition that `text` says. ClaimsError, one line, if it says none: what is wrong and what is known."""
+    """The condition in `text`. ClaimsError, one line, if it is invalid: what is wrong and which names are valid."""
     found = _FORM.fullmatch(text)
     if not found:
         raise ClaimsError(f"threshold {text!r}: expected WHAT < NUMBER UNIT, as in 'p99 > 500ms' or 'errors > 1%'")

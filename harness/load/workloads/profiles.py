@@ -1,4 +1,4 @@
-"""Loads by name, for a load without a scenario: each is made for a mean rate and a length. Pure.
+"""Named loads for use without a scenario: each is built for a mean rate and a length. Pure.
 
 `load_of("spike", 50.0, 60.0)` is about 3,000 requests in a minute, most of them at a steady rate and a rush in between.
 """
@@ -31,22 +31,22 @@ from harness.scenario.model import Chats, ClaimsError, Connections, Keys, Load, 
 from harness.scenario.request_mix import Content, LongTail, Sessions
 
 MODELS = 20
-"""How many models a profile asks for."""
+"""Number of models of a profile."""
 
 THINK_S = 5.0
-"""How long after one turn of a chat its next comes, on average."""
+"""Mean think time between two turns of a session, in seconds."""
 
 LONG_S = 60.0
 """Patience of clients whose answers may be long."""
 
 QUICK_S = 0.1
 LEAST_DIFFERENT, MOST_DIFFERENT, A_CHAT = 1_000, 20_000, 12
-"""How many different requests are drawn for chats: the second but for very many chats, which get `A_CHAT` each."""
+"""Numbers of different requests drawn for virtual users: the second, or `A_CHAT` each for very many users."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A load by name. `make(rate_per_s, duration_s)` gives it; `about` is what it is for, one paragraph."""
+    """A named load. `make(rate_per_s, duration_s)` builds it; `about` says what it is for, in one paragraph."""
 
     name: str
     about: str
@@ -56,7 +56,7 @@ class Profile:
 def load_of(name: str, rate_per_s: float, duration_s: float) -> Load:
     """The load called `name` at `rate_per_s` on average, for `duration_s`. ClaimsError, one line, if there is none.
 
-    `trace:FILE` plays a recorded trace.
+    `trace:FILE` is a recorded trace.
     """
     for what, value in (("rate", rate_per_s), ("duration", duration_s)):
         if not 0 < value < math.inf:
@@ -69,9 +69,9 @@ def load_of(name: str, rate_per_s: float, duration_s: float) -> Load:
 
 
 def talking(load: Load, count: int, think_s: float) -> Load:
-    """What `load`, one of `load_of`, asks for, as a closed loop of the same length: `count` chats.
+    """The requests of `load`, made by `load_of`, as a closed loop of the same length with `count` virtual users.
 
-    Where it has conversations, as many go on at a time as there are chats. ClaimsError for what cannot be one.
+    With sessions, each user has one at a time. ClaimsError for a load that cannot be a closed loop.
     """
     if count < 1 or not 0 <= think_s < math.inf:
         raise ClaimsError(f"{count} chats that think {think_s:g} s: expected 1 at least, and a time from 0 on")
@@ -88,11 +88,11 @@ def talking(load: Load, count: int, think_s: float) -> Load:
 
 
 def crowd_of(name: str, count: int, think_s: float, duration_s: float) -> Load:
-    """`count` chats that ask for `duration_s` what the load called `name` asks for. ClaimsError as in `load_of`.
+    """`count` virtual users with the requests of the load called `name`, for `duration_s`. ClaimsError as in `load_of`.
 
-    As many different requests are drawn as the chats could ask for, were all answered in `QUICK_S`, up to a limit;
-    then they come over again. ClaimsError, too, for more than numbers have room for, and where the point of a load is
-    its times, which chats do not keep.
+    As many different requests are drawn as the users could send with answers in `QUICK_S`, up to a limit; then they
+    repeat. ClaimsError also for more requests than there are numbers, and for a load that consists of its times, which
+    a closed loop does not keep.
     """
     asked = max(count, 1) * (duration_s / (max(think_s, 0.0) + QUICK_S) + 1.0)
     if asked >= 1 << NUMBER_BITS:
@@ -108,14 +108,14 @@ def crowd_of(name: str, count: int, think_s: float, duration_s: float) -> Load:
 
 
 def chats_in(load: Load) -> int:
-    """How many chats the closed loops of `load` have together."""
+    """Number of virtual users in all closed loops of `load`."""
     return sum(stream.chats.count for stream in load.streams if stream.chats)
 
 
 def planned(load: Load) -> int:
-    """How many requests `load` is expected to have, of a closed loop how many different ones.
+    """Expected number of requests of `load`; for a closed loop, of different ones.
 
-    ClaimsError if their numbers have no room for so many.
+    ClaimsError if there are more than request numbers.
     """
     requests = sum(stream.requests for stream in load.streams)
     if requests >= 1 << NUMBER_BITS:
@@ -131,7 +131,7 @@ def shaped(name: str, shape: Shape, **fields: Any) -> Stream:
 
 
 # --- the profiles -----------------------------------------------------------------------------------------
-# The docstring of each is what is said of it to users.
+# Users see the docstring of each profile.
 
 
 def steady(rate_per_s: float, duration_s: float) -> Load:

@@ -1,6 +1,6 @@
-"""Traces of real use, read from CSV with a header, or JSON lines (.jsonl, .ndjson, .json), and made into a load.
+"""Recorded traces, read from CSV with a header or JSON lines (.jsonl, .ndjson, .json), and turned into a load.
 
-Columns are found by name, letters' case, spaces and `_` apart. These and some others are known:
+Columns are found by name, ignoring case, spaces and `_`. These and some others are known:
 
 | trace | columns | time |
 |---|---|---|
@@ -9,8 +9,8 @@ Columns are found by name, letters' case, spaces and `_` apart. These and some o
 | BurstGPT 3 | the same with Session ID and Elapsed time | seconds |
 | Mooncake | timestamp, input_length, output_length, hash_ids (blocks of 512 tokens) | milliseconds |
 
-Any other column can be named (`columns={"time": "sent_at"}`). A row that makes no sense is a ClaimsError that names
-file, line and column. Rows need not be in order. A request of 0 tokens, as BurstGPT notes failed ones, asks for one.
+Any other column can be named (`columns={"time": "sent_at"}`). An invalid row is a ClaimsError that names file,
+line and column. Rows need not be in order. A request of 0 tokens (a failed one in BurstGPT) becomes one of 1 token.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "blocks": ("blocks", "hashids"),
     }
 )
-"""What a column can mean, and the names by which it is found, without case, spaces, `_` and `-`."""
+"""Meanings of columns, and the names by which they are found, without case, spaces, `_` and `-`."""
 
 NEEDED = ("time", "input", "output")
 UNITS_S = MappingProxyType({"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9})
 
 MOST_TOKENS = 10_000_000
-"""As many as one request may ask for: a word of a prompt is five bytes, and no body is to be above 64 MiB."""
+"""Maximum tokens of a request: a word of a prompt is five bytes, and no body may exceed 64 MiB."""
 
 _LONGEST_NAME = 200
 
@@ -75,9 +75,9 @@ def read(
 ) -> list[TraceRow]:
     """The first `limit` rows of the trace at `path`, in order of time.
 
-    `columns`: names of columns by what they mean (a key of ALIASES), where they are not known by their name. `unit`:
-    that of times given as numbers, "s", "ms", "us" or "ns"; without it it follows from the column's name, and is
-    milliseconds where the trace is Mooncake's, else seconds. ClaimsError, one line, for what cannot be read.
+    `columns`: names of columns by meaning (a key of ALIASES), for columns that are not found by name. `unit` of numeric
+    times: "s", "ms", "us" or "ns"; by default it follows from the column's name: milliseconds for a Mooncake trace,
+    else seconds. ClaimsError, one line, if the file cannot be read.
     """
     for meaning in columns or {}:
         if meaning not in ALIASES:
@@ -147,7 +147,7 @@ def _rows(readings: Iterator[_Reading], unit: str | None, limit: int | None) -> 
 
 
 def _names(path: Path, number: int, header: list[str], columns: Mapping[str, str]) -> dict[str, str]:
-    """The column of each meaning that there is; `columns` first, then by their names."""
+    """The column of each meaning: from `columns`, else by name."""
     found: dict[str, str] = {}
     plain = {"".join(part for part in name.lower() if part not in " _-"): name for name in reversed(header)}
     for meaning, aliases in ALIASES.items():
@@ -173,7 +173,7 @@ def _unit_of(names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One row, whose values are asked for by what they mean."""
+    """One row, with its values by meaning."""
 
     path: Path
     line: int
@@ -181,7 +181,7 @@ class _Reading:
     names: Mapping[str, str]
 
     def time_s(self, unit_s: float) -> float:
-        """Seconds since some beginning, whichever it is."""
+        """Seconds since an arbitrary origin."""
         value = self._value("time")
         number = _number(value)
         if number is not None and math.isfinite(number):
@@ -196,14 +196,14 @@ class _Reading:
         raise self._bad("time", "a number, or a date and time like 2023-11-16 18:17:03.979")
 
     def tokens(self, meaning: str) -> int:
-        """A count of tokens, 1 at least."""
+        """A number of tokens, at least 1."""
         number = _number(self._value(meaning))
         if number is None or not 0 <= number <= MOST_TOKENS or number != int(number):
             raise self._bad(meaning, f"a whole number of tokens from 0 to {MOST_TOKENS:,}")
         return max(int(number), 1)
 
     def word(self, meaning: str) -> str:
-        """A name, empty if there is none. It travels in headers and paths, so that not every text will do."""
+        """A name, empty if absent. It is used in headers and paths, which restricts its characters."""
         value = self._value(meaning) if meaning in self.names else None
         if value is None:
             return ""
@@ -215,7 +215,7 @@ class _Reading:
         return text
 
     def blocks(self) -> tuple[int, ...]:
-        """Numbers of the blocks of the prompt; none where the trace has no such column."""
+        """Numbers of the blocks of the prompt; empty without such a column."""
         value = self._value("blocks") if "blocks" in self.names else []
         if isinstance(value, str):
             try:
@@ -253,12 +253,12 @@ def _shown(value: object) -> str:
 
 
 def scaled(rows: list[TraceRow], time_scale: float = 1.0, rate_scale: float = 1.0, seed: int = 0) -> list[TraceRow]:
-    """`rows` with all times multiplied by `time_scale` and their rate by `rate_scale`, what they ask for kept.
+    """`rows` with all times multiplied by `time_scale` and their rate by `rate_scale`; contents unchanged.
 
-    A rate below 1 is made by thinning: so many of the sessions, and of the rows without one, are kept. Above 1 it is
-    made by superposition: each row gets copies, at random times between it and the next row, so that the trace's ups
-    and downs stay. Copies are sessions and prompts of their own. ClaimsError unless both scales are above 0, and for
-    more requests than a load has numbers for.
+    A rate below 1 is made by thinning: that share of the sessions, and of the rows without one, is kept. A rate above
+    1 is made by superposition: each row gets copies at random times before the next row, which keeps the trace's
+    variation. Copies have sessions and prompts of their own. ClaimsError unless both scales are above 0, and for more
+    requests than request numbers.
     """
     for name, scale in (("time scale", time_scale), ("rate scale", rate_scale)):
         if not 0 < scale < math.inf:
@@ -272,7 +272,7 @@ def scaled(rows: list[TraceRow], time_scale: float = 1.0, rate_scale: float = 1.
         unit = f"session/{row.session}" if row.session else f"row/{position}"
         following_s = rows[position + 1].at_s if position + 1 < len(rows) else row.at_s
         for copy in range(math.ceil(rate_scale)):
-            # The last copy is there in part; whether, is decided for a session as a whole.
+            # The last copy exists with a probability, decided for each session as a whole.
             if random.Random(f"{seed}/trace/{unit}/{copy}").random() >= rate_scale - copy:
                 continue
             at_s = row.at_s
@@ -293,9 +293,9 @@ def _copied(row: TraceRow, at_s: float, copy: int, apart: int) -> TraceRow:
 
 
 def load_of_rows(rows: list[TraceRow], content: Content | None = None, timeout_s: float = 120.0) -> Load:
-    """A load that asks what `rows` asked, when they did. `content` adds what traces do not tell, such as streaming.
+    """A load with the requests of `rows` at their times. `content` adds properties that traces lack, such as streaming.
 
-    A row without a model asks for the default one, or none of the rows has a key at all. ClaimsError if there are none.
+    A row without a model gets the default one; without any model no row has a key. ClaimsError without rows.
     """
     if not rows:
         raise ClaimsError("no request is left of this trace; take more of its rows, or a greater rate scale")

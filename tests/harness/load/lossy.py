@@ -41,12 +41,12 @@ def main() -> None:
     """Play 150 requests and write their records."""
     environment = Environment()
     environment.runner = runner = Lossy(environment)
-    conductor, _ = Coordinator(environment, runner), Worker(environment, runner)
+    coordinator, _ = Coordinator(environment, runner), Worker(environment, runner)
     load = text_of(load_of("steady", 100.0, 1.5))
     plan = Plan(0, "steady", 100.0, 1.5, 1, 0, sys.argv[1], "http", 0, 0.0, 0, 1, load)
-    conductor.begin(plan, sys.argv[2])
+    coordinator.begin(plan, sys.argv[2])
     with gevent.Timeout(60.0):
-        while not conductor.finished:
+        while not coordinator.finished:
             gevent.sleep(0.05)
     print(*sorted(set(runner.lost)))
 

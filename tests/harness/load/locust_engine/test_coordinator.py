@@ -1,4 +1,4 @@
-"""A conductor and its player where one is quicker than the other. In processes of their own, as they import Locust."""
+"""A coordinator and its worker, one faster than the other. In processes of their own, as they import Locust."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ environment = Environment()
 
 STOPPED_BEFORE_THE_PLAN = """
 environment.runner = runner = LocalRunner(environment)
-conductor, player = Coordinator(environment, runner), Worker(environment, runner)
+coordinator, worker = Coordinator(environment, runner), Worker(environment, runner)
 with gevent.Timeout(60.0):
-    conductor.begin(plan, out)
-    conductor.stop()  # nobody had a chance to say the plan yet
-print("ended", conductor._now.ended.is_set())
+    coordinator.begin(plan, out)
+    coordinator.stop()  # nobody had a chance to say the plan yet
+print("ended", coordinator._now.ended.is_set())
 """
 
 OVERTAKEN = """
@@ -50,7 +50,7 @@ class Silent(LocalRunner):
         said.append((msg_type.removeprefix("steelyard_"), data))
 
 environment.runner = runner = Silent(environment)
-player = Worker(environment, runner)
+worker = Worker(environment, runner)
 
 def until(holds):
     while not holds():
@@ -61,15 +61,15 @@ def heard(kind, run):
 
 with gevent.Timeout(60.0):
     for run in (1, 2):
-        player._on_plan(replace(plan, run=run).as_data())  # the second one while the first still plays
+        worker._on_plan(replace(plan, run=run).as_data())  # the second one while the first still plays
         until(lambda: heard("ready", run))
-        player._on_go({"run": run, "start_s": monotonic()})
+        worker._on_go({"run": run, "start_s": monotonic()})
         until(lambda: len(heard("records", run)) > 1)
-    player._on_stop({"run": 2})
+    worker._on_stop({"run": 2})
     until(lambda: heard("done", 2))
-    assert not player.over.is_set()
-    player._on_thanks({"run": 2})
-    until(player.over.is_set)
+    assert not worker.over.is_set()
+    worker._on_thanks({"run": 2})
+    until(worker.over.is_set)
 for run in (1, 2):
     receipts, done = Receipts(), heard("done", run)[0]
     for batch in heard("records", run):
@@ -103,22 +103,22 @@ class Deaf(LocalRunner):
                 super().send_message(*told(data))
 
 answers = {
-    "clock": [lambda data: ("steelyard_clock_told", {"player": "deaf", "told_s": monotonic(), **data})],
-    "plan": [lambda data: ("steelyard_ready", {"player": "deaf", "run": data["run"], "requests": 50, "lasts_s": 1.0,
+    "clock": [lambda data: ("steelyard_clock_told", {"worker_id": "deaf", "told_s": monotonic(), **data})],
+    "plan": [lambda data: ("steelyard_ready", {"worker_id": "deaf", "run": data["run"], "requests": 50, "lasts_s": 1.0,
                                                "error": ""})],
 }
 
 ours.SILENT_S = 2.0
 environment.runner = runner = Deaf(environment)
-conductor, player = Coordinator(environment, runner), Worker(environment, runner)
-conductor.players = lambda: [runner.client_id, "deaf"]
+coordinator, worker = Coordinator(environment, runner), Worker(environment, runner)
+coordinator.players = lambda: [runner.client_id, "deaf"]
 if deaf_to == "clock":  # which only a master asks for
     ours.MasterRunner = Deaf
-    runner.clients = dict.fromkeys(conductor.players(), SimpleNamespace(state="ready"))
+    runner.clients = dict.fromkeys(coordinator.players(), SimpleNamespace(state="ready"))
 plan = replace(plan, load=text_of(Load((Stream("short", 0.0, 100.0, 100, timeout_s=0.5),))))
 with gevent.Timeout(60.0):
-    conductor.begin(plan, out)
-    conductor._now.ended.wait()
+    coordinator.begin(plan, out)
+    coordinator._now.ended.wait()
 print(*(told["msg"] for told in runner.exceptions.values()))
 """
 
@@ -129,14 +129,14 @@ class Echo(LocalRunner):
             return
         super().send_message(msg_type, data, client_id)
         if client_id is None:
-            super().send_message(msg_type, {**data, "player": "echo"})
+            super().send_message(msg_type, {**data, "worker_id": "echo"})
 
 environment.runner = runner = Echo(environment)
-conductor, player = Coordinator(environment, runner), Worker(environment, runner)
-conductor.players = lambda: [runner.client_id, "echo"]
+coordinator, worker = Coordinator(environment, runner), Worker(environment, runner)
+coordinator.players = lambda: [runner.client_id, "echo"]
 with gevent.Timeout(60.0):
-    conductor.begin(replace(plan, load=text_of(load_of("steady", 100.0, 0.2))), out)
-    conductor._now.ended.wait()
+    coordinator.begin(replace(plan, load=text_of(load_of("steady", 100.0, 0.2))), out)
+    coordinator._now.ended.wait()
 print(*(told["msg"] for told in runner.exceptions.values()))
 """
 

@@ -292,7 +292,7 @@ def test_two_workers_lose_none_of_50_000_records_and_measure_as_one_process_does
     assert status == 0 or (status == 3 and failed.any()), said
     about = read_about(out)
     assert about["lost"] == 0
-    assert [player["rows"] for player in about["players"]] == [25_000, 25_000]
+    assert [worker["rows"] for worker in about["players"]] == [25_000, 25_000]
     for path in (out, alone):
         assert_measured(path)
 
@@ -317,7 +317,7 @@ def test_of_three_workers_one_dies_and_one_leaves_and_what_they_had_is_kept(tmp_
     assert "1 of 3 workers were lost" in said
     rows, about = read_requests(out), read_about(out)
     assert about["lost"] == 450 - len(rows)
-    assert sorted(player["rows"] for player in about["players"])[1:] == [150, 150]  # all but the dead one's
+    assert sorted(worker["rows"] for worker in about["players"])[1:] == [150, 150]  # all but the dead one's
     assert 0 < about["lost"] < 150
     unsent = rows[rows["failure"] == Failure.NOT_SENT]
     assert 0 < len(unsent) < 150

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.evidence.records import REQUEST, read_requests
-from harness.load.locust_engine.messages import TO_CONDUCTOR, TO_PLAYER, Receipts, twice
+from harness.load.locust_engine.messages import TO_COORDINATOR, TO_WORKER, Receipts, twice
 from tests.harness.load.conftest import ROOT
 from tests.harness.load.locusts import serving
 
@@ -78,7 +78,7 @@ def test_a_request_with_two_records_is_told() -> None:
 
 def test_no_message_goes_both_ways() -> None:
     """In a single process both sides listen under the same runner."""
-    assert not set(TO_PLAYER) & set(TO_CONDUCTOR)
+    assert not set(TO_WORKER) & set(TO_COORDINATOR)
 
 
 @pytest.mark.slow

@@ -111,10 +111,10 @@ answers = {
 ours.SILENT_S = 2.0
 environment.runner = runner = Deaf(environment)
 coordinator, worker = Coordinator(environment, runner), Worker(environment, runner)
-coordinator.players = lambda: [runner.client_id, "deaf"]
+coordinator.worker_ids = lambda: [runner.client_id, "deaf"]
 if deaf_to == "clock":  # which only a master asks for
     ours.MasterRunner = Deaf
-    runner.clients = dict.fromkeys(coordinator.players(), SimpleNamespace(state="ready"))
+    runner.clients = dict.fromkeys(coordinator.worker_ids(), SimpleNamespace(state="ready"))
 plan = replace(plan, load=text_of(Load((Stream("short", 0.0, 100.0, 100, timeout_s=0.5),))))
 with gevent.Timeout(60.0):
     coordinator.begin(plan, out)
@@ -133,7 +133,7 @@ class Echo(LocalRunner):
 
 environment.runner = runner = Echo(environment)
 coordinator, worker = Coordinator(environment, runner), Worker(environment, runner)
-coordinator.players = lambda: [runner.client_id, "echo"]
+coordinator.worker_ids = lambda: [runner.client_id, "echo"]
 with gevent.Timeout(60.0):
     coordinator.begin(replace(plan, load=text_of(load_of("steady", 100.0, 0.2))), out)
     coordinator._now.ended.wait()

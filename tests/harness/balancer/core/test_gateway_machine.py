@@ -1,76 +1,46 @@
-"""The reference balancer under a driver that delivers any events the protocol allows, in any order."""
+"""The reference balancer under any events that the protocol allows: with checks and ejection alone, and with all on."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from random import Random
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
-from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.health.breaker import BreakerSettings
+from harness.balancer.health.health_score import HealthSettings
+from harness.balancer.health.readiness import RotationSettings
 from harness.balancer.picking.ring import HashRing
-from harness.balancer.settings import CheckSettings, EjectionSettings, Settings
+from harness.balancer.requests.hedging import HedgeSettings
+from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
+from harness.balancer.requests.retry import RetrySettings
+from harness.balancer.settings import CheckSettings, EjectionSettings, Settings, SlowStartSettings
 from harness.gateway.protocol import (
     Action,
     AttemptEnded,
-    Backend,
     Cancel,
-    CancelTimer,
     ClientGone,
-    Commit,
     Event,
-    Exit,
+    FirstByte,
     HealthCheckResult,
-    MembershipChanged,
     Reply,
     Request,
     RequestArrived,
     ResponseHead,
     Send,
-    SendHealthCheck,
-    SetTimer,
-    ShutdownAsked,
     TimerFired,
 )
 from harness.scenario.model import Kind
+from tests.harness.balancer.core.gateway_machine import ERRORS, NAMES, PICK, GatewayMachine, Live, machine_settings
 
-NAMES = ("gpu-0", "gpu-1", "gpu-2")
 CHECKS = CheckSettings(unhealthy=2, healthy=1)
 EJECTION = EjectionSettings(failures=2, open_s=4.0)
-SETTINGS = Settings(
-    virtual_nodes=5,
-    bounded_load=None,
-    checks=CHECKS,
-    ejection=EJECTION,
-    breaker=None,
-    health=None,
-    hedge=None,
-    retry=None,
-)
-MEMBERS = st.lists(st.sampled_from(NAMES), unique=True)
-PICK = st.integers(0, 10_000)
-ERRORS = st.sampled_from([None, "refused", "reset", "timeout", "aborted"])
 
 
 @dataclass
-class Live:
-    """An attempt that has not ended."""
-
-    request_id: int
-    backend: str
-    stay: int
-    status: int = 0
-    committed: bool = False
-
-
-@dataclass
-class Stay:
+class BackendModel:
     """Results and checks that the balancer received of a backend since it last joined."""
 
-    number: int
     failures: int = 0
     ejected_until_s: float = 0.0
     failed_checks: int = 0
@@ -87,238 +57,143 @@ class Stay:
             self.failures, self.ejected_until_s = 0, now_s + EJECTION.open_s
 
 
-class DriverMachine(RuleBasedStateMachine):
-    """Follows the protocol's rules, counts answers, and compares every action with its own model of the backends."""
+class PlainMachine(GatewayMachine):
+    """Health checks and ejection alone: few enough mechanisms to model which backends may receive which request."""
+
+    chosen = Settings(
+        virtual_nodes=5,
+        bounded_load=None,
+        checks=CHECKS,
+        ejection=EJECTION,
+        breaker=None,
+        health=None,
+        hedge=None,
+        retry=None,
+    )
+    seed = 5
+    requests_before_shutdown = 3
+    memberships = first_members = st.lists(st.sampled_from(NAMES[:3]), unique=True)
+    in_parallel = 1
 
     def __init__(self) -> None:
         super().__init__()
-        self.gateway = ReferenceGateway(SETTINGS, Random(5))
-        self.now_s = 0.0
-        self.numbers = 0
-        self.stays: dict[str, Stay] = {}
-        self.stays_begun = 0
-        self.staying: set[int] = set()  # requests whose client is present and has no complete answer
-        self.answers: Counter[int] = Counter()
-        self.live: dict[int, Live] = {}
-        self.attempts_made: set[int] = set()
-        self.timers: dict[int, float] = {}
-        self.checks: dict[int, tuple[str, int]] = {}
-        self.stopping = False
-        self.exited = False
+        self.models: dict[int, BackendModel] = {}  # by number of the join
 
-    # --- the driver's side of the protocol -------------------------------------------------------------
+    def model(self, name: str) -> BackendModel:
+        return self.models.setdefault(self.members[name], BackendModel())
 
-    def tell(self, event: Event) -> list[Action]:
-        actions = self.gateway.handle(event, self.now_s)
-        for action in actions:
-            self.carry_out(action)
-        return actions
+    def eligible(self) -> set[str]:
+        return {name for name in self.members if self.model(name).eligible(self.now_s)}
 
-    def carry_out(self, action: Action) -> None:
-        match action:
-            case Send(attempt_id, request_id, backend, timeout_s):
-                assert request_id in self.staying and self.answers[request_id] == 0
-                assert all(attempt.request_id != request_id for attempt in self.live.values())
-                assert attempt_id not in self.attempts_made
-                assert backend in self.stays and self.stays[backend].eligible(self.now_s)
-                assert timeout_s == SETTINGS.attempt_timeout_s
-                self.attempts_made.add(attempt_id)
-                self.live[attempt_id] = Live(request_id, backend, self.stays[backend].number)
-            case Cancel(attempt_id):
-                assert attempt_id in self.live
-            case Commit(request_id, attempt_id):
-                attempt = self.live[attempt_id]
-                assert attempt.request_id == request_id and attempt.status and not attempt.committed
-                attempt.committed = True
-                self.answer(request_id)
-            case Reply(request_id):
-                self.answer(request_id)
-                self.staying.discard(request_id)
-            case SetTimer(timer_id, at_s):
-                assert at_s >= self.now_s
-                self.timers[timer_id] = at_s
-            case CancelTimer(timer_id):
-                del self.timers[timer_id]
-            case SendHealthCheck(check_id, backend):
-                assert check_id not in self.checks and backend in self.stays
-                self.checks[check_id] = (backend, self.stays[backend].number)
-            case Exit():
-                assert self.stopping and not self.live and not self.exited
-                self.exited = True
+    def check_send(self, send: Send) -> None:
+        super().check_send(send)
+        assert send.backend_id in self.eligible()
+        assert send.timeout_s == self.chosen.attempt_timeout_s
 
-    def answer(self, request_id: int) -> None:
-        assert request_id in self.staying
-        self.answers[request_id] += 1
+    def ended(self, attempt: Live, error: str | None) -> None:
+        status = 0 if attempt.late_head else attempt.status  # a late one is ignored
+        failed = status >= 500 or error in ("refused", "reset", "timeout")
+        good = error is None and status < 400
+        if failed or good:
+            self.models.setdefault(attempt.joined, BackendModel()).settle(good, self.now_s)
 
-    def head(self, attempt_id: int, status: int) -> None:
-        self.live[attempt_id].status = status
-        self.tell(ResponseHead(attempt_id, status))
+    def check_answered(self, check_id: int, name: str, joined: int, ok: bool) -> None:
+        model = self.models.setdefault(joined, BackendModel())
+        if check_id >= model.newest_check:  # one that began before another whose result is known is ignored
+            model.newest_check = check_id
+            model.failed_checks = 0 if ok else model.failed_checks + 1
 
-    def end(self, attempt_id: int, error: str | None) -> None:
-        attempt = self.live.pop(attempt_id)
-        stay = self.stays.get(attempt.backend)
-        failed = attempt.status >= 500 or error in ("refused", "reset", "timeout")
-        good = error is None and attempt.status < 400
-        if stay is not None and stay.number == attempt.stay and (failed or good):
-            stay.settle(good, self.now_s)
-        self.tell(AttemptEnded(attempt_id, error))
-        if attempt.committed:
-            self.staying.discard(attempt.request_id)
+    def check(self, event: Event, actions: list[Action]) -> None:
+        match event:
+            case RequestArrived(request):
+                self.check_arrival(request, actions)
+            case ClientGone(request_id):
+                waiting = [key for key, attempt in self.live.items() if attempt.request_id == request_id]
+                assert actions == [Cancel(key) for key in waiting]
 
-    # --- what may happen ------------------------------------------------------------------------------
-
-    @initialize(members=MEMBERS)
-    def begin(self, members: list[str]) -> None:
-        self.change(members)
-
-    @precondition(lambda self: not self.exited)
-    @rule(members=MEMBERS)
-    def change(self, members: list[str]) -> None:
-        for name in set(self.stays) - set(members):
-            del self.stays[name]
-        for name in members:
-            if name not in self.stays:
-                self.stays_begun += 1
-                self.stays[name] = Stay(self.stays_begun)
-        self.tell(MembershipChanged(tuple(Backend(name, name) for name in members)))
-
-    @precondition(lambda self: not self.exited)
-    @rule(model=st.sampled_from(["", "m", "n", "o"]), kind=st.sampled_from(Kind))
-    def request_arrives(self, model: str, kind: Kind) -> None:
-        self.numbers += 1
-        self.staying.add(self.numbers)
-        actions = self.tell(RequestArrived(Request(self.numbers, 1, kind, "POST", model)))
-        able = not self.stopping and any(stay.eligible(self.now_s) for stay in self.stays.values())
+    def check_arrival(self, request: Request, actions: list[Action]) -> None:
+        """Each request is sent at once, inference for a model to its owner, or refused if no backend is eligible."""
+        able = set() if self.stopping else self.eligible()
         assert [type(action) for action in actions] == [Send if able else Reply]
-        if able and model and kind is Kind.INFERENCE:
-            ring = HashRing(SETTINGS.virtual_nodes)
-            ring.set_members(self.stays)
-            owner = ring.owner(model, lambda name: self.stays[name].eligible(self.now_s))
-            assert self.live[max(self.live)].backend == owner
+        if able and request.model and not request.session and request.kind is Kind.INFERENCE:
+            ring = HashRing(self.chosen.virtual_nodes)
+            ring.set_members(self.members)
+            assert self.live[max(self.live)].backend == ring.owner(request.model, able.__contains__)
 
-    @precondition(lambda self: self.stays and not self.exited)
+    @precondition(lambda self: self.members and not self.exited)
     @rule(
-        model=st.sampled_from(["m", "n"]), status=st.sampled_from([0, 404, 500]), error=ERRORS, times=st.integers(1, 3)
+        model=st.sampled_from(["m", "n"]),
+        status=st.sampled_from([0, 404, 500]),
+        error=st.sampled_from([None, *ERRORS]),
+        times=st.integers(1, 3),
     )
     def requests_end_at_once(self, model: str, status: int, error: str | None, times: int) -> None:
         """Several equal results in a row, so that backends are ejected often."""
-        for _ in range(times if status or error else 0):
-            self.request_arrives(model, Kind.INFERENCE)
-            attempt_id = next(reversed(self.live), None)
-            if attempt_id is None or self.live[attempt_id].request_id != self.numbers:
-                return
-            if status:
-                self.head(attempt_id, status)
-            self.end(attempt_id, error)
-            if self.exited:
-                return
-
-    @precondition(lambda self: any(not attempt.status for attempt in self.live.values()))
-    @rule(pick=PICK, status=st.sampled_from([200, 404, 500, 503]))
-    def head_comes(self, pick: int, status: int) -> None:
-        headless = [key for key, attempt in self.live.items() if not attempt.status]
-        self.head(headless[pick % len(headless)], status)
-
-    @precondition(lambda self: any(attempt.committed for attempt in self.live.values()))
-    @rule(pick=PICK)
-    def answer_is_whole(self, pick: int) -> None:
-        committed = [key for key, attempt in self.live.items() if attempt.committed]
-        self.end(committed[pick % len(committed)], None)
-
-    @precondition(lambda self: self.live)
-    @rule(pick=PICK, error=st.sampled_from(["refused", "reset", "timeout", "aborted"]))
-    def attempt_fails(self, pick: int, error: str) -> None:
-        self.end(list(self.live)[pick % len(self.live)], error)
-
-    @precondition(lambda self: self.staying)
-    @rule(pick=PICK)
-    def client_goes(self, pick: int) -> None:
-        request_id = sorted(self.staying)[pick % len(self.staying)]
-        self.staying.discard(request_id)
-        waiting = [key for key, attempt in self.live.items() if attempt.request_id == request_id]
-        assert self.tell(ClientGone(request_id)) == [Cancel(key) for key in waiting]
+        self.equal_results(model, status, error, times if status or error else 0, gap_s=0.0)
 
     @precondition(lambda self: self.timers and not self.exited)
     @rule(pick=PICK)
-    def timer_fires(self, pick: int) -> None:
-        """Any timer, so that they fire in any order, including timers of backends that left."""
-        timer_id = sorted(self.timers)[pick % len(self.timers)]
-        self.now_s = max(self.now_s, self.timers.pop(timer_id))
-        self.tell(TimerFired(timer_id))
-
-    @precondition(lambda self: self.checks)
-    @rule(pick=PICK, ok=st.booleans())
-    def check_answers(self, pick: int, ok: bool) -> None:
-        check_id = sorted(self.checks)[pick % len(self.checks)]
-        backend, number = self.checks.pop(check_id)
-        stay = self.stays.get(backend)
-        # A check that began before one whose result is known is ignored.
-        if stay is not None and stay.number == number and check_id >= stay.newest_check:
-            stay.newest_check = check_id
-            stay.failed_checks = 0 if ok else stay.failed_checks + 1
-        assert self.tell(HealthCheckResult(check_id, backend, ok)) == []
-
-    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.now_s += seconds
+    def any_timer_fires(self, pick: int) -> None:
+        """So that timers fire late and in any order, including timers of backends that left."""
+        self.fire(sorted(self.timers)[pick % len(self.timers)])
 
     @rule(number=st.sampled_from([-(10**6), 10**6]), error=st.sampled_from([None, "reset"]))
     def stale_events_come(self, number: int, error: str | None) -> None:
         for event in (
             AttemptEnded(number, error),
             ResponseHead(number, 200),
+            FirstByte(number),
             ClientGone(number),
             TimerFired(number),
             HealthCheckResult(number, "gpu-0", False),
         ):
-            assert self.tell(event) == []
-
-    @precondition(lambda self: not self.stopping and self.numbers > 3)
-    @rule()
-    def shutdown_is_asked(self) -> None:
-        self.stopping = True
-        self.tell(ShutdownAsked())
-
-    # --- what always holds ----------------------------------------------------------------------------
+            assert self.handle(event) == []
 
     @invariant()
     def every_client_that_stays_has_one_answer_or_an_attempt(self) -> None:
-        assert all(count == 1 for count in self.answers.values() if count)
-        in_flight = {attempt.request_id for attempt in self.live.values()}
-        assert self.staying <= in_flight
+        assert self.staying <= {attempt.request_id for attempt in self.live.values()}
         waiting = {attempt.request_id for attempt in self.live.values() if not attempt.committed}
         assert all(self.answers[number] == (number not in waiting) for number in self.staying)
 
-    @invariant()
-    def counters_say_what_is_in_flight(self) -> None:
-        counts = Counter(attempt.backend for attempt in self.live.values())
-        assert self.gateway.idle == (not self.live)
-        loads = self.gateway._members._loads
-        assert {name: loads.in_flight(name) for name in {*self.stays, *counts}} == {
-            name: counts[name] for name in {*self.stays, *counts}
-        }
-        assert self.gateway._members.known == {*self.stays, *counts}
 
-    @invariant()
-    def exit_comes_exactly_with_the_last_attempt(self) -> None:
-        assert self.exited == (self.stopping and not self.live)
+class WholeMachine(GatewayMachine):
+    """Every mechanism on. Each one's decisions are tested elsewhere."""
 
-    def teardown(self) -> None:
-        """After all attempts ended, each request whose client stayed has one answer and no state is left."""
-        for attempt_id in list(self.live):
-            self.end(attempt_id, "reset")
-        self.every_client_that_stays_has_one_answer_or_an_attempt()
-        self.counters_say_what_is_in_flight()
-        self.exit_comes_exactly_with_the_last_attempt()
-        assert not self.staying
+    chosen = Settings(
+        virtual_nodes=6,
+        commit_at="first_byte",
+        checks=CheckSettings(unhealthy=2, healthy=1, rotation=RotationSettings(queue_depth=3, jitter=0.1)),
+        ejection=EjectionSettings(failures=3, open_s=3.0, cap_share=0.5),
+        breaker=BreakerSettings(failures=2, error_rate=0.5, minimum_calls=4, window_s=5.0, open_s=1.0, max_open_s=4.0),
+        health=HealthSettings(errors=0.9, latency=0.1, memory=0.0, connections=0.0, window_s=5.0, minimum_calls=2),
+        hedge=HedgeSettings(quantile=0.5, share=0.5, window=20, minimum=1, load_threshold=100.0),
+        retry=RetrySettings(budget_floor=3, budget_window_s=2.0, deadline_s=3.0),
+        limits=AdmissionSettings(BucketSettings(8.0, 8.0), BucketSettings(100.0, kind="leaky"), concurrency=4, queue=2),
+        slow_start=SlowStartSettings(1.0),
+        drain_deadline_s=2.0,
+    )
+    seed = 3
+    requests_before_shutdown = 8
+    memberships = st.lists(st.sampled_from(NAMES), unique=True, min_size=1)
+    first_members = st.just(list(NAMES[:3]))
+
+    @precondition(lambda self: not self.exited)
+    @rule(
+        model=st.sampled_from(["m", "n"]),
+        result=st.sampled_from([(200, None), (0, "refused"), (0, "reset")]),
+        times=st.integers(2, 4),
+    )
+    def requests_end_one_by_one(self, model: str, result: tuple[int, str | None], times: int) -> None:
+        """Several equal results with time between them, so that breakers open and close often."""
+        self.equal_results(model, *result, times, gap_s=0.2)
+
+    @precondition(lambda self: self.timers and not self.exited)
+    @rule()
+    def next_timer_fires(self) -> None:
+        self.fire_next()
 
 
-TestMachine = DriverMachine.TestCase
-TestMachine.settings = settings(
-    derandomize=True,
-    deadline=None,
-    database=None,
-    max_examples=80,
-    stateful_step_count=60,
-    suppress_health_check=list(HealthCheck),
-)
+TestPlain = PlainMachine.TestCase
+TestPlain.settings = machine_settings(examples=72)
+TestWhole = WholeMachine.TestCase
+TestWhole.settings = machine_settings(examples=90)

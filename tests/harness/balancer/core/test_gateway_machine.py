@@ -194,6 +194,6 @@ class WholeMachine(GatewayMachine):
 
 
 TestPlain = PlainMachine.TestCase
-TestPlain.settings = machine_settings(examples=72)
+TestPlain.settings = machine_settings(examples=80)
 TestWhole = WholeMachine.TestCase
-TestWhole.settings = machine_settings(examples=90)
+TestWhole.settings = machine_settings(examples=100)

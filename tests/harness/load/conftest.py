@@ -1,4 +1,4 @@
-"""The load process, and a raw socket server that counts what really arrives."""
+"""Fixtures: a load process, and a raw socket server that records the requests it reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NONCE = 0x5EED5
 
 @dataclass(frozen=True)
 class Seen:
-    """One request as the server read it: number of its connection, its place there, head and body."""
+    """One request as the server read it: number of its connection, its index there, head and body."""
 
     connection: int
     nth: int
@@ -45,14 +45,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server does: write `data`, then "keep" the connection, "close", "reset" or "hang" (say no more)."""
+    """A response: write `data`, then "keep" the connection, "close" it, "reset" it or "hang" (send nothing more)."""
 
     data: bytes = b""
     then: str = "keep"
 
 
 class RawServer:
-    """A server of threads and plain sockets. `reply` decides, `seen` holds all requests in order of arrival."""
+    """A server with threads and plain sockets. `reply` makes the response, `seen` has all requests by arrival."""
 
     def __init__(self) -> None:
         self.reply: Callable[[Seen], Reply] = self.ok
@@ -66,7 +66,7 @@ class RawServer:
 
     @staticmethod
     def ok(seen: Seen) -> Reply:
-        """A complete answer that carries the request's own tag."""
+        """A complete answer with the request's own tag."""
         body = b'{"id": "%s"}' % seen.id.encode()
         head = b"HTTP/1.1 200 OK\r\nX-Backend-Id: gpu-1\r\nContent-Length: %d\r\n\r\n" % len(body)
         return Reply(head + body, "close" if "connection: close" in seen.head.lower() else "keep")
@@ -161,19 +161,19 @@ class LoadProcess:
         self.child.stdin.write(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
 
     def answer(self) -> dict[str, Any]:
-        """The next line of output. Fails if none comes in time, or the process has left."""
+        """The next line of output. Fails if none arrives in time, or the process has exited."""
         assert self.child.stdout
         deadline_s = time.monotonic() + PATIENCE_S
         while not self._lines:
             assert select.select([self.child.stdout], [], [], max(0.0, deadline_s - time.monotonic()))[0], "no answer"
             block = self.child.stdout.read(65536)
-            assert block, f"the load process left with {self.child.wait()}"
+            assert block, f"the load process exited with {self.child.wait()}"
             *self._lines, self._rest = (self._rest + block).split(b"\n")
         answer: dict[str, Any] = json.loads(self._lines.pop(0))
         return answer
 
     def ask(self, url: str, *streams: Stream, lead_s: float = 0.02, **others: Any) -> Path:
-        """Ask for a job whose second 0 is `lead_s` from now; the path of its records."""
+        """Request a job whose second 0 is `lead_s` from now; returns the path of its records."""
         self._jobs += 1
         name = f"job-{self._jobs}"
         out = Path(others.pop("out", self.folder / f"{name}.records"))

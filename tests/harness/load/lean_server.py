@@ -1,7 +1,7 @@
-"""A very cheap HTTP server in a process of its own: prints its port, leaves at the end of its input.
+"""An HTTP server with low CPU cost, run as a process: prints its port, exits at the end of its input.
 
-Usage: ``python lean_server.py [SECONDS...]``: each request waits for one of these times, which one is chance, else for
-none. ``GET /count`` answers how many others there were.
+Usage: ``python lean_server.py [SECONDS...]``: each answer is delayed by one of these times, chosen by a hash of the
+request's ID; without times there is no delay. ``GET /count`` returns the number of all other requests.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Answering(asyncio.Protocol):
                 self._answer(b"%d" % _Answering.count)
                 continue
             _Answering.count += 1
-            asked = _ID.search(head)
-            name = asked[1] if asked else b"sy-none"
+            found_id = _ID.search(head)
+            name = found_id[1] if found_id else b"sy-none"
             body = b'{"id": "%s"}' % name
             if _service_s:
                 service_s = _service_s[zlib.crc32(name) % len(_service_s)]

@@ -1,4 +1,4 @@
-"""Locust as its users start it: `locust -f harness/load/locust_engine/locustfile.py ...`, in processes of their own."""
+"""Locust as started by users (`locust -f harness/load/locust_engine/locustfile.py ...`), in child processes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def serving(*options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
+    """A port that is not in use now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port
 
 
 class Locust:
-    """A running Locust with this project's locustfile; what it says goes to a file of `folder`."""
+    """A running Locust with this project's locustfile; its output goes to a file in `folder`."""
 
     def __init__(self, folder: Path, name: str, *options: str, file: Path = LOCUSTFILE) -> None:
         self.log = folder / f"{name}.log"
@@ -61,8 +61,8 @@ class Locust:
             raise AssertionError(f"still running after {patience_s:.0f} s: {self.said[-2000:]}") from None
 
     def says(self, words: str) -> None:
-        """Return once it has said so."""
-        until(lambda: words in self.said, lambda: f"did not say {words!r}: {self.said[-2000:]}")
+        """Return once its output contains `words`."""
+        until(lambda: words in self.said, lambda: f"did not print {words!r}: {self.said[-2000:]}")
 
     def close(self) -> None:
         self.child.kill()
@@ -71,7 +71,7 @@ class Locust:
 
 @contextmanager
 def locusts(folder: Path, **each: tuple[str, ...]) -> Iterator[dict[str, Locust]]:
-    """Several of them by name, with their options; killed in the end."""
+    """Several Locust processes by name, with their options; killed at the end."""
     running: dict[str, Locust] = {}
     try:
         for name, options in each.items():
@@ -83,7 +83,7 @@ def locusts(folder: Path, **each: tuple[str, ...]) -> Iterator[dict[str, Locust]
 
 
 class Page:
-    """Locust's web page as a program uses it."""
+    """A client of Locust's web page."""
 
     def __init__(self, port: int) -> None:
         self._base = f"http://127.0.0.1:{port}"
@@ -99,9 +99,9 @@ class Page:
 
     @property
     def total(self) -> dict[str, Any]:
-        """The line of all requests, and the rest of what the page polls."""
-        told = self.get("/stats/requests")
-        return {**told, **told["stats"][-1]}
+        """The total of all requests, and the other fields that the page polls."""
+        stats = self.get("/stats/requests")
+        return {**stats, **stats["stats"][-1]}
 
 
 def until(holds: Callable[[], bool], why: Callable[[], str], patience_s: float = PATIENCE_S) -> None:

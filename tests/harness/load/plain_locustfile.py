@@ -1,4 +1,4 @@
-"""Locust as it is usually written: four users, each of whom waits for its answer; together 100 requests a second."""
+"""A usual locustfile, a closed loop: four users, each waiting for its answer, together send 100 requests per second."""
 
 from locust import FastHttpUser, constant_throughput, task
 

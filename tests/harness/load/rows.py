@@ -1,4 +1,4 @@
-"""Request rows by hand."""
+"""Hand-made request rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.scenario.model import Failure
 
 
 def rows_of(latency_s: object, rate_per_s: float = 100.0, start_s: float = 0.0) -> Rows:
-    """Good answers that took so long, due at equal distances, sent 1 ms late, with their first byte half-way."""
+    """Good answers with these latencies, due at equal intervals, sent 1 ms late, first byte at half the latency."""
     latency = np.asarray(latency_s, dtype=float)
     rows = np.zeros(len(latency), dtype=REQUEST)
     rows["number"] = np.arange(len(latency))
@@ -24,7 +24,7 @@ def rows_of(latency_s: object, rate_per_s: float = 100.0, start_s: float = 0.0) 
 
 
 def unsent(rows: Rows) -> Rows:
-    """Make rows into those of requests that were never sent."""
+    """Change rows into those of requests that were never sent."""
     rows["failure"] = Failure.NOT_SENT
     rows["status"] = 0
     for name in ("sent_s", "first_byte_s", "end_s"):

@@ -1,4 +1,4 @@
-"""The job file, and that reading it costs no patched interpreter."""
+"""The job file; reading it must not import gevent or Locust."""
 
 from __future__ import annotations
 

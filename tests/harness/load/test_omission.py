@@ -1,7 +1,7 @@
-"""Coordinated omission: a server that stands still for 2 s of 10 has slow answers for a fifth of its time.
+"""Coordinated omission: a server that stops for 2 s of 10 answers slowly for a fifth of its time.
 
-A closed loop asks nothing while it waits, and so hides that: each of its users sees a single slow answer. An open loop
-that counts from the intended time sees what users would have seen, and that can be computed.
+A closed loop sends nothing while it waits, which hides the stop: each of its users has a single slow answer. An open
+loop with latency from the intended time measures what users would have seen; its expected value can be computed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLAIN = Path(__file__).with_name("plain_locustfile.py")
 
 
 def p99_s(folder: Path, name: str) -> float:
-    """The 99th percentile as Locust's own statistics have it."""
+    """The 99th percentile in Locust's own statistics, in seconds."""
     (line,) = json.loads((folder / f"{name}.json").read_text())
     times = np.repeat(*(np.array(column) for column in zip(*line["response_times"].items(), strict=True)))
     return float(np.quantile(times.astype(float), 0.99)) / 1000.0
@@ -58,10 +58,10 @@ def test_the_99th_percentile_of_a_server_that_stops_for_two_seconds(tmp_path: Pa
     expected_s = float(np.quantile(np.where((wait_s > 0) & (wait_s < still_s), wait_s, 0.0), 0.99))
     rows = read_requests(out)
     recorded_s = float(np.quantile(rows["end_s"] - rows["intended_s"], 0.99))
-    told_s, plain_s = p99_s(tmp_path, "open"), p99_s(tmp_path, "plain")
-    print(f"p99: arithmetic {expected_s:.3f} s, records {recorded_s:.3f} s, Locust's page {told_s:.3f} s, ", end="")
+    locust_s, plain_s = p99_s(tmp_path, "open"), p99_s(tmp_path, "plain")
+    print(f"p99: arithmetic {expected_s:.3f} s, records {recorded_s:.3f} s, Locust's page {locust_s:.3f} s, ", end="")
     print(f"plain Locust {plain_s:.3f} s")
     assert np.quantile(rows["sent_s"] - rows["intended_s"], 0.99) < STILL_S / 4  # it sent while it waited for answers
     assert recorded_s == pytest.approx(expected_s, rel=0.1)
-    assert told_s == pytest.approx(expected_s, rel=0.1)
+    assert locust_s == pytest.approx(expected_s, rel=0.1)
     assert plain_s < expected_s / 4

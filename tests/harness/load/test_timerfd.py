@@ -1,4 +1,4 @@
-"""The timer itself: never early, told once, forgets what it was set to before."""
+"""The timer: never early, reports an expiry once, and a new setting replaces the old one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request looks like on the wire, and what its answer's tag says."""
+"""HTTP form of requests, and the tag in their answers."""
 
 from __future__ import annotations
 
@@ -215,14 +215,14 @@ def test_one_arrival_of_each_form() -> None:
 # --- sessions and blocks ------------------------------------------------------------------------------------
 
 
-def talk() -> list[Arrival]:
+def conversation() -> list[Arrival]:
     """Six turns of one session."""
     content = Content(prompt=Fixed(20), output=Fixed(7), sessions=Sessions(1, 6))
     return [a for a in draw(Load((Stream("talk", 0.0, 1.0, 7, content=content),)), 1) if a.session == 1]
 
 
 def test_the_prompt_of_a_turn_begins_with_all_before_it() -> None:
-    turns = talk()
+    turns = conversation()
     requests = [request_of(turn, "header:x-model-id", SEED, NONCE, "http") for turn in turns]
     prompts = [str(body_of(request)["prompt"]) for request in requests]
     assert len(prompts) == 6
@@ -238,15 +238,15 @@ def test_the_prompt_of_a_turn_begins_with_all_before_it() -> None:
 
 
 def test_a_chat_repeats_what_was_said() -> None:
-    turns = [body_of(request_of(turn, "header:x-model-id", SEED, NONCE, "chat"))["messages"] for turn in talk()]
+    turns = [body_of(request_of(turn, "header:x-model-id", SEED, NONCE, "chat"))["messages"] for turn in conversation()]
     for number, messages in enumerate(turns):
         assert [message["role"] for message in messages] == ["user", "assistant"] * number + ["user"]
         lengths = [len(message["content"].split()) for message in messages]
         assert lengths == [20, 7] * number + [20]
     for one, following in itertools.pairwise(turns):
         assert following[: len(one) - 1] == one[:-1]
-        asked = one[-1]["content"]
-        assert following[len(one) - 1]["content"].startswith(asked[: asked.index("#sy-")])
+        text = one[-1]["content"]
+        assert following[len(one) - 1]["content"].startswith(text[: text.index("#sy-")])
 
 
 def test_a_turn_that_adds_nothing_or_one_word_is_its_tag() -> None:

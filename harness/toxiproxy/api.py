@@ -22,13 +22,13 @@ from harness.toxiproxy.metrics import MEDIA_TYPE, ProxyMetrics
 from harness.toxiproxy.proxy import Proxy
 from harness.toxiproxy.registry import ProxyRequest, Registry
 from harness.toxiproxy.stage import DOWNSTREAM, UPSTREAM, Toxic
-from harness.toxiproxy.toxics import STAGES
+from harness.toxiproxy.toxics import TOXIC_TYPES
 from harness.toxiproxy.wire import ApiError
 
 VERSION = "2.12.0"  # the release whose protocol this is
 REQUEST_ID_ALPHABET = "0123456789abcdefghijklmnopqrstuv"
 ANY_METHOD = "*"
-READ_S = 15.0
+BODY_TIMEOUT_S = 15.0
 """Time limit in seconds for a request body after its head (as Toxiproxy)."""
 
 Handler = Callable[..., Awaitable[web.Response]]
@@ -40,12 +40,14 @@ class ControlApi:
     Args:
         registry: the proxies.
         metrics: content of /metrics; None disables the path.
-        read_s: time limit for a request body, in seconds.
+        body_timeout_s: time limit for a request body, in seconds.
     """
 
-    def __init__(self, registry: Registry, metrics: ProxyMetrics | None = None, read_s: float = READ_S) -> None:
+    def __init__(
+        self, registry: Registry, metrics: ProxyMetrics | None = None, body_timeout_s: float = BODY_TIMEOUT_S
+    ) -> None:
         self._registry = registry
-        self._read_s = read_s
+        self._body_timeout_s = body_timeout_s
         # A `*` matches one path segment, which is passed to the handler.
         self._routes: dict[tuple[str, ...], dict[str, Handler]] = {
             ("version",): {"GET": self._version},
@@ -74,13 +76,13 @@ class ControlApi:
     async def handle(self, request: web.BaseRequest) -> web.Response:
         """Route a request: path first, then method, then user agent, as Toxiproxy does."""
         path = unquote(request.raw_path.partition("?")[0])
-        if not _may_be_expected(request):
+        if not _is_supported_expectation(request):
             return web.Response(status=417, headers={"Connection": "close"})
-        clean = _clean(path)
-        if clean != path:
-            return web.Response(status=301, headers={"Location": quote(clean)})
+        normalised = _normalised_path(path)
+        if normalised != path:
+            return web.Response(status=301, headers={"Location": quote(normalised)})
         segments = tuple(path.split("/")[1:])
-        methods = self._methods(segments)
+        methods = self._route_methods(segments)
         if methods is None:
             return _plain(404, "404 page not found\n")
         handler = methods.get(request.method) or methods.get(ANY_METHOD)
@@ -93,7 +95,7 @@ class ControlApi:
         response.headers["X-Toxiproxy-Request-Id"] = "".join(random.choices(REQUEST_ID_ALPHABET, k=20))
         return response
 
-    def _methods(self, segments: tuple[str, ...]) -> dict[str, Handler] | None:
+    def _route_methods(self, segments: tuple[str, ...]) -> dict[str, Handler] | None:
         if "" in segments:
             return None
         pattern = tuple("*" if index % 2 else segment for index, segment in enumerate(segments))
@@ -114,7 +116,7 @@ class ControlApi:
         Sends 100 Continue to a client that waits for it (curl with more than 1 MiB).
         """
         try:
-            async with asyncio.timeout(self._read_s):
+            async with asyncio.timeout(self._body_timeout_s):
                 if "Expect" in request.headers and request.can_read_body and request.version >= HttpVersion11:
                     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                     request.writer.output_size = 0  # not part of the answer: an error can still be sent
@@ -137,13 +139,13 @@ class ControlApi:
 
     async def _list(self, request: web.BaseRequest) -> web.Response:
         proxies = sorted(self._registry.proxies.values(), key=lambda proxy: proxy.name)
-        shown = (f"{wire.text_json(proxy.name)}:{wire.proxy_json(proxy)}" for proxy in proxies)
-        return _json(200, f"{{{','.join(shown)}}}")
+        encoded = (f"{wire.text_json(proxy.name)}:{wire.proxy_json(proxy)}" for proxy in proxies)
+        return _json(200, f"{{{','.join(encoded)}}}")
 
     async def _create(self, request: web.BaseRequest) -> web.Response:
-        wish = _read_wish(wire.read_fields(wire.read_value(await request.read())))
-        _check_wish(wish)
-        return _json(201, wire.proxy_json(await self._registry.create(wish)))
+        proxy_request = _read_proxy_request(wire.read_fields(wire.read_value(await request.read())))
+        _check_proxy_request(proxy_request)
+        return _json(201, wire.proxy_json(await self._registry.create(proxy_request)))
 
     async def _show(self, request: web.BaseRequest, name: str) -> web.Response:
         return _json(200, wire.proxy_json(self._registry.find(name)))
@@ -165,14 +167,14 @@ class ControlApi:
         return web.Response(status=204)
 
     async def _populate(self, request: web.BaseRequest) -> web.Response:
-        done: list[Proxy] = []
+        matching: list[Proxy] = []
         try:
-            await self._registry.populate(read_wishes(await request.read()), done)
+            await self._registry.populate(read_proxy_requests(await request.read()), matching)
         except (ApiError, ListenError) as error:
             status = error.status if isinstance(error, ApiError) else 500
             text = wire.text_json(str(error))
-            return _json(status, f'{{"error":{text},"status":{status},"proxies":{wire.proxies_json(done)}}}')
-        return _json(201, f'{{"proxies":{wire.proxies_json(done)}}}')
+            return _json(status, f'{{"error":{text},"status":{status},"proxies":{wire.proxies_json(matching)}}}')
+        return _json(201, f'{{"proxies":{wire.proxies_json(matching)}}}')
 
     async def _reset(self, request: web.BaseRequest) -> web.Response:
         await self._registry.reset()
@@ -197,7 +199,7 @@ class ControlApi:
         body = await request.read()
         proxy = self._registry.find(name)
         toxic = _find_toxic(proxy, toxic_name)
-        _change_toxic(toxic, wire.read_fields(wire.read_value(body)))
+        _merge_update(toxic, wire.read_fields(wire.read_value(body)))
         proxy.toxic_updated(toxic)
         return _json(200, wire.toxic_json(toxic))
 
@@ -222,7 +224,7 @@ class ControlApi:
 # Requests.
 
 
-def read_wishes(body: bytes) -> list[ProxyRequest]:
+def read_proxy_requests(body: bytes) -> list[ProxyRequest]:
     """The proxies requested by a /populate body or a configuration file.
 
     Raises:
@@ -231,13 +233,13 @@ def read_wishes(body: bytes) -> list[ProxyRequest]:
     value = wire.read_value(body)
     if value is not None and not isinstance(value, list):
         raise wire.bad_body("must be an array of proxies")
-    wishes = [_read_wish(wire.read_fields(entry, "a proxy")) for entry in value or []]
-    for number, wish in enumerate(wishes, start=1):
-        _check_wish(wish, f" at proxy {number}")
-    return wishes
+    proxy_requests = [_read_proxy_request(wire.read_fields(entry, "a proxy")) for entry in value or []]
+    for number, proxy_request in enumerate(proxy_requests, start=1):
+        _check_proxy_request(proxy_request, f" at proxy {number}")
+    return proxy_requests
 
 
-def _read_wish(fields: dict[str, object]) -> ProxyRequest:
+def _read_proxy_request(fields: dict[str, object]) -> ProxyRequest:
     return ProxyRequest(
         name=wire.text_field(fields, "name"),
         listen=wire.text_field(fields, "listen"),
@@ -246,10 +248,10 @@ def _read_wish(fields: dict[str, object]) -> ProxyRequest:
     )
 
 
-def _check_wish(wish: ProxyRequest, where: str = "") -> None:
-    if not wish.name:
+def _check_proxy_request(proxy_request: ProxyRequest, where: str = "") -> None:
+    if not proxy_request.name:
         raise ApiError(400, f"missing required field: name{where}")
-    if not wish.upstream:
+    if not proxy_request.upstream:
         raise ApiError(400, f"missing required field: upstream{where}")
 
 
@@ -262,38 +264,38 @@ def _read_toxic(fields: dict[str, object], proxy: Proxy) -> Toxic:
     attributes = wire.read_fields(fields.get("attributes"), "attributes")
     if stream.lower() not in (UPSTREAM, DOWNSTREAM):
         raise ApiError(400, "stream was invalid, can be either upstream or downstream")
-    if kind not in STAGES:
+    if kind not in TOXIC_TYPES:
         raise ApiError(400, "invalid toxic type")
     if name in proxy.toxics:
         raise ApiError(409, "toxic already exists")
-    names = STAGES[kind].attribute_names
+    names = TOXIC_TYPES[kind].attribute_names
     merged, error = wire.read_attributes(attributes, names, dict.fromkeys(names, 0))
     if error is not None:
         raise error
-    _refuse_crashing(kind, merged)
+    _reject_crashing_attributes(kind, merged)
     return Toxic(name, kind, stream, toxicity, merged)
 
 
-def _change_toxic(toxic: Toxic, fields: dict[str, object]) -> None:
+def _merge_update(toxic: Toxic, fields: dict[str, object]) -> None:
     """Merge an update into a toxic. As with Toxiproxy, valid attributes apply even if another one is invalid."""
     toxicity = wire.float32_field(fields, "toxicity", toxic.toxicity)
     attributes = wire.read_fields(fields.get("attributes"), "attributes")
-    names = STAGES[toxic.type].attribute_names
+    names = TOXIC_TYPES[toxic.type].attribute_names
     merged, error = wire.read_attributes(attributes, names, toxic.attributes)
-    _refuse_crashing(toxic.type, merged)
+    _reject_crashing_attributes(toxic.type, merged)
     toxic.attributes = merged
     if error is not None:
         raise error
     toxic.toxicity = toxicity
 
 
-def _refuse_crashing(kind: str, attributes: dict[str, int]) -> None:
-    refusal = STAGES[kind].refusal(attributes)
+def _reject_crashing_attributes(kind: str, attributes: dict[str, int]) -> None:
+    refusal = TOXIC_TYPES[kind].refusal(attributes)
     if refusal is not None:
         raise wire.bad_body(refusal)
 
 
-def _may_be_expected(request: web.BaseRequest) -> bool:
+def _is_supported_expectation(request: web.BaseRequest) -> bool:
     """Whether the only expectation of a request, if any, is 100-continue."""
     return request.headers.get("Expect", "100-continue").lower() == "100-continue"
 
@@ -304,10 +306,10 @@ def _find_toxic(proxy: Proxy, name: str) -> Toxic:
     return proxy.toxics[name]
 
 
-def _clean(path: str) -> str:
+def _normalised_path(path: str) -> str:
     """Normalise a path: no doubled slashes or dots; a trailing slash stays."""
-    clean = posixpath.normpath("/" + path.lstrip("/"))
-    return clean + "/" if path.endswith("/") and clean != "/" else clean
+    normalised = posixpath.normpath("/" + path.lstrip("/"))
+    return normalised + "/" if path.endswith("/") and normalised != "/" else normalised
 
 
 # Responses.

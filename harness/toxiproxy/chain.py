@@ -7,7 +7,7 @@ from random import Random
 
 from harness.toxiproxy.connection_log import CloseCause
 from harness.toxiproxy.stage import Chunk, Outlet, Toxic, ToxicLink
-from harness.toxiproxy.toxics import STAGES
+from harness.toxiproxy.toxics import TOXIC_TYPES
 
 CHUNK_BYTES = 32768  # Toxiproxy's read size; the byte and time patterns of its toxics depend on it
 
@@ -60,7 +60,7 @@ class Chain:
 
     def append(self, toxic: Toxic, now_s: float) -> None:
         """Add a toxic nearest the destination; data held by the stage before it bypasses it at once."""
-        stage = STAGES[toxic.type](toxic, self._sink, self._random, now_s)
+        stage = TOXIC_TYPES[toxic.type](toxic, self._sink, self._random, now_s)
         if self.stages:
             self.stages[-1].interrupt(now_s)
             self.stages[-1].output = stage

@@ -19,7 +19,7 @@ import requests
 import toxiproxy.api
 from toxiproxy.exceptions import InvalidToxic, NotFound, ProxyExists
 
-from harness.toxiproxy.toxics import STAGES
+from harness.toxiproxy.toxics import TOXIC_TYPES
 
 NAME = re.compile(r"[A-Za-z0-9_.-]+")  # the library does not quote names in URLs
 ADVICE = {
@@ -354,15 +354,15 @@ def _check_name(name: str) -> None:
 
 def _check_attributes(type: str, attributes: Mapping[str, int]) -> None:
     """Refuse values that the server would refuse or silently ignore, or that crash a real Toxiproxy."""
-    if type not in STAGES:
-        raise FaultProxyError(f"toxic type: saw {type!r}, expected one of {', '.join(STAGES)}; check its spelling")
-    known = STAGES[type].attribute_names
+    if type not in TOXIC_TYPES:
+        raise FaultProxyError(f"toxic type: saw {type!r}, expected one of {', '.join(TOXIC_TYPES)}; check its spelling")
+    known = TOXIC_TYPES[type].attribute_names
     for attribute, value in attributes.items():
         if attribute not in known:
             expected = ", ".join(known) or "none"
             raise FaultProxyError(f"{type}: saw attribute {attribute!r}, expected {expected}; check its spelling")
         if isinstance(value, bool) or not isinstance(value, int):
             raise FaultProxyError(f"{type}: saw {attribute}={value!r}, expected an integer; round it")
-    refusal = STAGES[type].refusal({**dict.fromkeys(known, 0), **attributes})
+    refusal = TOXIC_TYPES[type].refusal({**dict.fromkeys(known, 0), **attributes})
     if refusal is not None:
         raise FaultProxyError(f"{type}: saw {dict(attributes)}, but {refusal}; it would crash a real Toxiproxy")

@@ -50,22 +50,22 @@ class Registry:
             raise ApiError(404, "proxy not found")
         return self.proxies[name]
 
-    async def create(self, wish: ProxyRequest) -> Proxy:
+    async def create(self, request: ProxyRequest) -> Proxy:
         """Add a new proxy and start it if requested; a failure leaves nothing behind.
 
         Raises:
             ApiError: 409 if the name exists.
             ListenError: it can't listen there.
         """
-        if wish.name in self.proxies:
+        if request.name in self.proxies:
             raise ApiError(409, "proxy already exists")
-        address = await _address_if_started(wish)
-        if wish.name in self.proxies:  # created by another call during address resolution
+        address = await _address_if_started(request)
+        if request.name in self.proxies:  # created by another call during address resolution
             raise ApiError(409, "proxy already exists")
-        proxy = self._new(wish)
+        proxy = self._new_proxy(request)
         if address is not None:
             proxy.start(address)
-        self.proxies[wish.name] = proxy
+        self.proxies[request.name] = proxy
         return proxy
 
     async def update(self, proxy: Proxy, listen: str, upstream: str, enabled: bool) -> None:
@@ -77,7 +77,7 @@ class Registry:
         """
         address = await resolve_listen(listen)
         moved = listen != proxy.listen and address != await resolve_listen(proxy.listen)
-        self._check_still_there(proxy)
+        self._check_not_deleted(proxy)
         if moved or upstream != proxy.upstream:
             proxy.stop()
             proxy.listen, proxy.upstream = listen, upstream
@@ -95,34 +95,34 @@ class Registry:
         proxy.stop()
         await proxy.settled()
 
-    async def populate(self, wishes: Sequence[ProxyRequest], done: list[Proxy]) -> None:
+    async def populate(self, requests: Sequence[ProxyRequest], matching: list[Proxy]) -> None:
         """Create or replace proxies in order, until one fails; existing proxies that match are left untouched.
 
         Args:
-            wishes: the requested proxies, already checked.
-            done: receives each proxy that now matches its request.
+            requests: the requested proxies, already checked.
+            matching: receives each proxy that now matches its request.
 
         Raises:
             ListenError: one failed to listen; a proxy that it should have replaced stays, disabled.
         """
-        for wish in wishes:
-            old = self.proxies.get(wish.name)
-            if old is None:
-                done.append(await self.create(wish))
+        for request in requests:
+            existing = self.proxies.get(request.name)
+            if existing is None:
+                matching.append(await self.create(request))
                 continue
-            address = await resolve_listen(wish.listen)
-            unchanged = wish.upstream == old.upstream and address == await resolve_listen(old.listen)
-            self._check_still_there(old)
+            address = await resolve_listen(request.listen)
+            unchanged = request.upstream == existing.upstream and address == await resolve_listen(existing.listen)
+            self._check_not_deleted(existing)
             if unchanged:
-                done.append(old)
+                matching.append(existing)
                 continue
-            old.stop()
-            proxy = self._new(wish)
-            if wish.enabled:
+            existing.stop()
+            proxy = self._new_proxy(request)
+            if request.enabled:
                 proxy.start(address)
-            self.proxies[wish.name] = proxy
-            await old.settled()
-            done.append(proxy)
+            self.proxies[request.name] = proxy
+            await existing.settled()
+            matching.append(proxy)
 
     async def reset(self) -> None:
         """Start every proxy and remove all toxics.
@@ -132,7 +132,7 @@ class Registry:
         """
         for proxy in list(self.proxies.values()):
             address = await resolve_listen(proxy.listen)
-            self._check_still_there(proxy)
+            self._check_not_deleted(proxy)
             proxy.start(address)
             for toxic in proxy.listed_toxics():
                 proxy.remove_toxic(toxic)
@@ -142,15 +142,15 @@ class Registry:
         for proxy in list(self.proxies.values()):
             await self.delete(proxy)
 
-    def _check_still_there(self, proxy: Proxy) -> None:
+    def _check_not_deleted(self, proxy: Proxy) -> None:
         """Check that a proxy was not deleted during address resolution; such a proxy must not be started."""
         if self.find(proxy.name) is not proxy:
             raise ApiError(404, "proxy not found")
 
-    def _new(self, wish: ProxyRequest) -> Proxy:
-        return Proxy(wish.name, wish.listen, wish.upstream, self.log, self.traffic, self._random)
+    def _new_proxy(self, request: ProxyRequest) -> Proxy:
+        return Proxy(request.name, request.listen, request.upstream, self.log, self.traffic, self._random)
 
 
-async def _address_if_started(wish: ProxyRequest) -> str | None:
+async def _address_if_started(request: ProxyRequest) -> str | None:
     """The address to listen on, or None for a disabled proxy, whose `listen` is not resolved."""
-    return await resolve_listen(wish.listen) if wish.enabled else None
+    return await resolve_listen(request.listen) if request.enabled else None

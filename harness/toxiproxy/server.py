@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from harness.toxiproxy.address import LOOPBACK, ListenError, bound_address, join_address, listen_on, resolve_listen
-from harness.toxiproxy.api import ControlApi, read_wishes
+from harness.toxiproxy.api import ControlApi, read_proxy_requests
 from harness.toxiproxy.metrics import ProxyMetrics
 from harness.toxiproxy.registry import ProxyRequest, Registry
 from harness.toxiproxy.wire import ApiError
@@ -58,10 +58,10 @@ def run_server(options: ServerOptions) -> None:
     Raises:
         StartError: the port is in use, or the configuration is invalid.
     """
-    wishes = [] if options.config is None else _read_config(options.config)
+    proxy_requests = [] if options.config is None else _read_config(options.config)
     _raise_descriptor_limit()
     try:
-        asyncio.run(_serve(options, wishes))
+        asyncio.run(_serve(options, proxy_requests))
     except KeyboardInterrupt:  # before the signal handlers were installed
         return
 
@@ -72,7 +72,7 @@ def control_server(api: ControlApi, idle_s: float = IDLE_S) -> web.Server:
     Bodies are not decoded, whatever their Content-Encoding (as Toxiproxy).
     """
     logger = logging.getLogger(__name__)
-    logger.addFilter(_not_the_clients_fault)
+    logger.addFilter(_is_server_error)
     return web.Server(
         api.handle,
         access_log=None,
@@ -83,14 +83,14 @@ def control_server(api: ControlApi, idle_s: float = IDLE_S) -> web.Server:
     )
 
 
-def _not_the_clients_fault(record: logging.LogRecord) -> bool:
+def _is_server_error(record: logging.LogRecord) -> bool:
     """Whether to log an error: not for invalid HTTP of a client, which gets a 400."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def _read_config(path: Path) -> list[ProxyRequest]:
     try:
-        return read_wishes(path.read_bytes())
+        return read_proxy_requests(path.read_bytes())
     except OSError as error:
         raise StartError(f"can't read --config {path}: {error.strerror}; check the path") from None
     except ApiError as error:
@@ -103,7 +103,7 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve(options: ServerOptions, wishes: list[ProxyRequest]) -> None:
+async def _serve(options: ServerOptions, proxy_requests: list[ProxyRequest]) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,7 +111,7 @@ async def _serve(options: ServerOptions, wishes: list[ProxyRequest]) -> None:
     registry = Registry(options.seed)
     listener = await _listen(options.host, options.port)
     try:
-        await _configure(registry, wishes)
+        await _create_configured_proxies(registry, proxy_requests)
         http = control_server(ControlApi(registry, _metrics(options, registry)))
         server = await loop.create_server(http, sock=listener)
         # Objects loaded so far live as long as the process: exclude them from garbage collection.
@@ -141,8 +141,8 @@ async def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-async def _configure(registry: Registry, wishes: list[ProxyRequest]) -> None:
+async def _create_configured_proxies(registry: Registry, proxy_requests: list[ProxyRequest]) -> None:
     try:
-        await registry.populate(wishes, [])
+        await registry.populate(proxy_requests, [])
     except (ApiError, ListenError) as error:
         raise StartError(f"can't start the proxies of --config: {error}; correct the file or free the port") from None

@@ -265,7 +265,7 @@ class LimitDataToxic(ToxicLink):
         self.finish_with_source()
 
 
-STAGES: dict[str, type[ToxicLink]] = {
+TOXIC_TYPES: dict[str, type[ToxicLink]] = {
     "noop": NoopToxic,
     "latency": LatencyToxic,
     "bandwidth": BandwidthToxic,

@@ -73,7 +73,7 @@ def test_a_slow_head_is_cut_off(sent: bytes) -> None:
 
 def test_a_slow_body_is_cut_off() -> None:
     sent = b"POST /populate HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n"
-    assert b" 400 " in drip(sent, b" ", read_s=0.3).partition(b"\r\n")[0]
+    assert b" 400 " in drip(sent, b" ", body_timeout_s=0.3).partition(b"\r\n")[0]
 
 
 def test_a_client_that_leaves_within_its_body_is_forgotten(server: ServerProcess) -> None:
@@ -82,12 +82,12 @@ def test_a_client_that_leaves_within_its_body_is_forgotten(server: ServerProcess
     assert rig.ask(server.port, "GET", "/version")[0] == 200
 
 
-def drip(head: bytes, more: bytes, idle_s: float = 60.0, read_s: float = 60.0) -> bytes:
+def drip(head: bytes, more: bytes, idle_s: float = 60.0, body_timeout_s: float = 60.0) -> bytes:
     """What a server with these limits answers to one that starts a request and then sends a little at a time."""
 
     async def converse() -> bytes:
         loop = asyncio.get_running_loop()
-        http_server = control_server(ControlApi(Registry(), read_s=read_s), idle_s)
+        http_server = control_server(ControlApi(Registry(), body_timeout_s=body_timeout_s), idle_s)
         listener = await loop.create_server(http_server, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

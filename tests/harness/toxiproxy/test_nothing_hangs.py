@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from harness.toxiproxy.client import FaultProxy
-from harness.toxiproxy.toxics import STAGES
+from harness.toxiproxy.toxics import TOXIC_TYPES
 from tests.harness.toxiproxy import rig
 from tests.harness.toxiproxy.rig import Backend, ServerProcess
 
@@ -20,7 +20,7 @@ SOON_S = 3.0  # "at once", on a busy machine
 VALUES = {"average_size": 1000, "rate": 1, "bytes": 1 << 40, "latency": 10, "timeout": 60_000, "delay": 10}
 
 
-@pytest.mark.parametrize("kind", STAGES)
+@pytest.mark.parametrize("kind", TOXIC_TYPES)
 def test_no_change_waits_for_a_reader(behind: Behind, proxy: FaultProxy, kind: str) -> None:
     stuck = threading.Event()
 
@@ -33,7 +33,7 @@ def test_no_change_waits_for_a_reader(behind: Behind, proxy: FaultProxy, kind: s
                 stuck.set()
 
     _, port = behind(flood)
-    attributes = {name: value for name, value in VALUES.items() if name in STAGES[kind].attribute_names}
+    attributes = {name: value for name, value in VALUES.items() if name in TOXIC_TYPES[kind].attribute_names}
     with rig.connect(port) as reads_nothing:
         assert stuck.wait(rig.LONG_S), "the flood to fill every buffer"
         start_s = time.monotonic()

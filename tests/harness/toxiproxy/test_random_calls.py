@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from harness.toxiproxy.client import FaultProxy
-from harness.toxiproxy.toxics import STAGES
+from harness.toxiproxy.toxics import TOXIC_TYPES
 from tests.harness.toxiproxy import rig
 from tests.harness.toxiproxy.rig import GARBAGE, Backend, ServerProcess
 
@@ -38,7 +38,7 @@ class Caller:
         """Method, path and body."""
         draw = self._random
         proxy = f"/proxies/{draw.choice(self.NAMES)}"
-        toxic = f"{proxy}/toxics/{draw.choice(tuple(STAGES))}_{draw.choice(('upstream', 'downstream'))}"
+        toxic = f"{proxy}/toxics/{draw.choice(tuple(TOXIC_TYPES))}_{draw.choice(('upstream', 'downstream'))}"
         match draw.randrange(16):
             case 0:
                 return (
@@ -87,7 +87,7 @@ class Caller:
     def _toxic(self) -> dict[str, Any]:
         draw = self._random
         return {
-            "type": draw.choice(tuple(STAGES)),
+            "type": draw.choice(tuple(TOXIC_TYPES)),
             "stream": draw.choice(("upstream", "downstream", "upstream", "downstream", "sideways")),
             "toxicity": self._toxicity(),
             "attributes": self._attributes(),
@@ -97,7 +97,7 @@ class Caller:
         return self._random.choice((0, 0.5, 1, 1, 1, -1, 2.5, 1e39, "x"))
 
     def _attributes(self) -> Mapping[str, object]:
-        names = {name for stage in STAGES.values() for name in stage.attribute_names}
+        names = {name for stage in TOXIC_TYPES.values() for name in stage.attribute_names}
         if self._random.random() < 0.7:  # usable ones, or hardly any toxic would come about
             return {name: self._random.choice((1, 5, 50, 2000)) for name in sorted(names)} | {"size_variation": 0}
         return {name: self._random.choice(self.NUMBERS) for name in sorted(names)}

@@ -9,12 +9,12 @@ import pytest
 from harness.toxiproxy.chain import CHUNK_BYTES, Chain
 from harness.toxiproxy.connection_log import CloseCause
 from harness.toxiproxy.stage import Toxic
-from harness.toxiproxy.toxics import STAGES
+from harness.toxiproxy.toxics import TOXIC_TYPES
 from tests.harness.toxiproxy.rig import Sink
 
 
 def toxic(kind: str, toxicity: float = 1.0, **attributes: int) -> Toxic:
-    complete = {**dict.fromkeys(STAGES[kind].attribute_names, 0), **attributes}
+    complete = {**dict.fromkeys(TOXIC_TYPES[kind].attribute_names, 0), **attributes}
     return Toxic(f"{kind}_downstream", kind, "downstream", toxicity, complete)
 
 
@@ -384,6 +384,6 @@ def test_a_limit_lowered_below_the_count_acts_at_the_next_chunk() -> None:
 # What is refused.
 
 
-@pytest.mark.parametrize("kind", sorted(set(STAGES) - {"slicer"}))
+@pytest.mark.parametrize("kind", sorted(set(TOXIC_TYPES) - {"slicer"}))
 def test_all_other_toxics_can_be_had_without_attributes(kind: str) -> None:
-    assert STAGES[kind].refusal(dict.fromkeys(STAGES[kind].attribute_names, 0)) is None
+    assert TOXIC_TYPES[kind].refusal(dict.fromkeys(TOXIC_TYPES[kind].attribute_names, 0)) is None

@@ -23,13 +23,13 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 seconds
 
 
 class Endpoint(asyncio.Protocol):
-    """One socket of a connection: the source of the link `reads` and the destination of the link `writes`."""
+    """One socket of a connection: the source of `link_from` and the destination of `link_to`."""
 
     def __init__(self, connection: ProxiedConnection, cause: CloseCause) -> None:
         self._connection = connection
         self.cause = cause
-        self.reads: ProxyLink
-        self.writes: ProxyLink
+        self.link_from: ProxyLink
+        self.link_to: ProxyLink
         self.transport: asyncio.Transport | None = None
         self.lost = False
         self._closing_when_written = False
@@ -38,30 +38,30 @@ class Endpoint(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.pause_reading()  # until the other side is connected: there is no destination for the data yet
-        self._connection.endpoint_made()
+        self._connection.endpoint_connected()
 
     def data_received(self, data: bytes) -> None:
-        self.reads.receive(data)
+        self.link_from.receive(data)
 
     def eof_received(self) -> bool:
-        self.reads.source_ended(self.cause)
+        self.link_from.source_ended(self.cause)
         return True  # the chain closes it
 
     def pause_writing(self) -> None:
-        self.writes.set_blocked(True)
+        self.link_to.set_blocked(True)
 
     def resume_writing(self) -> None:
         if self._closing_when_written:
-            self._close_soon()
+            self._schedule_close()
         else:
-            self.writes.set_blocked(False)
+            self.link_to.set_blocked(False)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
-        if not self.writes.ended:  # not closed by us: its peer reset it
-            self._connection.note_ending(self.cause)
-            self.writes.destination_lost()
-        self.reads.source_ended(self.cause)
+        if not self.link_to.ended:  # not closed by us: its peer reset it
+            self._connection.record_cause(self.cause)
+            self.link_to.destination_lost()
+        self.link_from.source_ended(self.cause)
         self._connection.endpoint_lost()
 
     def close_when_written(self) -> None:
@@ -71,9 +71,9 @@ class Endpoint(asyncio.Protocol):
         self._closing_when_written = True
         self.transport.set_write_buffer_limits(high=0)  # resume_writing now comes at an empty buffer
         if self.transport.get_write_buffer_size() == 0:
-            self._close_soon()
+            self._schedule_close()
 
-    def _close_soon(self) -> None:
+    def _schedule_close(self) -> None:
         # Deferred: this may run inside resume_writing, where closing a transport reports its loss twice.
         if self.transport is not None:
             asyncio.get_running_loop().call_soon(self.transport.close)
@@ -86,14 +86,14 @@ class ProxyLink:
         self._connection = connection
         self._source = source
         self._destination = destination
-        source.reads = destination.writes = self
+        source.link_from = destination.link_to = self
         self.chain = Chain((), self, connection.random, 0.0)
         self._entry = connection.entry
         self._direction = direction
         self.received_bytes = 0
         self.lost_data = False
         self.ended = False
-        self._source_over = False
+        self._source_has_ended = False
         self._blocked = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -116,8 +116,8 @@ class ProxyLink:
 
     def source_ended(self, cause: CloseCause) -> None:
         """The source has ended or disconnected."""
-        if not self._source_over:
-            self._source_over = True
+        if not self._source_has_ended:
+            self._source_has_ended = True
             self.chain.end(cause)
             self.pump(time.monotonic())
 
@@ -135,7 +135,7 @@ class ProxyLink:
         """As `Outlet`: close the destination."""
         if not self.ended:
             self.ended = True
-            self._connection.note_ending(cause)
+            self._connection.record_cause(cause)
             self._destination.close_when_written()
 
     def _write(self, data: bytes) -> None:
@@ -166,9 +166,9 @@ class ProxyLink:
             return
         wake_s = self.chain.run(now_s)
         if wake_s is not None:
-            self._wake_at(wake_s)
+            self._schedule_run(wake_s)
         source = self._source.transport
-        if source is not None and not self._source_over:
+        if source is not None and not self._source_has_ended:
             if self.chain.entrance.has_room():
                 source.resume_reading()
             else:
@@ -180,13 +180,13 @@ class ProxyLink:
             self._timer.cancel()
             self._timer = None
 
-    def _wake_at(self, wake_s: float) -> None:
+    def _schedule_run(self, wake_s: float) -> None:
         # A timer that fires early is set again: cheaper than one timer per chunk.
         if self._timer is None or wake_s < self._timer.when():
             self.stop_timer()
-            self._timer = asyncio.get_running_loop().call_at(wake_s, self._wake)
+            self._timer = asyncio.get_running_loop().call_at(wake_s, self._run_scheduled)
 
-    def _wake(self) -> None:
+    def _run_scheduled(self) -> None:
         self._timer = None
         self.pump(time.monotonic())
 
@@ -229,9 +229,9 @@ class ProxiedConnection:
             await loop.create_connection(lambda: self._server, host or "localhost", int(port))
             await loop.connect_accepted_socket(lambda: self._client, client)
         except (OSError, ValueError, OverflowError):
-            self.note_ending(CloseCause.DIAL_FAILED)
+            self.record_cause(CloseCause.DIAL_FAILED)
 
-    def dialled(self, client: socket.socket) -> None:
+    def dial_finished(self, client: socket.socket) -> None:
         """Handle the end of the dial. If it failed or was cancelled, the client is closed.
 
         The client then sees an end, or a reset if it had sent data (Toxiproxy 2.12 behaviour).
@@ -240,40 +240,42 @@ class ProxiedConnection:
             client.close()
             self.drop(CloseCause.DIAL_FAILED)
 
-    def endpoint_made(self) -> None:
+    def endpoint_connected(self) -> None:
         """One side is connected; data flows once both are."""
         client, server = self._client.transport, self._server.transport
         if client is None or server is None:
             return
         self.started = True
-        chains = {direction: self._toxics(direction) for direction in self.links}
+        toxics = {direction: self._toxics(direction) for direction in self.links}
         for transport in (client, server):
             peer = transport.get_extra_info("socket")
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if any(toxic.type == "reset_peer" for toxics in chains.values() for toxic in toxics):
+            if any(toxic.type == "reset_peer" for in_direction in toxics.values() for toxic in in_direction):
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         now_s = time.monotonic()
         for direction, link in self.links.items():
-            link.start(chains[direction], now_s)
+            link.start(toxics[direction], now_s)
 
-    def note_ending(self, cause: CloseCause) -> None:
+    def record_cause(self, cause: CloseCause) -> None:
         """Record why the connection ends; only the first cause counts."""
         if self.entry.ended is None:
             self.entry.ended = cause
 
     def drop(self, cause: CloseCause) -> None:
         """Close both sockets now; buffered data is lost."""
-        self.note_ending(cause)
+        self.record_cause(cause)
         endpoints = (self._client, self._server)
         for endpoint in endpoints:
-            endpoint.writes.ended = True
+            endpoint.link_to.ended = True
             if endpoint.transport is not None:
                 endpoint.transport.abort()
         self.endpoint_lost()
 
     def endpoint_lost(self) -> None:
         """A socket is closed; the connection is finished once both are."""
-        still_open = any(end.transport is not None and not end.lost for end in (self._client, self._server))
+        still_open = any(
+            endpoint.transport is not None and not endpoint.lost for endpoint in (self._client, self._server)
+        )
         if self.finished or still_open:
             return
         self.finished = True

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-CONNECTIONS_KEPT = 100_000
+MAX_ENTRIES = 100_000
 
 
 class CloseCause(StrEnum):
@@ -43,11 +43,11 @@ class ConnectionLog:
     """The connections of all proxies, oldest first, bounded in number.
 
     Args:
-        kept: maximum number of entries; `forgotten` counts the older ones that were removed.
+        max_entries: maximum number of entries; `forgotten` counts the older ones that were removed.
     """
 
-    def __init__(self, kept: int = CONNECTIONS_KEPT) -> None:
-        self._entries: deque[ConnectionEntry] = deque(maxlen=kept)
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self._entries: deque[ConnectionEntry] = deque(maxlen=max_entries)
         self.forgotten = 0
 
     def open(self, proxy: str, opened_s: float) -> ConnectionEntry:

@@ -20,8 +20,8 @@ from harness.toxiproxy.connection_log import CloseCause, ConnectionLog
 from harness.toxiproxy.metrics import LinkLabels, Traffic
 from harness.toxiproxy.stage import UPSTREAM, Toxic
 
-ACCEPTED_AT_ONCE = 64
-RETRY_ACCEPT_S = 0.1
+MAX_ACCEPTS_PER_EVENT = 64
+ACCEPT_RETRY_S = 0.1
 
 
 class Proxy:
@@ -50,8 +50,8 @@ class Proxy:
         # Dictionaries, not sets: a change reaches connections in the order they were opened, so a seed
         # repeats its draws.
         self._connections: dict[ProxiedConnection, asyncio.Task[None]] = {}
-        self._leaving: set[ProxiedConnection] = set()
-        self._all_left = asyncio.Event()
+        self._closing: set[ProxiedConnection] = set()
+        self._all_closed = asyncio.Event()
 
     @property
     def enabled(self) -> bool:
@@ -78,24 +78,24 @@ class Proxy:
         self._listener.close()
         self._listener = None
         dropped, self._connections = self._connections, {}
-        self._leaving.update(dropped)
+        self._closing.update(dropped)
         for connection, dial in dropped.items():
             if connection.started:
                 connection.drop(CloseCause.DISABLED)
             else:
-                connection.note_ending(CloseCause.DISABLED)
+                connection.record_cause(CloseCause.DISABLED)
                 dial.cancel()
 
     async def settled(self) -> None:
         """Return when the sockets of the connections that `stop` dropped are closed."""
-        if self._leaving:
-            self._all_left.clear()
-            await self._all_left.wait()
+        if self._closing:
+            self._all_closed.clear()
+            await self._all_closed.wait()
 
     # Connections.
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
+        for _ in range(MAX_ACCEPTS_PER_EVENT):
             if self._listener is None:
                 return
             try:
@@ -103,12 +103,12 @@ class Proxy:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:  # most likely out of descriptors
-                self._accept_later(self._listener)
+                self._pause_accepting(self._listener)
                 return
             client.setblocking(False)
-            self._open(client)
+            self._open_connection(client)
 
-    def _accept_later(self, listener: socket.socket) -> None:
+    def _pause_accepting(self, listener: socket.socket) -> None:
         """Pause accepting: the listener stays readable and would busy-loop."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
@@ -117,29 +117,29 @@ class Proxy:
             if self._listener is listener:
                 loop.add_reader(listener, self._accept)
 
-        loop.call_later(RETRY_ACCEPT_S, resume)
+        loop.call_later(ACCEPT_RETRY_S, resume)
 
-    def _open(self, client: socket.socket) -> None:
+    def _open_connection(self, client: socket.socket) -> None:
         entry = self._log.open(self.name, time.monotonic())
         # Copy the addresses: an update changes them before the dropped connections have ended.
-        forget = partial(self._forget, self.listen, self.upstream)
-        connection = ProxiedConnection(entry, self._random, self.toxics_of, forget)
+        on_finished = partial(self._connection_finished, self.listen, self.upstream)
+        connection = ProxiedConnection(entry, self._random, self.toxics_of, on_finished)
         # Each dial is a task of its own: a hanging one delays neither other connections nor a stop.
         dial = asyncio.create_task(connection.open(client, self.upstream))
         # Not a `finally` in the task: a task cancelled before its first step never reaches it.
-        dial.add_done_callback(lambda _: connection.dialled(client))
+        dial.add_done_callback(lambda _: connection.dial_finished(client))
         self._connections[connection] = dial
 
-    def _forget(self, listen: str, upstream: str, connection: ProxiedConnection) -> None:
+    def _connection_finished(self, listen: str, upstream: str, connection: ProxiedConnection) -> None:
         if connection.started:
             for direction, link in connection.links.items():
                 labels = LinkLabels(direction, listen, self.name, upstream)
                 sent_bytes = None if link.lost_data else connection.entry.passed_bytes[direction]
                 self._traffic.link_ended(labels, link.received_bytes, sent_bytes)
         self._connections.pop(connection, None)
-        self._leaving.discard(connection)
-        if not self._leaving:
-            self._all_left.set()
+        self._closing.discard(connection)
+        if not self._closing:
+            self._all_closed.set()
 
     # Toxics.
 
@@ -154,18 +154,18 @@ class Proxy:
     def add_toxic(self, toxic: Toxic) -> None:
         """Add a toxic; it is in force on open connections on return."""
         self.toxics[toxic.name] = toxic
-        self._change_live_chains(toxic, Chain.append)
+        self._update_open_connections(toxic, Chain.append)
 
     def toxic_updated(self, toxic: Toxic) -> None:
         """Apply changed values of a toxic to open connections."""
-        self._change_live_chains(toxic, Chain.update)
+        self._update_open_connections(toxic, Chain.update)
 
     def remove_toxic(self, toxic: Toxic) -> None:
         """Remove a toxic; it is gone from open connections on return."""
         del self.toxics[toxic.name]
-        self._change_live_chains(toxic, Chain.remove)
+        self._update_open_connections(toxic, Chain.remove)
 
-    def _change_live_chains(self, toxic: Toxic, change: Callable[[Chain, Toxic, float], None]) -> None:
+    def _update_open_connections(self, toxic: Toxic, change: Callable[[Chain, Toxic, float], None]) -> None:
         now_s = time.monotonic()
         for connection in list(self._connections):
             if connection.started:  # the others install the current toxics when they start

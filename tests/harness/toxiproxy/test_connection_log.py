@@ -14,7 +14,7 @@ def test_entries_of_one_proxy_or_of_all_in_order() -> None:
 
 
 def test_the_log_is_bounded_and_says_what_it_forgot() -> None:
-    log = ConnectionLog(kept=2)
+    log = ConnectionLog(max_entries=2)
     for number in range(5):
         log.open("a", float(number))
     assert [entry.opened_s for entry in log.entries()] == [3.0, 4.0]
@@ -22,7 +22,7 @@ def test_the_log_is_bounded_and_says_what_it_forgot() -> None:
 
 
 def test_clearing_keeps_what_is_still_open() -> None:
-    log = ConnectionLog(kept=2)
+    log = ConnectionLog(max_entries=2)
     for number in range(3):
         log.open("a", float(number))
     ended = next(log.entries())

@@ -18,15 +18,13 @@ from harness.toxiproxy.server import DEFAULT_PORT, ServerOptions, StartError, ru
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until a signal; returns the exit code."""
-    given = _parser().parse_args(arguments)
+    args = _parser().parse_args(arguments)
     try:
-        if given.with_parent is not None:
-            parent = given.with_parent
+        if args.with_parent is not None:
+            parent = args.with_parent
             if not die_with_parent(signal.SIGTERM, parent):
                 raise StartError(f"parent process {parent} has ended already, start it from a living one")
-        options = ServerOptions(
-            given.host, given.port, given.config, given.seed, given.proxy_metrics, given.runtime_metrics
-        )
+        options = ServerOptions(args.host, args.port, args.config, args.seed, args.proxy_metrics, args.runtime_metrics)
         run_server(options)
     except StartError as error:
         print(f"toxiproxy: {error}", file=sys.stderr)

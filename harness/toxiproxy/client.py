@@ -33,7 +33,7 @@ ADVICE = {
 Answer = TypeVar("Answer")
 
 # The library keeps host, port and send functions per process, so calls are serialised.
-_LIBRARY = threading.Lock()
+_LIBRARY_LOCK = threading.Lock()
 
 
 class FaultProxyError(Exception):
@@ -104,16 +104,16 @@ class FaultProxy:
     # Proxies.
 
     def create(self, name: str, listen: str, upstream: str, enabled: bool = True) -> RemoteProxy:
-        """Create a proxy; with port 0 in `listen` the reply has the port that the system chose."""
+        """Create a proxy; with port 0 in `listen` the response has the port that the system chose."""
         _check_name(name)
-        what = f"create proxy {name}"
+        operation = f"create proxy {name}"
         made = self._call(
-            what,
+            operation,
             lambda: toxiproxy.Toxiproxy().create(upstream=upstream, name=name, listen=listen, enabled=enabled),
         )
         proxy = RemoteProxy(made.name, made.listen, made.upstream, made.enabled)
         if proxy.enabled != enabled:
-            raise self._error(what, f"enabled={proxy.enabled}", f"enabled={enabled}", ADVICE[500])
+            raise self._error(operation, f"enabled={proxy.enabled}", f"enabled={enabled}", ADVICE[500])
         return proxy
 
     def proxy(self, name: str) -> RemoteProxy:
@@ -152,10 +152,10 @@ class FaultProxy:
             proxy.enable() if enabled else proxy.disable()
             return self._fetch(name)  # the library's own state would be stale
 
-        what = f"{'enable' if enabled else 'disable'} proxy {name}"
-        seen = self._call(what, switch).enabled
-        if seen != enabled:
-            raise self._error(what, f"enabled={seen}", f"enabled={enabled}", ADVICE[500])
+        operation = f"{'enable' if enabled else 'disable'} proxy {name}"
+        observed = self._call(operation, switch).enabled
+        if observed != enabled:
+            raise self._error(operation, f"enabled={observed}", f"enabled={enabled}", ADVICE[500])
 
     # Toxics.
 
@@ -181,14 +181,14 @@ class FaultProxy:
         toxic_name = toxic_name or f"{type}_{stream}"
         _check_name(toxic_name)
         _check_attributes(type, attributes)
-        what = f"add toxic {toxic_name} to proxy {name}"
+        operation = f"add toxic {toxic_name} to proxy {name}"
         self._call(
-            what,
+            operation,
             lambda: self._fetch(name).add_toxic(
                 type=type, stream=stream, name=toxic_name, toxicity=toxicity, attributes=dict(attributes)
             ),
         )
-        return self._verified(what, name, toxic_name, attributes)
+        return self._read_back(operation, name, toxic_name, attributes)
 
     def update_toxic(
         self,
@@ -198,16 +198,16 @@ class FaultProxy:
         toxicity: float | None = None,
     ) -> RemoteToxic:
         """Change attributes or toxicity of a toxic and read it back; omitted values stay."""
-        what = f"update toxic {toxic_name} of proxy {name}"
+        operation = f"update toxic {toxic_name} of proxy {name}"
         attributes = attributes or {}
-        old = self._toxic(what, name, toxic_name)
+        old = self._toxic(operation, name, toxic_name)
         _check_attributes(old.type, {**old.attributes, **attributes})
         body: dict[str, object] = {"attributes": dict(attributes)}
         if toxicity is not None:
             body["toxicity"] = toxicity
         url = f"/proxies/{name}/toxics/{toxic_name}"
-        self._call(what, lambda: toxiproxy.api.APIConsumer.post(url, json=body))  # PATCH exists since 2.6
-        return self._verified(what, name, toxic_name, attributes)
+        self._call(operation, lambda: toxiproxy.api.APIConsumer.post(url, json=body))  # PATCH exists since 2.6
+        return self._read_back(operation, name, toxic_name, attributes)
 
     def remove_toxic(self, name: str, toxic_name: str) -> None:
         """Remove a toxic; removing a `timeout` closes the connections it held."""
@@ -222,19 +222,21 @@ class FaultProxy:
         found = self._call(f"list toxics of proxy {name}", lambda: self._fetch(name).toxics())
         return [_toxic_of(toxic) for toxic in found.values()]
 
-    def _toxic(self, what: str, name: str, toxic_name: str) -> RemoteToxic:
+    def _toxic(self, operation: str, name: str, toxic_name: str) -> RemoteToxic:
         for toxic in self.toxics(name):
             if toxic.name == toxic_name:
                 return toxic
-        raise self._error(what, "no such toxic", "one of that name", ADVICE[404])
+        raise self._error(operation, "no such toxic", "one of that name", ADVICE[404])
 
-    def _verified(self, what: str, name: str, toxic_name: str, attributes: Mapping[str, int]) -> RemoteToxic:
+    def _read_back(self, operation: str, name: str, toxic_name: str, attributes: Mapping[str, int]) -> RemoteToxic:
         """Read a toxic back: the library does not return the server's values."""
-        toxic = self._toxic(what, name, toxic_name)
+        toxic = self._toxic(operation, name, toxic_name)
         for attribute, value in attributes.items():
             if toxic.attributes.get(attribute) != value:
-                seen = f"attributes {dict(toxic.attributes)}"
-                raise self._error(what, seen, f"{attribute}={value}", "check that nothing else changes its toxics")
+                observed = f"attributes {dict(toxic.attributes)}"
+                raise self._error(
+                    operation, observed, f"{attribute}={value}", "check that nothing else changes its toxics"
+                )
         return toxic
 
     # All.
@@ -249,18 +251,18 @@ class FaultProxy:
         Raises:
             FaultProxyError: also if the log has overflowed, because evidence is missing.
         """
-        what = "read connections"
-        found, forgotten = self._call(what, lambda: self._read_log({} if name is None else {"proxy": name}))
+        operation = "read connections"
+        found, forgotten = self._call(operation, lambda: self._read_log({} if name is None else {"proxy": name}))
         if forgotten:
             advice = "call clear_connections before each run"
-            raise self._error(what, f"{forgotten} connections forgotten", "none", advice)
+            raise self._error(operation, f"{forgotten} connections forgotten", "none", advice)
         return found
 
     def _read_log(self, query: dict[str, str]) -> tuple[list[LoggedConnection], int]:
-        reply = self._session.get(self._url("/connections"), params=query)
-        if reply.status_code == requests.codes.not_found:
+        response = self._session.get(self._url("/connections"), params=query)
+        if response.status_code == requests.codes.not_found:
             return [], 0
-        log = reply.json()
+        log = response.json()
         return [LoggedConnection(**entry) for entry in log["connections"]], log["forgotten"]
 
     def clear_connections(self) -> None:
@@ -277,47 +279,47 @@ class FaultProxy:
         _check_name(name)
         return toxiproxy.Proxy(**toxiproxy.api.APIConsumer.get(f"/proxies/{name}").json())
 
-    def _call(self, what: str, action: Callable[[], Answer]) -> Answer:
+    def _call(self, operation: str, action: Callable[[], Answer]) -> Answer:
         """Run an action of the library against this server with our session; translate its failures."""
-        with _LIBRARY, self._library_here():
+        with _LIBRARY_LOCK, self._redirected_library():
             try:
                 return action()
             except _UnexpectedStatusError as error:
-                raise self._error(what, str(error), "success", ADVICE.get(error.status, "see its log")) from None
+                raise self._error(operation, str(error), "success", ADVICE.get(error.status, "see its log")) from None
             except (InvalidToxic, NotFound, ProxyExists) as error:
                 status = {InvalidToxic: 400, NotFound: 404, ProxyExists: 409}[type(error)]
                 text = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else error
-                raise self._error(what, f"{status} {text}".strip(), "success", ADVICE[status]) from None
+                raise self._error(operation, f"{status} {text}".strip(), "success", ADVICE[status]) from None
             except requests.Timeout:
-                seen = f"no answer within {self._session.timeout_s:g} s"
-                raise self._error(what, seen, "an answer", ADVICE[503]) from None
+                observed = f"no answer within {self._session.timeout_s:g} s"
+                raise self._error(operation, observed, "an answer", ADVICE[503]) from None
             except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError) as error:
-                seen = str(error) or type(error).__name__
+                observed = str(error) or type(error).__name__
                 advice = "check that a fault proxy runs there"
-                raise self._error(what, seen, "a fault proxy's answer", advice) from None
+                raise self._error(operation, observed, "a fault proxy's answer", advice) from None
 
     @contextmanager
-    def _library_here(self) -> Iterator[None]:
+    def _redirected_library(self) -> Iterator[None]:
         """Direct the library to this server and our session; restore it afterwards."""
         consumer = toxiproxy.api.APIConsumer
-        before = consumer.host, consumer.port, toxiproxy.api.requests
+        previous = consumer.host, consumer.port, toxiproxy.api.requests
         consumer.host, consumer.port = self._host, self._port
         # The library sends through get, post and delete of its module-level name `requests`.
         toxiproxy.api.requests = self._session
         try:
             yield
         finally:
-            consumer.host, consumer.port, toxiproxy.api.requests = before
+            consumer.host, consumer.port, toxiproxy.api.requests = previous
 
-    def _error(self, what: str, seen: str, expected: str, advice: str) -> FaultProxyError:
-        text = f"fault proxy {self._host}:{self._port}: {what}: saw {seen}, expected {expected}; {advice}"
+    def _error(self, operation: str, observed: str, expected: str, advice: str) -> FaultProxyError:
+        text = f"fault proxy {self._host}:{self._port}: {operation}: saw {observed}, expected {expected}; {advice}"
         return FaultProxyError(" ".join(text.split()))  # an answer may have several lines, an error message has one
 
 
 class _UnexpectedStatusError(Exception):
-    def __init__(self, reply: requests.Response) -> None:
-        super().__init__(f"{reply.status_code} {reply.text.strip()}".strip())
-        self.status = reply.status_code
+    def __init__(self, response: requests.Response) -> None:
+        super().__init__(f"{response.status_code} {response.text.strip()}".strip())
+        self.status = response.status_code
 
 
 class _Session(requests.Session):
@@ -333,10 +335,10 @@ class _Session(requests.Session):
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         """As `requests.Session.request`."""
-        reply = super().request(*args, **{"timeout": self.timeout_s, **kwargs})
-        if reply.status_code >= 300 and reply.status_code not in self.LIBRARY_RAISES:
-            raise _UnexpectedStatusError(reply)
-        return reply
+        response = super().request(*args, **{"timeout": self.timeout_s, **kwargs})
+        if response.status_code >= 300 and response.status_code not in self.LIBRARY_RAISES:
+            raise _UnexpectedStatusError(response)
+        return response
 
 
 def _proxy_of(proxy: Any) -> RemoteProxy:

@@ -124,15 +124,15 @@ class ProxyLink:
     # The chain's sink.
 
     def has_room(self) -> bool:
-        """As `Outlet`."""
+        """See `Outlet.has_room`."""
         return not self._blocked and not self.ended
 
     def put(self, chunk: Chunk) -> None:
-        """As `Outlet`."""
+        """See `Outlet.put`."""
         self._write(chunk.data)
 
     def end(self, cause: CloseCause) -> None:
-        """As `Outlet`: close the destination."""
+        """See `Outlet.end`: close the destination."""
         if not self.ended:
             self.ended = True
             self._connection.record_cause(cause)

@@ -52,8 +52,8 @@ class Traffic:
         ):
             if counts:
                 yield from _metric(name, "counter", help_text)
-            for labels, count_bytes in sorted(counts.items()):
-                yield f"{name}{_labelled(labels._asdict())} {count_bytes}"
+            for labels, total_bytes in sorted(counts.items()):
+                yield f"{name}{_label_set(labels._asdict())} {total_bytes}"
 
 
 class ProxyMetrics:
@@ -77,11 +77,11 @@ class ProxyMetrics:
         return "".join(f"{line}\n" for line in lines)
 
     def _process_lines(self) -> Iterator[str]:
-        used = resource.getrusage(resource.RUSAGE_SELF)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         process = psutil.Process()
         memory = process.memory_info()
         values = [
-            ("process_cpu_seconds_total", "counter", "User and system CPU time.", used.ru_utime + used.ru_stime),
+            ("process_cpu_seconds_total", "counter", "User and system CPU time.", usage.ru_utime + usage.ru_stime),
             (
                 "process_max_fds",
                 "gauge",
@@ -98,10 +98,10 @@ class ProxyMetrics:
             yield f"{name} {value}"
         yield from _metric("python_gc_collections_total", "counter", "Collections by generation.")
         for generation, counts in enumerate(gc.get_stats()):
-            yield f"python_gc_collections_total{_labelled({'generation': str(generation)})} {counts['collections']}"
+            yield f"python_gc_collections_total{_label_set({'generation': str(generation)})} {counts['collections']}"
         yield from _metric("python_info", "gauge", "The interpreter.")
         info = {"implementation": sys.implementation.name, "version": platform.python_version()}
-        yield f"python_info{_labelled(info)} 1"
+        yield f"python_info{_label_set(info)} 1"
 
 
 def _metric(name: str, kind: str, help_text: str) -> Iterator[str]:
@@ -109,5 +109,5 @@ def _metric(name: str, kind: str, help_text: str) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
 
 
-def _labelled(labels: Mapping[str, str]) -> str:
+def _label_set(labels: Mapping[str, str]) -> str:
     return "{" + ",".join(f'{name}="{value.translate(ESCAPES)}"' for name, value in labels.items()) + "}"

@@ -75,11 +75,11 @@ class ToxicLink:
         self.output = output
         self.random = random
         self.inbox: deque[Chunk] = deque()
-        self.source_ending: CloseCause | None = None
+        self.end_cause: CloseCause | None = None
         self.ended = False
         self.wake_s: float | None = None
         self._moved = False
-        self._draw()
+        self._draw_applies()
         self.start(now_s)
 
     @classmethod
@@ -88,18 +88,18 @@ class ToxicLink:
         return None
 
     def has_room(self) -> bool:
-        """As `Outlet`. An ended stage has no room, so the source is not read, as with Toxiproxy."""
+        """See `Outlet.has_room`. An ended stage has no room, so the source is not read, as with Toxiproxy."""
         return not self.ended and len(self.inbox) < self.capacity_chunks
 
     def put(self, chunk: Chunk) -> None:
-        """As `Outlet`."""
-        if not self.ended and self.source_ending is None:
+        """See `Outlet.put`."""
+        if not self.ended and self.end_cause is None:
             self.inbox.append(chunk)
 
     def end(self, cause: CloseCause) -> None:
-        """As `Outlet`: queued chunks go first."""
-        if self.source_ending is None:
-            self.source_ending = cause
+        """See `Outlet.end`: queued chunks go first."""
+        if self.end_cause is None:
+            self.end_cause = cause
 
     def run(self, now_s: float) -> bool:
         """Process chunks at `now_s`; True if any left the stage. Sets `wake_s`."""
@@ -116,7 +116,7 @@ class ToxicLink:
         """The toxic or the next one changed: held data leaves at once, and the toxic restarts."""
         if not self.ended:
             self.release(now_s)
-            self._draw()
+            self._draw_applies()
             self.start(now_s)
 
     def remove(self, now_s: float) -> None:
@@ -125,8 +125,8 @@ class ToxicLink:
             self.release(now_s)
             for chunk in self.inbox:
                 self.output.put(chunk)
-            if self.source_ending is not None:
-                self.output.end(self.source_ending)
+            if self.end_cause is not None:
+                self.output.end(self.end_cause)
 
     # Overridden by subclasses.
 
@@ -160,8 +160,8 @@ class ToxicLink:
 
     def finish_with_source(self) -> None:
         """End if the source has ended and no data is left."""
-        if not self.inbox and self.source_ending is not None:
-            self.finish(self.source_ending)
+        if not self.inbox and self.end_cause is not None:
+            self.finish(self.end_cause)
 
     def finish(self, cause: CloseCause) -> None:
         """End this direction: the destination is closed after the data passed on; remaining data is dropped."""
@@ -170,5 +170,5 @@ class ToxicLink:
         self.output.end(cause)
         self._moved = True
 
-    def _draw(self) -> None:
+    def _draw_applies(self) -> None:
         self.applies = self.random.random() < self.toxic.toxicity

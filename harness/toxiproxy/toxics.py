@@ -11,7 +11,7 @@ from collections import deque
 from harness.toxiproxy.connection_log import CloseCause
 from harness.toxiproxy.stage import Chunk, ToxicLink
 
-LATENESS_CARRIED_S = 0.1
+MAX_CARRIED_DELAY_S = 0.1
 
 
 class NoopToxic(ToxicLink):
@@ -29,16 +29,16 @@ class LatencyToxic(ToxicLink):
     capacity_chunks = 1024
 
     def start(self, now_s: float) -> None:
-        self.leave_s: float | None = None
+        self.send_at_s: float | None = None
 
     def work(self, now_s: float) -> None:
         while self.inbox and self.output.has_room():
-            if self.leave_s is None:
-                self.leave_s = self.inbox[0].stamp_s + self._draw_delay_ms() / 1000
-            if now_s < self.leave_s:
-                self.wake_s = self.leave_s
+            if self.send_at_s is None:
+                self.send_at_s = self.inbox[0].stamp_s + self._draw_delay_ms() / 1000
+            if now_s < self.send_at_s:
+                self.wake_s = self.send_at_s
                 return
-            self.leave_s = None
+            self.send_at_s = None
             self.emit(self.inbox.popleft().data, now_s)
         self.finish_with_source()
 
@@ -65,8 +65,8 @@ class BandwidthToxic(ToxicLink):
         return "rate must not be negative" if attributes["rate"] < 0 else None
 
     def start(self, now_s: float) -> None:
-        self.left_s = now_s
-        self.late_s = 0.0
+        self.last_sent_s = now_s
+        self.carried_delay_s = 0.0
 
     def work(self, now_s: float) -> None:
         rate = self.toxic.attributes["rate"]
@@ -76,14 +76,14 @@ class BandwidthToxic(ToxicLink):
             data, stamp_s = self.inbox[0]
             piece_bytes = min(len(data), rate * 100)
             # Timers fire a little late; the delay is carried over to the next piece, so the link is not slowed down.
-            due_s = max(stamp_s, self.left_s) - self.late_s + piece_bytes / (rate * 1000)
-            if now_s < due_s:
-                self.wake_s = due_s
+            send_at_s = max(stamp_s, self.last_sent_s) - self.carried_delay_s + piece_bytes / (rate * 1000)
+            if now_s < send_at_s:
+                self.wake_s = send_at_s
                 return
             if not self.output.has_room():
                 return
-            self.late_s = min(now_s - due_s, LATENESS_CARRIED_S)
-            self.left_s = now_s
+            self.carried_delay_s = min(now_s - send_at_s, MAX_CARRIED_DELAY_S)
+            self.last_sent_s = now_s
             self.inbox.popleft()
             self.emit(data[:piece_bytes], now_s)
             if piece_bytes < len(data):
@@ -101,18 +101,18 @@ class SlowCloseToxic(ToxicLink):
     attribute_names = ("delay",)
 
     def start(self, now_s: float) -> None:
-        self.close_s: float | None = None
+        self.close_at_s: float | None = None
 
     def work(self, now_s: float) -> None:
         self.pass_data()
-        if self.inbox or self.source_ending is None:
+        if self.inbox or self.end_cause is None:
             return
-        if self.close_s is None:
-            self.close_s = now_s + self.toxic.attributes["delay"] / 1000
-        if now_s < self.close_s:
-            self.wake_s = self.close_s
+        if self.close_at_s is None:
+            self.close_at_s = now_s + self.toxic.attributes["delay"] / 1000
+        if now_s < self.close_at_s:
+            self.wake_s = self.close_at_s
         else:
-            self.finish(self.source_ending)
+            self.finish(self.end_cause)
 
 
 class TimeoutToxic(ToxicLink):
@@ -125,21 +125,21 @@ class TimeoutToxic(ToxicLink):
     attribute_names = ("timeout",)
 
     def start(self, now_s: float) -> None:
-        self.quiet_since_s = now_s
+        self.idle_since_s = now_s
 
     def work(self, now_s: float) -> None:
-        if self.source_ending is not None:
-            self.finish(self.source_ending)
+        if self.end_cause is not None:
+            self.finish(self.end_cause)
             return
         if self.inbox:
-            self.quiet_since_s = self.inbox[-1].stamp_s
+            self.idle_since_s = self.inbox[-1].stamp_s
             self.inbox.clear()
         timeout_ms = self.toxic.attributes["timeout"]
         if timeout_ms <= 0:
             return
-        close_s = self.quiet_since_s + timeout_ms / 1000
-        if now_s < close_s:
-            self.wake_s = close_s
+        close_at_s = self.idle_since_s + timeout_ms / 1000
+        if now_s < close_at_s:
+            self.wake_s = close_at_s
         else:
             self.finish(CloseCause.TOXIC)
 
@@ -157,25 +157,25 @@ class ResetPeerToxic(ToxicLink):
     """
 
     attribute_names = ("timeout",)
-    reset_s: float | None = None
+    reset_at_s: float | None = None
 
     def work(self, now_s: float) -> None:
-        if self.reset_s is None:
-            if not self.inbox and self.source_ending is None:
+        if self.reset_at_s is None:
+            if not self.inbox and self.end_cause is None:
                 return
             # The chunks stay in the inbox, so the source is not read during the wait.
-            self.reset_s = now_s + self.toxic.attributes["timeout"] / 1000
-        if now_s < self.reset_s:
-            self.wake_s = self.reset_s
+            self.reset_at_s = now_s + self.toxic.attributes["timeout"] / 1000
+        if now_s < self.reset_at_s:
+            self.wake_s = self.reset_at_s
         else:
             self.finish(CloseCause.RESET)
 
     def interrupt(self, now_s: float) -> None:
-        if self.reset_s is None:
+        if self.reset_at_s is None:
             super().interrupt(now_s)
 
     def remove(self, now_s: float) -> None:
-        if self.reset_s is None:
+        if self.reset_at_s is None:
             super().remove(now_s)
         elif not self.ended:
             self.finish(CloseCause.RESET)
@@ -200,21 +200,21 @@ class SlicerToxic(ToxicLink):
 
     def start(self, now_s: float) -> None:
         self.pieces: deque[bytes] = deque()
-        self.next_s = now_s
+        self.next_piece_at_s = now_s
 
     def work(self, now_s: float) -> None:
         while self.pieces or self.inbox:
-            if now_s < self.next_s:
-                self.wake_s = self.next_s
+            if now_s < self.next_piece_at_s:
+                self.wake_s = self.next_piece_at_s
                 return
             if not self.output.has_room():
                 return
             if not self.pieces:
                 self._slice(self.inbox.popleft().data)
             self.emit(self.pieces.popleft(), now_s)
-            self.next_s = now_s + self.toxic.attributes["delay"] / 1_000_000
-        if now_s < self.next_s and self.source_ending is not None:
-            self.wake_s = self.next_s
+            self.next_piece_at_s = now_s + self.toxic.attributes["delay"] / 1_000_000
+        if now_s < self.next_piece_at_s and self.end_cause is not None:
+            self.wake_s = self.next_piece_at_s
         else:
             self.finish_with_source()
 
@@ -229,9 +229,9 @@ class SlicerToxic(ToxicLink):
             self.toxic.attributes["size_variation"],
         )
         limit_bytes = max(1, average_bytes + variation_bytes)
-        uncut = [data]
-        while uncut:
-            piece = uncut.pop()
+        remaining = [data]
+        while remaining:
+            piece = remaining.pop()
             if len(piece) <= limit_bytes:
                 self.pieces.append(piece)
                 continue
@@ -239,7 +239,7 @@ class SlicerToxic(ToxicLink):
             if variation_bytes > 0:
                 middle += self.random.randrange(-variation_bytes, variation_bytes)
             middle = min(max(middle, 1), len(piece) - 1)
-            uncut += [piece[middle:], piece[:middle]]
+            remaining += [piece[middle:], piece[:middle]]
 
 
 class LimitDataToxic(ToxicLink):

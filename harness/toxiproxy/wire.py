@@ -53,7 +53,7 @@ def read_value(body: bytes) -> object:
     return value
 
 
-def read_fields(value: object, what: str = "the body") -> dict[str, object]:
+def read_fields(value: object, subject: str = "the body") -> dict[str, object]:
     """The fields of a JSON object by lower-case name, without null ones; a null object has none.
 
     Raises:
@@ -62,7 +62,7 @@ def read_fields(value: object, what: str = "the body") -> dict[str, object]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise bad_body(f"{what} must be an object, not {_kind(value)}")
+        raise bad_body(f"{subject} must be an object, not {_kind(value)}")
     return {str(key).lower(): field for key, field in value.items() if field is not None}
 
 
@@ -193,8 +193,8 @@ def proxy_json(proxy: Proxy) -> str:
 
 def proxies_json(proxies: Iterable[Proxy]) -> str:
     """The API's form of a list of proxies; null if empty (answer of /populate)."""
-    shown = [proxy_json(proxy) for proxy in proxies]
-    return f"[{','.join(shown)}]" if shown else "null"
+    encoded = [proxy_json(proxy) for proxy in proxies]
+    return f"[{','.join(encoded)}]" if encoded else "null"
 
 
 def connection_json(entry: ConnectionEntry) -> str:

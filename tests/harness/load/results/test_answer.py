@@ -1,4 +1,4 @@
-"""What the ledger makes of an answer."""
+"""Records that the ledger makes of answers."""
 
 from __future__ import annotations
 

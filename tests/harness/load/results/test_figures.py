@@ -1,4 +1,4 @@
-"""Figures of rows written by hand."""
+"""Figures of hand-made rows."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_counts_errors_by_kind_and_leaves_them_out_of_times() -> None:
     assert figures.time("latency", "max") == pytest.approx(0.01)
 
 
-def test_who_gives_up_on_purpose_is_no_error() -> None:
+def test_a_client_that_aborts_on_purpose_is_no_error() -> None:
     rows = rows_of([0.01] * 6)
     rows["failure"][:4] = Failure.TIMEOUT, Failure.TIMEOUT, Failure.RESET, Failure.TIMEOUT
     rows["status"][:4] = 0
-    figures = figures_of(rows, frozenset({0, 2, 3, 5}))  # 1 had no such intention, 2 was cut off, 5 had its answer
+    figures = figures_of(rows, frozenset({0, 2, 3, 5}))  # 1 does not abort on purpose, 2 was reset, 5 got its answer
     assert (figures.sent, figures.good, figures.failed, figures.given_up) == (6, 2, 2, 2)
     assert figures.errors == {"timeout": 1, "reset": 1}
     assert figures.error_share == pytest.approx(2 / 6)
@@ -64,7 +64,7 @@ def test_rates() -> None:
     assert figures.throughput_per_s == pytest.approx(101 / 1.5)
 
 
-def test_what_was_offered_is_what_was_sent_when_it_was() -> None:
+def test_the_offered_rate_follows_from_send_times() -> None:
     rows = rows_of([3.0] * 101, rate_per_s=100.0)
     rows["sent_s"] = rows["intended_s"] * 2  # half as many per second as planned
     rows["sent_s"][0] = np.nan  # it failed before its first system call
@@ -77,20 +77,20 @@ def test_a_closed_loop_offers_no_rate() -> None:
     assert figures.summary()["offered_per_s"] is None
 
 
-def test_the_same_without_the_generators_lateness() -> None:
+def test_the_same_without_the_generator_delay() -> None:
     rows = rows_of([0.5] * 101)
     rows["sent_s"] = rows["intended_s"] + 0.4
-    rows["connection"][7] = 0  # it waited for its connection: no lateness of the generator
+    rows["connection"][7] = 0  # it waited for its connection: no generator delay
     unsent(rows[100:])
     early = figures_of(on_time(rows))
     assert early.time("latency", "p50") == early.time("service", "p50") == pytest.approx(0.1)
     assert early.time("ttft", "p50") == pytest.approx(0.25 - 0.4)
     assert early.time("latency", "max") == pytest.approx(0.5)
     assert early.time("lateness", "max") == pytest.approx(0.0) and early.not_sent == 1
-    assert figures_of(rows).time("latency", "p50") == pytest.approx(0.5), "the rows themselves stay"
+    assert figures_of(rows).time("latency", "p50") == pytest.approx(0.5), "the rows must not change"
 
 
-def test_a_late_generator_is_one_that_is_late_beside_the_latency() -> None:
+def test_a_generator_is_late_relative_to_the_latency() -> None:
     assert figures_of(rows_of([0.004] * 9)).generator_late, "1 ms of 4"
     assert not figures_of(rows_of([0.006] * 9)).generator_late, "1 ms of 6"
     assert not figures_of(unsent(rows_of([0.006] * 9))).generator_late
@@ -98,7 +98,7 @@ def test_a_late_generator_is_one_that_is_late_beside_the_latency() -> None:
     assert not too_late(1.0, math.nan) and too_late(0.21, 1.0) and not too_late(0.19, 1.0)
 
 
-def test_waiting_for_the_only_connection_is_no_lateness() -> None:
+def test_waiting_for_the_only_connection_is_no_generator_delay() -> None:
     rows = rows_of([0.5, 0.5])
     rows["connection"][1], rows["sent_s"][1] = 0, rows["intended_s"][1] + 0.3
     assert figures_of(rows).time("lateness", "max") == pytest.approx(0.001)
@@ -113,10 +113,10 @@ def test_nothing_sent(rows: np.ndarray) -> None:
 
 
 def test_summary_is_json_of_everything_shown() -> None:
-    told = json.loads(json.dumps(figures_of(rows_of([0.01, 0.02])).summary(), allow_nan=False))
-    assert told["good"] == 2 and told["error_share"] == 0.0
-    assert {f"{series}_s" for series in SERIES} <= set(told)
-    assert told["latency_s"]["max"] == pytest.approx(0.02)
+    summary = json.loads(json.dumps(figures_of(rows_of([0.01, 0.02])).summary(), allow_nan=False))
+    assert summary["good"] == 2 and summary["error_share"] == 0.0
+    assert {f"{series}_s" for series in SERIES} <= set(summary)
+    assert summary["latency_s"]["max"] == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(

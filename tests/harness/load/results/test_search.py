@@ -1,4 +1,4 @@
-"""The search on balancers that are formulas, whose limit is known."""
+"""The search, on balancers simulated by formulas with a known limit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def play(item: Search, make: Callable[[SearchStep], Rows]) -> Search:
 
 
 def balancer(limit_per_s: float, generator: np.random.Generator, spread: float = 4.0) -> Callable[[SearchStep], Rows]:
-    """Exponential latencies whose p99 is 200 ms at `limit_per_s`, and greater by a power of the rate elsewhere."""
+    """Exponential latencies with p99 = 0.2 s * (rate / limit_per_s) ** spread."""
 
     def make(step: SearchStep) -> Rows:
         p99_s = 0.2 * (step.rate_per_s / limit_per_s) ** spread
@@ -61,7 +61,7 @@ def test_goals() -> None:
 @pytest.mark.parametrize(
     "text", ["p99 > 200ms", "mean <= 1s", "throughput >= 5/s", "max <= 1s", "lateness p99 <= 1ms", "errors <= 0%"]
 )
-def test_what_is_no_goal(text: str) -> None:
+def test_conditions_without_a_goal(text: str) -> None:
     with pytest.raises(ClaimsError, match="as in 'p99 <= 200ms'"):
         goal_of(threshold_of(text))
 
@@ -109,7 +109,7 @@ def test_bursts_count_for_less_than_the_same_number_spread_out() -> None:
 
 
 def queue(load: float, requests: int, runs: int, generator: np.random.Generator) -> np.ndarray:
-    """Times in an M/M/1 system with mean service 1, from its steady state on; shape (runs, requests)."""
+    """Response times of an M/M/1 queue with mean service time 1, in steady state; shape (runs, requests)."""
     waits = generator.exponential(1 / (1 - load), runs) * (generator.random(runs) < load)
     found = np.empty((runs, requests))
     for number in range(requests):
@@ -120,15 +120,15 @@ def queue(load: float, requests: int, runs: int, generator: np.random.Generator)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
-def test_queues_do_not_fool_it(load: float) -> None:
-    """With exactly 1 % beyond the bound both verdicts are wrong; taken for independent, up to 60 % of runs give one."""
+def test_dependent_times_of_a_queue_stay_undecided(load: float) -> None:
+    """With exactly 1 % beyond the bound both verdicts are wrong; without the spread factor, up to 60 % of runs err."""
     values = queue(load, 2000, 400, np.random.default_rng(7))
     bound = -math.log(0.01) / (1 - load)
     verdicts = [judged(run, bound, 0.01, 0.01) for run in values]
     assert sum(verdict is not RateVerdict.OPEN for verdict in verdicts) <= 400 * 0.03
 
 
-# --- the whole --------------------------------------------------------------------------------------------
+# --- a search ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -193,24 +193,24 @@ def test_a_late_generator_breaks_nothing() -> None:
     ]
 
 
-def test_a_run_that_was_not_sent_whole_breaks_nothing() -> None:
+def test_a_run_with_unsent_requests_breaks_nothing() -> None:
     item = search()
     play(item, lambda step: unsent(rows_of(np.zeros(step.requests + 100), step.rate_per_s)))
     assert item.seen[0].verdict is RateVerdict.OPEN and "could not be sent" in item.seen[0].why
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 5.0), (5.0, 5.0), (9.0, 5.0), (1.0, math.inf)])
-def test_a_range_that_is_none(low: float, high: float) -> None:
+def test_an_invalid_range_is_refused(low: float, high: float) -> None:
     with pytest.raises(ClaimsError, match="the lower first"):
         search(low=low, high=high)
 
 
-def test_all_verdicts_share_the_chance_of_an_error() -> None:
+def test_the_error_rate_is_split_between_verdicts() -> None:
     item = play(search(error_rate=0.01, least_s=1.0), balancer(300.0, np.random.default_rng(3)))
     assert item.level * 4 * len(item.seen) <= 0.01
 
 
-def test_over_is_over() -> None:
+def test_a_search_that_is_over_takes_no_records() -> None:
     item = play(search(), balancer(5.0, np.random.default_rng(1)))
     with pytest.raises(ValueError, match="over"):
         item.tell(rows_of([0.1]))

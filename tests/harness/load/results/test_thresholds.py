@@ -1,4 +1,4 @@
-"""Conditions as people write them: what they mean, and what is said to those that mean nothing."""
+"""Conditions as users write them: their meaning, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def figures() -> Figures:
         ("Throughput > 150 /s", False),
     ],
 )
-def test_what_they_mean(figures: Figures, text: str, holds: bool) -> None:
+def test_meaning_of_conditions(figures: Figures, text: str, holds: bool) -> None:
     assert threshold_of(text).holds(figures) is holds
 
 
@@ -53,7 +53,7 @@ def test_the_former_name_of_a_series_is_shown_with_the_new_one() -> None:
 
 
 @pytest.mark.parametrize("text", ["p99 > 500ms", "p99 < 500ms", "errors > 1%", "throughput < 5/s"])
-def test_nothing_sent_holds_nothing(text: str) -> None:
+def test_without_requests_a_condition_is_undecidable_and_fails(text: str) -> None:
     nothing = figures_of(rows_of([]))
     assert threshold_of(text).holds(nothing) is None
     assert threshold_of(text).fails(nothing)
@@ -78,19 +78,19 @@ def test_a_load_fails_where_the_condition_is_true(figures: Figures) -> None:
         ("throughput < 60/s", True),
     ],
 )
-def test_what_only_the_generators_lateness_decides(text: str, only: bool) -> None:
+def test_conditions_decided_by_the_generator_delay_alone(text: str, only: bool) -> None:
     rows = rows_of([1.01] * 100)
     rows["sent_s"] = rows["intended_s"] + 1.0
     assert threshold_of(text).only_late(figures_of(rows), figures_of(on_time(rows))) is only
 
 
-def test_where_nobody_can_say_it_is_not_the_lateness() -> None:
+def test_an_undecidable_condition_is_not_due_to_the_generator_delay() -> None:
     rows = unsent(rows_of([1.0]))
     assert not threshold_of("p99 > 5ms").only_late(figures_of(rows), figures_of(on_time(rows)))
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("p99 > 500", "no unit"),
         ("p99 > 500%", "unit '%'; expected ms, s or us"),
@@ -111,12 +111,12 @@ def test_where_nobody_can_say_it_is_not_the_lateness() -> None:
         ("", "expected WHAT < NUMBER UNIT"),
     ],
 )
-def test_what_is_said_to_mistakes(text: str, told: str) -> None:
+def test_errors_for_invalid_conditions(text: str, message: str) -> None:
     with pytest.raises(ClaimsError) as caught:
         threshold_of(text)
-    assert told in str(caught.value) and repr(text) in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and repr(text) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_values_are_said_with_their_unit(figures: Figures) -> None:
+def test_values_are_shown_with_their_unit(figures: Figures) -> None:
     said = {text: threshold_of(text).said(threshold_of(text).value(figures)) for text in ("p50 > 1s", "errors > 1%")}
     assert said == {"p50 > 1s": "495 ms", "errors > 1%": "2 %"}

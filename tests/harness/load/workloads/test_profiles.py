@@ -1,4 +1,4 @@
-"""Every profile keeps its rate and length, can be put on the wire, and shows what it is for."""
+"""Every profile keeps its rate and length, can be sent as HTTP requests, and has its specific property."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DRAWN = sorted(set(PROFILES) - {"trace"})
 RATE, LENGTH_S = 100.0, 40.0
 
 
-def test_the_profiles_there_are() -> None:
+def test_names_of_profiles() -> None:
     assert DRAWN == [
         "bursts", "chat", "diurnal", "hot-model", "long-tail", "mixed", "on-off", "payloads", "poisson", "ramp",
         "spike", "steady", "step",
@@ -40,7 +40,7 @@ def test_the_profiles_there_are() -> None:
 
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize(("rate_per_s", "duration_s"), [(RATE, LENGTH_S), (3.0, 7.0), (0.2, 30.0)])
-def test_rate_and_length_are_the_asked_ones(name: str, rate_per_s: float, duration_s: float) -> None:
+def test_rate_and_length_are_as_requested(name: str, rate_per_s: float, duration_s: float) -> None:
     (stream,) = load_of(name, rate_per_s, duration_s).streams
     assert stream.shape is not None
     assert expected(stream.shape) == pytest.approx(rate_per_s * duration_s)
@@ -60,7 +60,7 @@ def test_the_same_seed_is_the_same_load_also_through_json(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_every_request_can_be_put(name: str) -> None:
+def test_every_request_has_an_http_form(name: str) -> None:
     arrivals = draw(load_of(name, 10.0, 5.0), 1)
     protocols = ["http"] if name == "mixed" else ["http", "openai", "chat"]
     if not any(arrival.streams for arrival in arrivals):
@@ -106,7 +106,7 @@ def test_long_tails_are_long() -> None:
     assert bodies.max() > 2_000_000 and np.median(bodies) < 50_000
 
 
-def test_a_trace_is_played_at_the_asked_rate(tmp_path: Path) -> None:
+def test_a_trace_has_the_requested_rate(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     rows = [f"2023-11-16 18:{n // 60:02}:{n % 60:02}.6805900,{100 + n},{n + 1}" for n in range(600)]
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
@@ -120,7 +120,7 @@ def test_a_trace_is_played_at_the_asked_rate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rate_per_s", "duration_s", "told"),
+    ("name", "rate_per_s", "duration_s", "message"),
     [
         ("stedy", 1.0, 1.0, "load profile 'stedy' is unknown; did you mean steady"),
         ("trace", 1.0, 1.0, "write trace:FILE"),
@@ -129,8 +129,8 @@ def test_a_trace_is_played_at_the_asked_rate(tmp_path: Path) -> None:
         ("steady", 1.0, float("nan"), "duration nan of the load"),
     ],
 )
-def test_what_cannot_be_loaded(name: str, rate_per_s: float, duration_s: float, told: str) -> None:
-    with pytest.raises(ClaimsError, match=told):
+def test_invalid_profiles_rates_and_lengths(name: str, rate_per_s: float, duration_s: float, message: str) -> None:
+    with pytest.raises(ClaimsError, match=message):
         load_of(name, rate_per_s, duration_s)
 
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_loaded(name: str, rate_per_s: float, duration_s: float, 
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_chats_ask_what_their_load_asks(name: str) -> None:
+def test_virtual_users_send_the_requests_of_their_load(name: str) -> None:
     load = load_of(name, 20.0, 10.0)
     (open_loop,), (stream,) = load.streams, talking(load, 7, 0.5).streams
     assert stream.chats == Chats(7, 0.5, 10.0) and stream.shape is None
@@ -148,25 +148,25 @@ def test_chats_ask_what_their_load_asks(name: str) -> None:
     if name == "chat":
         assert open_loop.content and open_loop.content.sessions and stream.content
         seven = replace(open_loop.content.sessions, count=7)
-        assert stream.content == replace(open_loop.content, sessions=seven), "as many conversations as chats"
+        assert stream.content == replace(open_loop.content, sessions=seven), "as many conversations as virtual users"
     else:
         assert stream.content == open_loop.content
     assert draw(talking(load, 7, 0.5), 1) == () and len(VirtualUsers(talking(load, 7, 0.5), 1, 0).users) == 7
     assert planned(talking(load, 7, 0.5)) == 200
 
 
-def test_chats_have_whole_conversations_however_short_the_load() -> None:
+def test_virtual_users_have_whole_conversations_in_a_short_load() -> None:
     turns = Counter(arrival.session for arrival in stream_arrivals(crowd_of("chat", 10, 0.1, 2.0), 0, 1))
     assert sum(count == 6 for count in turns.values()) > 0.8 * len(turns)
 
 
-def test_how_many_different_requests_chats_draw() -> None:
+def test_number_of_different_requests_of_virtual_users() -> None:
     found = {case: planned(crowd_of("poisson", *case)) for case in [(1, 1.0, 10.0), (50, 0.4, 30.0), (500, 0.0, 60.0)]}
     assert list(found.values()) == [LEAST_DIFFERENT, pytest.approx(50 * 61, abs=2), MOST_DIFFERENT]
     assert crowd_of("poisson", 3, 0.0, 12.0).streams[0].chats == Chats(3, 0.0, 12.0)
 
 
-def test_chats_ask_what_a_trace_asks_for_as_long_as_asked(tmp_path: Path) -> None:
+def test_virtual_users_send_the_requests_of_a_trace_for_the_requested_time(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("time,input,output\n" + "".join(f"{n},{100 + n},1\n" for n in range(5)))
     load = crowd_of(f"trace:{path}", 3, 0.0, 12.0)
@@ -178,7 +178,7 @@ ONE = Stream("one", 0.0, 1.0, 1)
 
 
 @pytest.mark.parametrize(
-    ("streams", "count", "think_s", "told"),
+    ("streams", "count", "think_s", "message"),
     [
         ((ONE, ONE), 1, 1.0, "only a load of one stream"),
         ((), 1, 1.0, "only a load of one stream"),
@@ -189,16 +189,16 @@ ONE = Stream("one", 0.0, 1.0, 1)
         ((ONE,), 1, math.inf, "a time from 0 on"),
     ],
 )
-def test_what_cannot_be_chats(streams: tuple[Stream, ...], count: int, think_s: float, told: str) -> None:
-    with pytest.raises(ClaimsError, match=told):
+def test_loads_without_a_closed_loop(streams: tuple[Stream, ...], count: int, think_s: float, message: str) -> None:
+    with pytest.raises(ClaimsError, match=message):
         talking(Load(streams), count, think_s)
 
 
-def test_what_is_none_for_chats() -> None:
+def test_invalid_closed_loops() -> None:
     with pytest.raises(ClaimsError, match="'spike' as chats: expected one of a constant rate"):
         crowd_of("spike", 3, 1.0, 10.0)
     with pytest.raises(ClaimsError, match="200 chats for 1200 s may ask 2400200 requests: expected less than 2097152"):
         crowd_of("poisson", 200, 0.0, 1200.0)
-    for count, think_s, told in ((0, 1.0, "0 chats"), (1, -1.0, "1 chats that think -1 s")):
-        with pytest.raises(ClaimsError, match=told):
+    for count, think_s, message in ((0, 1.0, "0 chats"), (1, -1.0, "1 chats that think -1 s")):
+        with pytest.raises(ClaimsError, match=message):
             crowd_of("poisson", count, think_s, 10.0)

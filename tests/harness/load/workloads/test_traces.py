@@ -1,4 +1,4 @@
-"""Public traces are read as they are; a bad row is named by file, line and column; scaling keeps what it says."""
+"""Public traces are read unchanged; an invalid row is named by file, line and column; scaling keeps contents."""
 
 from __future__ import annotations
 
@@ -140,22 +140,22 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "text", "told"), BAD)
-def test_a_bad_row_is_named(tmp_path: Path, name: str, text: str, told: str) -> None:
+@pytest.mark.parametrize(("name", "text", "message"), BAD)
+def test_a_bad_row_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(ClaimsError) as caught:
         read(written(tmp_path, text, name))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_asked_wrongly(tmp_path: Path) -> None:
+def test_invalid_options(tmp_path: Path) -> None:
     path = written(tmp_path, AZURE)
-    for columns, unit, told in [
+    for columns, unit, message in [
         ({"tine": "TIMESTAMP"}, None, "column meaning 'tine' is unknown; did you mean time"),
         ({"time": "TIMESTAMPS"}, None, "line 1: no column 'TIMESTAMPS'; did you mean TIMESTAMP"),
         ({}, "minutes", "time unit 'minutes' is unknown"),
     ]:
-        with pytest.raises(ClaimsError, match=told):
+        with pytest.raises(ClaimsError, match=message):
             read(path, columns, unit)
     with pytest.raises(ClaimsError, match="cannot read the trace"):
         read(tmp_path / "nowhere.csv")
@@ -198,7 +198,7 @@ def test_thinning_keeps_whole_sessions() -> None:
     assert scaled(rows, rate_scale=0.4) == kept != scaled(rows, rate_scale=0.4, seed=1)
 
 
-def test_superposition_keeps_the_ups_and_downs() -> None:
+def test_superposition_keeps_the_variation_of_the_rate() -> None:
     rows = recorded()
     many = scaled(rows, rate_scale=2.5)
     assert len(many) == pytest.approx(2.5 * len(rows), rel=0.05)
@@ -206,7 +206,7 @@ def test_superposition_keeps_the_ups_and_downs() -> None:
     assert set(rows) <= set(many)
     middle_s = rows[1500].at_s
     assert sum(row.at_s < middle_s for row in many) == pytest.approx(2.5 * 1500, rel=0.08)
-    # Copies are conversations and prompts of their own.
+    # Copies have sessions and prompts of their own.
     assert {row.session for row in many if row.session and "/" not in row.session} == {r.session for r in rows} - {""}
     assert any(row.session.endswith("/2") for row in many)
     blocks = Counter(block for row in many for block in row.blocks)
@@ -225,7 +225,7 @@ def test_a_scale_is_above_0(scale: float) -> None:
         scaled([], rate_scale=scale)
 
 
-def test_a_scale_makes_no_more_requests_than_there_are_numbers_for() -> None:
+def test_a_scale_beyond_the_request_numbers_is_refused() -> None:
     with pytest.raises(ClaimsError, match=r"rate scale 1e\+09 of a trace of 100 requests: expected less than 2097152"):
         scaled(recorded(100), rate_scale=1e9)
 
@@ -233,7 +233,7 @@ def test_a_scale_makes_no_more_requests_than_there_are_numbers_for() -> None:
 # --- the load ---------------------------------------------------------------------------------------------
 
 
-def test_a_load_asks_what_the_rows_asked(tmp_path: Path) -> None:
+def test_a_load_has_the_requests_of_the_rows(tmp_path: Path) -> None:
     load = load_of_rows(read(written(tmp_path, BURSTGPT_3)), Content(streaming_share=1.0))
     arrivals = draw(load, 1)
     assert [(a.at_s, a.key_text, a.prompt_tokens, a.output_tokens, a.turn) for a in arrivals] == [

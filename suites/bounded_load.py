@@ -178,7 +178,7 @@ def hot_key_capped(history: History, claims: Claims) -> Findings:
     """However hot a key is, no backend gets a request that puts it above ceil(factor × all in flight ÷ backends).
 
     The new request counts among all in flight. The check covers every arrival at which the hot key alone would have
-    filled its home beyond the bound, with a finding for each second. Seen broken: apache/dubbo#4103 and
+    filled its home beyond the bound, with a finding for each second. Known violations: apache/dubbo#4103 and
     zalando/skipper#1769 (plain consistent hashing, for want of a bound); Envoy with hash_balance_factor 125 was
     measured at 1.8 times the mean.
     """
@@ -210,7 +210,7 @@ def spill_not_rejected(history: History, claims: Claims) -> Findings:
     """A request whose home is full goes to another backend; it is not rejected while others have capacity.
 
     With a factor of 1 or more some backend always has capacity. A rejected request is one that no backend saw and that
-    got no answer. Seen broken: haproxy/haproxy#2893 (the cap was looked at after the server had been chosen),
+    got no answer. Known violations: haproxy/haproxy#2893 (the cap was looked at after the server had been chosen),
     envoyproxy/envoy#11888 (a number of tries that need not meet a host with room).
     """
     arrivals = arrivals_under_pressure(history, claims)

@@ -83,8 +83,8 @@ def out_gets_nothing(history: History, claims: Claims) -> Findings:
     """After the claimed number of consecutive failures a backend gets nothing for the claimed time.
 
     There is a finding for each ejection: no attempt follows the last of these failures until the time is over. Requests
-    sent before the ejection are no violation. Seen broken: a default share of 10 % of four backends, measured, ejected
-    nobody.
+    sent before the ejection are no violation. Known violations: a default share of 10 % of four backends, measured,
+    ejected nobody.
     """
     fault = history.step("FailingStatus", "gpu-0")
     if fault is None:
@@ -117,7 +117,7 @@ def cap_never_more(history: History, claims: Claims) -> Findings:
 
     Failures at nearly all backends are rarely the backends' own fault. A backend that gets nothing for a quarter of the
     claimed time counts as ejected, as each backend in rotation is due 25 requests in that time on average. The worst
-    moment is judged, if any backend was ejected. Seen broken: istio/istio#20135 (all were ejected, and nothing was
+    moment is judged, if any backend was ejected. Known violations: istio/istio#20135 (all were ejected, and nothing was
     left).
     """
     ejection, scenario = claims[Ejection], history.scenario

@@ -61,8 +61,8 @@ def failover_within_bound(history: History, claims: Claims) -> Findings:
 
     A lost request has no 2xx answer; the observed value is the time from the death to the last lost request's
     departure. No feature is switched off: retries, ejection, breakers and checks may all help. It counts only if the
-    victim was seen receiving its share before. Seen broken: passive ejection that counts only failures which a retry
-    would be allowed for, so that POST traffic never ejects (nginx without non_idempotent).
+    victim was seen receiving its share before. Known violations: passive ejection that counts only failures which a
+    retry would be allowed for, so that POST traffic never ejects (nginx without non_idempotent).
     """
     death = history.step("Kill", VICTIM)
     if death is None:
@@ -152,7 +152,7 @@ def health_checks_independent(history: History, claims: Claims) -> Findings:
 
     The check takes the longest time without a health check at each other backend, while one times out at the silent
     backend. A loop that checks one backend after the other is late by that timeout for every hanging backend: a single
-    hung server blinds the balancer to all others. Seen broken: a widely repeated sketch of a health checker.
+    hung server blinds the balancer to all others. Known violations: a widely repeated sketch of a health checker.
     """
     silence = history.step("Blackhole", SILENT)
     if silence is None:

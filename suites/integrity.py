@@ -53,8 +53,8 @@ def answer_belongs_to_request(history: History, claims: Claims) -> Findings:
 
     Each request carries a number that the body of its answer repeats; several requests are in flight at a time. The
     records of both sides are compared: each answered request has an answered attempt at the backend named in the
-    answer, and each attempt has its request. Seen broken: answers swapped between clients when connections are reused
-    after an abort.
+    answer, and each attempt has its request. Known violations: answers swapped between clients when connections are
+    reused after an abort.
     """
     requests = history.requests
     answered = history.answered()

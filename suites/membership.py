@@ -68,8 +68,8 @@ def join_gets_share(history: History, claims: Claims) -> Findings:
 
     Its share is within the band of the claimed affinity, at a total false-alarm rate of 1e-4. Without claimed
     affinity, its share is from half to twice the fair share. The bounds catch a backend that stays idle and a backend
-    that gets all the traffic. There is one finding for each join. Seen broken: envoyproxy/envoy#45212 (a ring update
-    was lost until the next update).
+    that gets all the traffic. There is one finding for each join. Known violations: envoyproxy/envoy#45212 (a ring
+    update was lost until the next update).
     """
     scenario = history.scenario
     joins = [position for position, step in enumerate(scenario.timeline) if isinstance(step, Join)]

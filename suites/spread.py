@@ -86,7 +86,7 @@ def one_connection_even(history: History, claims: Claims) -> Findings:
     Round robin, weighted or not, is exact to one request for each worker that counts on its own; all weights are equal
     here. Other policies are judged by a sequential test per backend: share 1/n against 40 % less or more, false alarms
     1e-4 in all, power .999. With `ewma` latencies decide, so a share is at most 2/n, and violates half way from there
-    to 1. Seen broken: layer-4 balancing, which sends all requests of one connection to one backend.
+    to 1. Known violations: layer-4 balancing, which sends all requests of one connection to one backend.
     """
     first = history.first_backends()
     first = first[first >= 0]
@@ -179,8 +179,8 @@ def loaded_avoided(history: History, claims: Claims) -> Findings:
 
     The check counts the updates sent while a backend that is twenty times slower has at least three more in flight than
     any other. With two choices or fewest connections it gets none of them. A sequential test: up to 0.6/n against 0.9/n
-    or more, as random picks give 1/n, false alarms 1e-4, power .999. Seen broken: vllm-project/router#215 (a count of
-    requests in flight that went astray), sgl-project/sglang#15473 (loads that were not read counted as 0).
+    or more, as random picks give 1/n, false alarms 1e-4, power .999. Known violations: vllm-project/router#215 (a
+    count of requests in flight that went astray), sgl-project/sglang#15473 (loads that were not read counted as 0).
     """
     slow = history.step("Slow", SLOW)
     if slow is None:

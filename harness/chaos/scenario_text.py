@@ -192,7 +192,7 @@ def _check_load(scenario: Scenario) -> None:
 
 
 def _out_of_range(stream: Stream) -> Iterator[str]:
-    """Settings with which generating the requests would crash or not end. Lazy: later checks rely on earlier ones."""
+    """Yield settings with which generating requests would crash or never end; later checks rely on earlier ones."""
     if not 0.0 < stream.rate_per_s < math.inf:
         yield f"rate_per_s {stream.rate_per_s}: expected a number above 0"
     if not 0.0 <= stream.start_s < math.inf:

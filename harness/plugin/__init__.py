@@ -39,7 +39,7 @@ OPTIONS: tuple[tuple[str, str, str, str], ...] = (
 
 
 class Stop(KeyboardInterrupt):
-    """Ends the session with one line and exit code 2; the only exception type that pytest passes out of a collector."""
+    """Ends the session with one line and exit code 2; a collector lets no other kind of exception out."""
 
 
 class NotKeptError(Exception):
@@ -150,7 +150,7 @@ class SessionState:
             self.stop(f"--toxiproxy {proxy!r}: expected embedded, real or a URL such as http://127.0.0.1:8474")
 
     def judge(self, item: Any, world: Any) -> Any:
-        """The record of one property in one world. Stops the session if the target cannot be run at all."""
+        """The record of one property in one world (sim or live); stops the session if the target cannot run."""
         from harness.scenario.model import ClaimsError, TargetError
 
         if self._judge is None:
@@ -182,7 +182,7 @@ class SessionState:
         items.sort(key=lambda item: isinstance(item, PropertyItem) and item.world == "live")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the rows; with xdist they arrive here from the workers."""
+        """Collect the records of a report as rows; with xdist this is how those of the workers arrive."""
         if report.when == "call":
             self.rows += [value for name, value in report.user_properties if name == "steelyard"]  # type: ignore[misc]
 

@@ -60,15 +60,15 @@ class Wave:
     period_s: float
 
     def rate(self, at_s: float) -> float:
-        """See Line."""
+        """See `Line.rate`."""
         return self.mean_per_s * (1.0 - self.swing * math.cos(math.tau * at_s / self.period_s))
 
     def expected(self, at_s: float) -> float:
-        """See Line."""
+        """See `Line.expected`."""
         return self._since_0(at_s) - self._since_0(self.start_s)
 
     def reached(self, count: float) -> float:
-        """See Line."""
+        """See `Line.reached`."""
         low_s, high_s = self.start_s, self.end_s
         at_s = min(low_s + count / self.mean_per_s, high_s)
         while high_s - low_s > 1e-12 * max(self.end_s, 1.0):

@@ -60,9 +60,10 @@ class ReadyAnswer:
 
 @dataclass(slots=True)
 class NetworkAttempt:
-    """One attempt in the network. `row`: its backend's log entry, set on arrival; `answer`: the received answer.
+    """One attempt of a request in the network. `row`: its entry in the backend's log, set on arrival; `answer`: its
+    answer.
 
-    `cut_for`: id of the request whose client has yet to observe the broken-off answer.
+    `cut_for`: id of the request whose client has not yet noticed that its answer was cut off.
     """
 
     id: int

@@ -93,7 +93,7 @@ class StatusFault(SelectiveFault):
 
 @dataclass(frozen=True, slots=True)
 class CapacityFault:
-    """A token bucket of ``burst`` requests, refilled at ``rate_per_s`` and full when set; excess requests get 503."""
+    """A token bucket of ``burst`` requests, refilled at ``rate_per_s``, initially full; excess requests get 503."""
 
     kind: ClassVar[str] = "capacity"
 

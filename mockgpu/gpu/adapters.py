@@ -42,7 +42,7 @@ class Adapters:
         return self.slots.used * self._adapter_mb
 
     def load(self, at_s: float, name: str, base: str) -> None:
-        """Register an adapter and, if its base is resident, load it; raises ValueError."""
+        """Register an adapter, and load it if its base is resident. ValueError without slots, or for another base."""
         if self.slots.space == 0:
             raise ValueError(f"adapter {name!r}: max_adapters is 0, expected a GPU with slots for adapters")
         if self._bases.get(name, base) != base:

@@ -121,7 +121,7 @@ class Batch:
         self._arm(at_s)
 
     def _trim(self) -> None:
-        """Drop the rate changes before the first token of every decoding task."""
+        """Drop rate changes older than the earliest first token among the decoding tasks."""
         oldest = min((task.base_steps for task in self._decoding.values()), default=self._steps)
         del self._rate_changes[: bisect_right(self._rate_changes, oldest, key=lambda change: change.steps) - 1]
         self._trim_at = 2 * len(self._rate_changes) + 64
@@ -147,7 +147,7 @@ class Batch:
         self._timer = self._call_at(due_s, self._fire, None)
 
     def _fire(self, at_s: float, _: None) -> None:
-        """Call ``reached`` for all tasks whose milestone is due."""
+        """Call ``reached`` once for each task whose milestone is due."""
         self._timer = None
         self._firing = True
         heap = self._heap

@@ -80,7 +80,7 @@ class Finished:
 
 @_fast_dataclass
 class Preempted:
-    """The KV cache was full: the job is at the head of the queue again, keeps its tokens and has lost its KV blocks."""
+    """The KV cache was full: the job is requeued at the head, keeps its output tokens and loses its blocks."""
 
     at_s: float
     job_id: int

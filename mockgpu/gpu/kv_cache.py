@@ -175,7 +175,7 @@ class KvCache:
         held.shared = []
 
     def invalidate(self, model: str) -> None:
-        """Remove all blocks of the model computed so far from the prefix cache."""
+        """Remove from the prefix cache all blocks of the model that were computed so far."""
         self._generations[model] = self._generations.get(model, 0) + 1
         for block in self._by_hash.pop(model, {}).values():
             key, block.key = block.key, None

@@ -369,7 +369,7 @@ class Scheduler:
         self._refuse(at_s, tasks, "out_of_memory")
 
     def _refuse(self, at_s: float, tasks: list[SchedulerTask], reason: Reason) -> None:
-        """Refuse waiting tasks."""
+        """Remove `tasks` from the queue and refuse each with `reason`."""
         for task in tasks:
             self._events.append(Refused(at_s, task.job.id, reason))
             self._dismiss(at_s, task, False)

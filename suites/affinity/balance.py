@@ -21,7 +21,7 @@ def balance_within_band(history: History, claims: Claims) -> Findings:
     The number of keys of each backend lies in its band, at a total false-alarm rate of 1e-4: beta-binomial for the
     claimed virtual nodes of a ring, binomial for the other algorithms. With 1,000 keys this distinguishes 150 points
     per backend from a few points, not from 50, because the spread of shares falls only with the square root of the
-    points. Seen broken: graphite-project/carbon#485, istio/istio#52871 (very uneven rings); HAProxy's djb2 without
+    points. Known violations: graphite-project/carbon#485, istio/istio#52871 (very uneven rings); HAProxy's djb2 without
     avalanche used two to four of eight backends.
     """
     owners = history.owners("before")

@@ -26,7 +26,7 @@ def each_leaves_moves_each_key_once(history: History, claims: Claims) -> Finding
 
     It moves while its own backend is away. The mean remap is therefore exactly 1/n for any shares, without a band or
     chance. Under Maglev, 5 % of the survivors' keys may move at each leave. The list of backends is rotated at each
-    change, so a mapping that depends on its order or on earlier members fails too. Seen broken:
+    change, so a mapping that depends on its order or on earlier members fails too. Known violations:
     envoyproxy/envoy#22558, stathat/consistent#5 (colliding points lost on removal), grpc/grpc-go#6927 (weights kept
     across restarts).
     """

@@ -30,7 +30,7 @@ def join_only_to_the_newcomer(history: History, claims: Claims) -> Findings:
     """When a backend joins, keys move only to it and never between the other backends.
 
     Exact for ring, rendezvous and jump hashing; a Maglev table may move 5 % of the keys that the newcomer does not
-    get. Modulo hashing moves (n-1)/n of them. Seen broken: envoyproxy/envoy#22558 (the number of points per host
+    get. Modulo hashing moves (n-1)/n of them. Known violations: envoyproxy/envoy#22558 (the number of points per host
     depends on the number of hosts), HAProxy's default server ids.
     """
     owners = owners_in(history, ["before", "joined"])

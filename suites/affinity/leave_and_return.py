@@ -64,8 +64,8 @@ def only_departed_keys_move(history: History, claims: Claims) -> Findings:
     """When a backend leaves, only its own keys move.
 
     The keys of the surviving backends stay: exactly for ring, rendezvous and jump hashing, while a Maglev table may
-    move 5 % of them. Modulo hashing moves (n-2)/n of them. Seen broken: envoyproxy/envoy#22558 (the number of points
-    per host depends on the number of hosts), HAProxy's default server ids.
+    move 5 % of them. Modulo hashing moves (n-2)/n of them. Known violations: envoyproxy/envoy#22558 (the number of
+    points per host depends on the number of hosts), HAProxy's default server ids.
     """
     leaver, step = _leaver(history), history.step("Leave", _leaver(history))
     compared = _before_and(history, "after", step)
@@ -117,8 +117,9 @@ def leave_share(history: History, claims: Claims) -> Findings:
 def return_restores(history: History, claims: Claims) -> Findings:
     """When the backend that left returns, every key goes back to its former backend.
 
-    The mapping depends only on the set of members, not on the order of the list or on earlier changes. Seen broken:
-    stathat/consistent#5 (colliding points lost on removal), grpc/grpc-go#6927 (weights kept across restarts).
+    The mapping depends only on the set of members, not on the order of the list or on earlier changes. Known
+    violations: stathat/consistent#5 (colliding points lost on removal), grpc/grpc-go#6927 (weights kept across
+    restarts).
     """
     compared = _before_and(history, "restored", history.step("Join", _leaver(history)))
     if isinstance(compared, str):

@@ -16,7 +16,7 @@ from suites.scenarios import DISTURBING, KEY_MOVERS, steady, too_few_reached
 def repeat_same_backend(history: History, claims: Claims) -> Findings:
     """Requests with the same key go to the same backend while the fleet does not change.
 
-    Every key is sent four times. Seen broken: a balancer that loses its key (nginx and HAProxy fall back to round
+    Every key is sent four times. Known violations: a balancer that loses its key (nginx and HAProxy fall back to round
     robin when the header is absent), workers of one balancer that hash differently.
     """
     owners = history.owners("traffic")

@@ -39,7 +39,7 @@ def backoff_jittered(history: History, claims: Claims) -> Findings:
 
     Breakers that tripped together then do not probe together. The promise is broken if all open times lie closer to
     their nominal values than in one of ten thousand conforming runs: k open times that are uniform over ± j all lie
-    within ± j × (1e-4)^(1/k) with probability 1e-4. Delays only spread them more. Seen broken: retry times without
+    within ± j × (1e-4)^(1/k) with probability 1e-4. Delays only spread them more. Known violations: retry times without
     jitter, so that all retries arrive at once.
     """
     breaker = claims[Breaker]

@@ -39,7 +39,7 @@ def failed_probe_reopens(history: History, claims: Claims) -> Findings:
     """One failed probe opens a breaker again.
 
     The rules that trip a closed breaker do not apply. No request sent after a client received the probe's failure
-    reaches the backend before the shortest open time has passed. Seen broken: nodeshift/opossum#119 (the full
+    reaches the backend before the shortest open time has passed. Known violations: nodeshift/opossum#119 (the full
     threshold must be met again).
     """
     breaker, calls = claims[Breaker], calls_of(history, FAULTY)
@@ -83,8 +83,8 @@ def _at_most_claimed_probes(history: History, claims: Claims, backend: str) -> F
 def one_slow_probe(history: History, claims: Claims) -> Findings:
     """A half-open breaker with a slow probe in flight lets no more requests through than its claimed probes.
 
-    The backend counts as faulty until the probe is answered. Seen broken: App-vNext/Polly#216; three inference routers
-    that sent fourteen to twenty requests at once to a half-open backend.
+    The backend counts as faulty until the probe is answered. Known violations: App-vNext/Polly#216; three inference
+    routers that sent fourteen to twenty requests at once to a half-open backend.
     """
     yield from _at_most_claimed_probes(history, claims, FAULTY)
 
@@ -99,9 +99,9 @@ def one_slow_probe(history: History, claims: Claims) -> Findings:
 def one_hung_probe(history: History, claims: Claims) -> Findings:
     """A half-open breaker with a hung probe lets no more requests through than its claimed probes.
 
-    The client of each probe aborts it, which says nothing about the backend. The next probe may follow the abort but
-    not overlap the hung one. Seen broken: a router with one probe at a time while probes fail fast, and eleven when
-    they hang.
+    Clients abort the hung probes; an abort is neither success nor failure of the backend. The next probe may start
+    after the abort but must not overlap the hung one. Known violations: a router that sends one probe at a time while
+    probes fail fast, but eleven at once while they hang.
     """
     yield from _at_most_claimed_probes(history, claims, OTHER)
 
@@ -117,7 +117,7 @@ def abort_frees_slot(history: History, claims: Claims) -> Findings:
     """A probe that its client aborted frees its slot for another probe.
 
     The next probe must follow by the end of the next open time, which allows a balancer to count the abort as a
-    failure. Seen broken: resilience4j/resilience4j#544, resilience4j/resilience4j#935, Netflix/Hystrix#1621 (only
+    failure. Known violations: resilience4j/resilience4j#544, resilience4j/resilience4j#935, Netflix/Hystrix#1621 (only
     success or failure frees the slot, so the breaker rejects for ever).
     """
     breaker, calls = claims[Breaker], calls_of(history, OTHER)

@@ -22,7 +22,7 @@ from suites.breaker.scenarios import FAULTY, MASKS, OTHERS, one_fails
 def others_are_answered(history: History, claims: Claims) -> Findings:
     """When the breaker of one backend trips, all requests for the other backends are answered.
 
-    Seen broken: one breaker for the whole service, so that one bad node of four makes the proxy reject 453 of 500
+    Known violations: one breaker for the whole service, so that one bad node of four makes the proxy reject 453 of 500
     requests although three nodes are healthy.
     """
     calls = calls_of(history, FAULTY)

@@ -55,7 +55,7 @@ def return_starts_clean(history: History, claims: Claims) -> Findings:
 
     The returned backend is a new member, often a new process, and its earlier failures do not apply to it. It gets its
     requests from its return on, although the former open time is not over. With affinity, the requests of its keys are
-    judged; without, it must get any of forty requests. Seen broken: a widely copied design keeps the state of a
+    judged; without, it must get any of forty requests. Known violations: a widely copied design keeps the state of a
     removed backend, so that a quickly replaced backend stays excluded.
     """
     breaker, leave, join = claims[Breaker], history.step("Leave", FAULTY), history.step("Join", FAULTY)

@@ -30,7 +30,7 @@ USUAL = 0.95
 def open_gets_nothing(history: History, claims: Claims) -> Findings:
     """An open breaker lets no request through before the shortest claimed open time has passed.
 
-    Only requests sent after a client received the failure that tripped the breaker count. Seen broken: an open
+    Only requests sent after a client received the failure that tripped the breaker count. Known violations: an open
     breaker whose backend still gets requests on another path (sgl-project/sglang#31206).
     """
     breaker, calls = claims[Breaker], calls_of(history, FAULTY)
@@ -53,7 +53,7 @@ def open_gets_nothing(history: History, claims: Claims) -> Findings:
 def open_fails_fast(history: History, claims: Claims) -> Findings:
     """When every breaker is open, the balancer rejects requests within milliseconds.
 
-    The 95th percentile of the rejection times of requests that reached no backend is judged. Seen broken: with all
+    The 95th percentile of the rejection times of requests that reached no backend is judged. Known violations: with all
     breakers open, each request waits for four retry backoffs before it gets its 503.
     """
     requests = history.requests
@@ -73,7 +73,7 @@ def open_for_its_time(history: History, claims: Claims) -> Findings:
     """A breaker stays open for its claimed time, within its jitter, and then probes with the next request.
 
     The time from the failure that tripped the breaker to the next call at the backend is judged; the upper bound
-    includes the wait for a request that is due there. Seen broken: routers whose breakers leave a healthy backend
+    includes the wait for a request that is due there. Known violations: routers whose breakers leave a healthy backend
     unused for a minute after a short fault.
     """
     breaker = claims[Breaker]
@@ -97,9 +97,9 @@ def open_for_its_time(history: History, claims: Claims) -> Findings:
 def ignores_late_failures(history: History, claims: Claims) -> Findings:
     """Failures that arrive while a breaker is open do not lengthen its open time.
 
-    They belong to calls that began before the trip; here these calls hang until they are reset. Seen broken: each such
-    failure restarts the open time, which delays recovery as long as late failures arrive; results of calls from before
-    the trip decide the state after it (App-vNext/Polly#217).
+    They belong to calls that began before the trip; here these calls hang until they are reset. Known violations: each
+    such failure restarts the open time, which delays recovery as long as late failures arrive; results of calls from
+    before the trip decide the state after it (App-vNext/Polly#217).
     """
     breaker, calls = claims[Breaker], calls_of(history, FAULTY)
     trip = tripped(history, calls, breaker)

@@ -18,8 +18,8 @@ def recovers_to_full_share(history: History, claims: Claims) -> Findings:
 
     With affinity, all requests of its keys go to it again. Without affinity, its share is tested against the fair
     share; 40 % less or more is a violation. Requests count from the time by which the longest open time and the probes
-    must be over. Seen broken: probe permits consumed by checking candidates, so that a backend is never probed again;
-    Netflix/Hystrix#1781 (stays open after recovery under load).
+    must be over. Known violations: probe permits consumed by checking candidates, so that a backend is never probed
+    again; Netflix/Hystrix#1781 (stays open after recovery under load).
     """
     breaker, calls = claims[Breaker], calls_of(history, FAULTY)
     phase = history.scenario.phase("after")

@@ -37,8 +37,8 @@ def trips_at_count(history: History, claims: Claims) -> Findings:
 
     Every backend fails all requests from some time on. Two observations break the promise: fewer failures before the
     silence, and a request that reaches the backend although it was sent after a client received the last of those
-    failures. Seen broken: a counter of failures in a row that is never used; a trip that needs thousands of failures
-    because old successes never expire (travis-ci/jupiter-brain#12).
+    failures. Known violations: a counter of failures in a row that is never used; a trip that needs thousands of
+    failures because old successes never expire (travis-ci/jupiter-brain#12).
     """
     breaker = claims[Breaker]
     if breaker.failures is None:
@@ -86,8 +86,9 @@ def _possibly_by_count(run: int, breaker: Breaker) -> bool:
 def trips_at_rate(history: History, claims: Claims) -> Findings:
     """A breaker trips when the claimed share of the calls in its window has failed.
 
-    Good answers come in between, so that no run of failures is long enough to trip it. Seen broken: routers that count
-    only failures in a row and never open at any share of failures; lifetime counters (travis-ci/jupiter-brain#12).
+    Good answers come in between, so that no run of failures is long enough to trip it. Known violations: routers that
+    count only failures in a row and never open at any share of failures; lifetime counters
+    (travis-ci/jupiter-brain#12).
     """
     breaker = claims[Breaker]
     for backend, calls, silence in _judged_by_share(history, claims):
@@ -116,7 +117,7 @@ def stays_closed_below_rate(history: History, claims: Claims) -> Findings:
     """A breaker stays closed while fewer calls than the claimed share fail or fewer calls than its minimum have ended.
 
     At first, half of the claimed share fails, then more. The breaker may trip only when the share over its whole
-    window is reached. Seen broken: good answers that do not clear a run of failures, so that old failures trip a
+    window is reached. Known violations: good answers that do not clear a run of failures, so that old failures trip a
     healthy backend; a rate judged on the first few calls.
     """
     breaker = claims[Breaker]
@@ -139,8 +140,8 @@ def trips_at_latency(history: History, claims: Claims) -> Findings:
     """A breaker trips when the p99 of its window exceeds the claimed bound.
 
     Every answer is good. The breaker must have tripped when a twentieth of the window is too slow, which allows any
-    method of computing quantiles. Seen broken: the latency of the last health check used instead of a quantile over
-    requests.
+    method of computing quantiles. Known violations: the latency of the last health check used instead of a quantile
+    over requests.
     """
     breaker = claims[Breaker]
     calls, silence = opening(calls_of(history, FAULTY), breaker, load_end_s(history))
@@ -189,8 +190,8 @@ def stays_closed_below_latency(history: History, claims: Claims) -> Findings:
 def stays_closed_on_client_errors(history: History, claims: Claims) -> Findings:
     """Client errors (4xx) do not trip a breaker.
 
-    One backend answers every request with 404 from some time on. Seen broken: sixty bad requests opened every breaker
-    of a fleet for a minute (sgl-project/sglang#25811).
+    One backend answers every request with 404 from some time on. Known violations: sixty bad requests opened every
+    breaker of a fleet for a minute (sgl-project/sglang#25811).
     """
     breaker = claims[Breaker]
     step = history.step("FailingStatus", REJECTING)

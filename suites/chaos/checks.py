@@ -78,7 +78,7 @@ def answers_belong(history: History, claims: Claims) -> Findings:
 
 
 def contained(history: History, claims: Claims) -> Findings:
-    """Losses stay within the faulty backends' share of the requests sent during the faults."""
+    """Lost requests do not exceed the faulty backends' share of the requests sent during the faults."""
     start_s, end_s, faulty = began_s(history), healed_s(history), faulty_backends(history)
     if start_s is None or end_s is None or not was_used(history, faulty, start_s):
         return

@@ -115,8 +115,8 @@ def connections_by_their_weight(history: History, claims: Claims) -> Findings:
 
     The check counts the picks made while the backend had enough connections to lose the whole component, and no other
     backend had more than the free number. With weights of .4 and .1 the scores are .5 and .6 and its share is .4545,
-    where a balancer that ignores connections gives one half. A sequential test distinguishes the two. Seen broken: by
-    construction only.
+    where a balancer that ignores connections gives one half. A sequential test distinguishes the two. Known
+    violations: by construction only.
     """
     slow, phase = history.step("Slow", SICK), history.scenario.phase(CROWD)
     if slow is None:

@@ -71,7 +71,7 @@ def returned_zone(backends: int) -> tuple[Zone, Zone]:
 
 
 def cap_of(zones: tuple[Zone, tuple[float | None, float | None]], alpha: float = ALPHA) -> int:
-    """Largest number of requests that the sequential test may need."""
+    """Maximum number of requests after which the sequential test between the zones decides."""
     return ShareTest(*zones, alpha).cap
 
 
@@ -313,7 +313,7 @@ def warm_zone(claims: Claims, backends: int) -> tuple[Zone, tuple[float, None]]:
 
 
 def reported_s(claims: Claims) -> float:
-    """Longest time until a change of memory is in a report that the balancer has."""
+    """Maximum delay, in seconds, before a change of a backend's memory use reaches the balancer in a load report."""
     return claims[HealthChecks].interval_s + claims[HealthChecks].timeout_s
 
 

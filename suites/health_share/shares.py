@@ -74,7 +74,8 @@ def healthy_even(history: History, claims: Claims) -> Findings:
     """While all backends are healthy, each gets an even share.
 
     A sequential test for each backend: within 10 % of 1/n against half as much or 1.5 times as much, false alarms 1e-4
-    in all, power .999. Seen broken: rounding of weights that leaves a backend without any (envoyproxy/envoy#19526).
+    in all, power .999. Known violations: rounding of weights that leaves a backend without any
+    (envoyproxy/envoy#19526).
     """
     phase = history.scenario.phase(HEALTHY)
     backends = history.scenario.backends
@@ -103,7 +104,7 @@ def errors_by_their_weight(history: History, claims: Claims) -> Findings:
 
     With a weight of .4 its score is .6, and beside three healthy backends it gets .6/3.6 of the requests: a score is a
     weight, not a gate. Judged from one claimed window after the fault on, by a sequential test: .15 to .1781 against at
-    most .0909 or at least .25. Seen broken: a widely repeated sketch takes every backend above a score of .2 as
+    most .0909 or at least .25. Known violations: a widely repeated sketch takes every backend above a score of .2 as
     healthy, so that .6 and 1 get the same.
     """
     fault = history.step("FailingStatus", SICK)
@@ -128,7 +129,7 @@ def recovery_even(history: History, claims: Claims) -> Findings:
     """One claimed window after a backend was healed its share is even again.
 
     Earlier failures have left the window by then. The test is one-sided: within 5 % of even against the share while the
-    backend failed. Seen broken: rates over a lifetime instead of a window (travis-ci/jupiter-brain#12).
+    backend failed. Known violations: rates over a lifetime instead of a window (travis-ci/jupiter-brain#12).
     """
     fault = history.step("FailingStatus", SICK)
     if fault is None:
@@ -158,8 +159,8 @@ def latency_by_its_weight(history: History, claims: Claims) -> Findings:
 
     One answer in ten is about twenty times slower, in short periods; the p99 is always that of the slow answers, and
     the score about .71. The expected share is computed from the measured latencies. A sequential test distinguishes it
-    from an even share. Seen broken: a widely repeated sketch whose "p99" is the latency of the last answer, which is a
-    fast one nine times in ten.
+    from an even share. Known violations: a widely repeated sketch whose "p99" is the latency of the last answer, which
+    is a fast one nine times in ten.
     """
     fault = history.step("Slow", SICK)
     if fault is None:
@@ -298,7 +299,7 @@ def warm_even(history: History, claims: Claims) -> Findings:
 
     Idle weights are evicted when memory is needed, so they count as free; otherwise a warm backend looks unhealthy and
     a cold one attractive. The test is one-sided: 1/n against the share that the backend would have if its model were in
-    use. Seen broken: the health score of a widely repeated sketch, which takes memory that is not free as load.
+    use. Known violations: the health score of a widely repeated sketch, which takes memory that is not free as load.
     """
     phase = history.scenario.phase(WARM)
     touched = holdings(history, TOUCH)

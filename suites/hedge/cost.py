@@ -31,8 +31,8 @@ def overhead_within_share(history: History, claims: Claims) -> Findings:
     nearly all requests when everything is slow, when a fleet can least bear it. A token bucket that starts empty bounds
     them exactly. Where a burst is claimed, no run of requests has more hedges than its share plus that burst, so the
     budget left over from a quiet hour cannot be spent at once. Judged where more requests called for a hedge than the
-    share allows. The note gives the share of the backends' time spent on unused answers. Seen broken: by construction
-    only.
+    share allows. The note gives the share of the backends' time spent on unused answers. Known violations: by
+    construction only.
     """
     hedge, attempts = claims[Hedge], history.attempts
     start_s = np.sort(attempts["start_s"][hedges(history)])
@@ -107,7 +107,7 @@ def tail_cut(history: History, claims: Claims) -> Findings:
 
     The check compares geometric means of the slowest requests, as many as lie beyond the claimed quantile, on the same
     arrivals. A single high quantile of about a thousand requests is too noisy, and a plain mean depends on a few
-    outliers. No other property detects a balancer that claims to hedge and never does. Seen broken: a sketch whose
+    outliers. No other property detects a balancer that claims to hedge and never does. Known violations: a sketch whose
     hedge asks for the same choice again, gets the backend that is slow already, and so never hedges.
     """
     phase = history.scenario.phase("stalls")
@@ -148,7 +148,7 @@ def update_never(history: History, claims: Claims) -> Findings:
     """An update is never hedged, however slow it is.
 
     A hedged update would be carried out twice. Judged where updates were slower than the quantile after which an
-    inference is hedged. Seen broken: joshrotenberg/tower-resilience#393 (no test of what may be sent twice).
+    inference is hedged. Known violations: joshrotenberg/tower-resilience#393 (no test of what may be sent twice).
     """
     slow = int(np.count_nonzero(outlasted(history, claims, Kind.UPDATE)))
     if not slow:
@@ -202,7 +202,7 @@ def breaker_off(history: History, claims: Claims) -> Findings:
 
     A hedge that wins discards the probe's answer, so the breaker learns nothing and the backend stays out; a hedge sent
     to a backend on probation is likely to be the slower attempt. The first attempt after a backend's breaker was open
-    is a probe. Judged on probes that outlast the delay of their model. Seen broken: by construction only.
+    is a probe. Judged on probes that outlast the delay of their model. Known violations: by construction only.
     """
     attempts = history.attempts
     attempts_per_request = np.bincount(attempts["request"][attempts["request"] >= 0], minlength=len(history.requests))

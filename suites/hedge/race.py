@@ -36,8 +36,8 @@ def delay_not_before(history: History, claims: Claims) -> Findings:
     Recent requests are the last answers, up to the claimed window, once the claimed minimum is known. Of W answers the
     quantile is the one of rank ceil(quantile (W + 1)). A window that records the winning attempt's time instead of the
     request's leaves out the wait for the hedge and hedges twice as often; the common rank ceil(.95 W) hedges 5.9 % at W
-    = 100. The bound is the shortest delay that any count of the answers so far allows. Seen broken: by construction
-    only.
+    = 100. The bound is the shortest delay that any count of the answers so far allows. Known violations: by
+    construction only.
     """
     hedge, requests, attempts = claims[Hedge], history.requests, history.attempts
     numbers = models(history, claims)
@@ -84,7 +84,7 @@ def first_good_wins(history: History, claims: Claims) -> Findings:
     """The client of a hedged request gets the first good answer that any of its attempts brings.
 
     Otherwise the hedge is useless. A request counts only if its other attempt had not answered by then, or answered
-    much later. Seen broken: go-resty/resty#1197 (cancelling the losers cancels the winner's body too).
+    much later. Known violations: go-resty/resty#1197 (cancelling the losers cancels the winner's body too).
     """
     attempts, requests, has_answer = history.attempts, history.requests, good(history)
     for request, rows in races(history).items():
@@ -143,7 +143,7 @@ def loser_cancelled(history: History, claims: Claims) -> Findings:
     """The losing attempt is cancelled: its backend sees the connection close within 100 ms of the winner's answer.
 
     An attempt that continues costs a full answer: 5 % more load if every hedge does so, and at high load the hedges
-    themselves overload a fleet. A loser that answers within these 100 ms does not count. Seen broken:
+    themselves overload a fleet. A loser that answers within these 100 ms does not count. Known violations:
     joshrotenberg/tower-resilience#393 (losers run on as detached tasks).
     """
     attempts, won = history.attempts, winners(history)
@@ -173,7 +173,7 @@ def settled_never(history: History, claims: Claims) -> Findings:
     """Nothing is sent for a request whose answer has begun or whose client has left.
 
     The hedge timer must end with the request. The check covers clients that leave long before their request is due for
-    a hedge, and all answers. Seen broken: thomhurst/Kevlar#14 (hedges after the caller had cancelled).
+    a hedge, and all answers. Known violations: thomhurst/Kevlar#14 (hedges after the caller had cancelled).
     """
     requests, attempts = history.requests, history.attempts
     left = given_up(history) & history.in_stream("impatient")

@@ -65,7 +65,7 @@ def rate_every_window(history: History, claims: Claims) -> Findings:
 
     In t seconds that is at most burst + rate × t, wherever the window begins: a counter that is reset each second lets
     twice the rate through around each full second. The check takes the worst of all windows that begin and end with an
-    arrival, widened by the measured slack. Seen broken: matrix-org/synapse#13018 (tokens were earned twice).
+    arrival, widened by the measured slack. Known violations: matrix-org/synapse#13018 (tokens were earned twice).
     """
     limits, phase = claims[Limits], history.scenario.phase(HOT)
     if limits.rate_per_s is None:
@@ -98,8 +98,8 @@ def rate_let_in(history: History, claims: Claims) -> Findings:
     """Requests within the rate are admitted: nearly all at half the rate, and nearly the full rate under higher load.
 
     At least nine tenths of either, or half if the burst is below five. A limiter that charges rejected requests admits
-    none once the rate is exceeded too often. Seen broken: svix/diom#115 (a bucket that was asked all the time never
-    filled).
+    none once the rate is exceeded too often. Known violations: svix/diom#115 (a bucket that was asked all the time
+    never filled).
     """
     limits = claims[Limits]
     if limits.rate_per_s is None:
@@ -131,7 +131,7 @@ def refusals_told_at_once(history: History, claims: Claims) -> Findings:
     """A request rejected by a limit is answered with 429 or 503, within milliseconds.
 
     The check has two findings: all requests that no backend saw were answered with one of these statuses, and 95 % of
-    those answers came within 20 ms. Seen broken: by construction only.
+    those answers came within 20 ms. Known violations: by construction only.
     """
     mine = history.in_stream(HOT)
     unseen = mine & (history.first_attempts() == UNSEEN)
@@ -157,7 +157,7 @@ def refusals_told_at_once(history: History, claims: Claims) -> Findings:
 def concurrency_never_more(history: History, claims: Claims) -> Findings:
     """The number of requests at backends never exceeds the claimed concurrency.
 
-    Counted at every arrival at a backend, while twice the load is sent that the fleet can serve. Seen broken:
+    Counted at every arrival at a backend, while twice the load is sent that the fleet can serve. Known violations:
     BerriAI/litellm#18730 (test and debit were two steps, so that several passed the same test).
     """
     limits = claims[Limits]
@@ -181,8 +181,8 @@ def urgency_critical_first(history: History, claims: Claims) -> Findings:
     """Where urgency is claimed to count, no normal request is admitted before a critical one.
 
     There is a finding for each critical request that arrived while normal requests waited. It must not be rejected,
-    since a normal request has to make room for it, and while it waits no normal request may be admitted. Seen broken:
-    by construction only.
+    since a normal request has to make room for it, and while it waits no normal request may be admitted. Known
+    violations: by construction only.
     """
     if not claims[Limits].by_urgency:
         return

@@ -117,7 +117,7 @@ def attempts_at_most(history: History, claims: Claims) -> Findings:
     """A request gets at most the claimed number of attempts, whatever fails, by GET or POST, on old or new connections.
 
     Only requests count that used all their attempts, each of which failed. Two layers that retry multiply the number: a
-    client library that repeats requests lost on a pooled connection, or another proxy in the chain. Seen broken:
+    client library that repeats requests lost on a pooled connection, or another proxy in the chain. Known violations:
     BerriAI/litellm#34129, HKUDS/nanobot#2760.
     """
     number, turn = counts(history), turns(history)
@@ -139,8 +139,8 @@ def status_only_claimed(history: History, claims: Claims) -> Findings:
     """An answer whose status is not claimed to be retried reaches its client unchanged, after one attempt.
 
     A client error (400, 404) fails on every backend, and a backend may have done the work before a 500; a retry
-    multiplies errors by the number of attempts. 429 asks for less traffic. Seen broken: microsoft/AICentral#134 (400
-    was tried on every other server), livekit/agents#5831.
+    multiplies errors by the number of attempts. 429 asks for less traffic. Known violations: microsoft/AICentral#134
+    (400 was tried on every other server), livekit/agents#5831.
     """
     attempts = history.attempts
     following = followers(history)
@@ -161,8 +161,8 @@ def backend_another(history: History, claims: Claims) -> Findings:
     """A retry goes to another backend than the one that just failed, while there is another.
 
     A backend's fault usually lasts longer than a backoff. A balancer with affinity repeats its choice unless backends
-    already tried are excluded. Seen broken: traefik/traefik#5177, kubernetes/ingress-nginx#4035 (a sticky cookie is
-    applied again to the retry).
+    already tried are excluded. Known violations: traefik/traefik#5177, kubernetes/ingress-nginx#4035 (a sticky cookie
+    is applied again to the retry).
     """
     attempts = history.attempts
     following = followers(history)
@@ -184,8 +184,8 @@ def update_at_most_once(history: History, claims: Claims) -> Findings:
     """An update reaches a backend at most once, however its attempt ended.
 
     The backend may have carried it out before the answer was lost, and a second execution is wrong. The property covers
-    an answer with an error, a connection that drops, and an answer that breaks off. Seen broken: rancher/rancher#35424
-    (a slow POST replayed three times).
+    an answer with an error, a connection that drops, and an answer that breaks off. Known violations:
+    rancher/rancher#35424 (a slow POST replayed three times).
     """
     attempts = history.attempts
     following = followers(history)
@@ -209,7 +209,7 @@ def first_byte_never(history: History, claims: Claims) -> Findings:
     """A request whose answer has begun is never retried; if the answer breaks off, its client sees the break.
 
     Tokens already passed on cannot be taken back, and a second answer begins with the first token again. A balancer
-    that buffers complete answers could retry, but could not stream. Seen broken: aden-hive/hive#6541,
+    that buffers complete answers could retry, but could not stream. Known violations: aden-hive/hive#6541,
     zirkelc/ai-retry#51 (the client gets tokens 1 to 5, then 1 to N).
     """
     attempts = history.attempts
@@ -231,8 +231,8 @@ def first_byte_never(history: History, claims: Claims) -> Findings:
 def retry_after_honoured(history: History, claims: Claims) -> Findings:
     """A retry waits as long as the backend asked for in Retry-After, or is not made at all.
 
-    Judged while all backends send Retry-After, so no better backend exists (RFC 9110, section 10.2.3). Seen broken:
-    BerriAI/litellm#7669 (all attempts burnt within milliseconds).
+    Judged while all backends send Retry-After, so no better backend exists (RFC 9110, section 10.2.3). Known
+    violations: BerriAI/litellm#7669 (all attempts burnt within milliseconds).
     """
     span = _in_phase(history, "all ask to wait")
     if span is None:

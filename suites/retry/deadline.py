@@ -69,7 +69,7 @@ def deadline_holds(history: History, claims: Claims) -> Findings:
     """One deadline covers all attempts of a request: it is answered by then, and no attempt begins later.
 
     A separate timeout for each attempt multiplies with the number of attempts, and the backoffs add to it; an answer
-    after the client has lost interest is wasted work. Seen broken: line/armeria#627, linkerd/linkerd#494,
+    after the client has lost interest is wasted work. Known violations: line/armeria#627, linkerd/linkerd#494,
     googleapis/java-bigtable-hbase#1858.
     """
     deadline_s = _deadline_s(claims)
@@ -106,7 +106,7 @@ def timeout_only_claimed(history: History, claims: Claims) -> Findings:
     """An attempt that timed out is not retried unless that is claimed, and an update never is.
 
     The backend may still be working on it: a retry elsewhere doubles the load of a fleet that is already too slow, and
-    carries an update out twice. Seen broken: rancher/rancher#35424.
+    carries an update out twice. Known violations: rancher/rancher#35424.
     """
     following = followers(history)
     patient = history.requests["failure"] != Failure.TIMEOUT

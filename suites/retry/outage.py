@@ -120,7 +120,7 @@ def budget_every_window(history: History, claims: Claims) -> Findings:
 
     Fresh requests are counted, not derived from a nominal rate, and a window may start anywhere: a budget that is reset
     each second lets two budgets through around each full second. Judged where failures called for more retries than the
-    budget. Seen broken: envoyproxy/envoy#30205 (retries that wait in backoff were not counted),
+    budget. Known violations: envoyproxy/envoy#30205 (retries that wait in backoff were not counted),
     envoyproxy/envoy-mobile#811 (retries taken for fresh requests).
     """
     yield from _budget(history, claims)
@@ -223,11 +223,11 @@ def _answered_in_outage(history: History) -> int:
 
 @declare("retry.outage.recovers", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=quarter_outage)
 def outage_recovers(history: History, claims: Claims) -> Findings:
-    """Four seconds after an outage there are again at most 1.05 attempts per fresh request, until the end.
+    """From four seconds after an outage until the end of the run, there are at most 1.05 attempts per new request.
 
-    Retries that were delayed during an outage arrive after it. Without a budget they exceed the fleet's capacity, fail
-    and are delayed again, so the outage outlives its cause. Seen broken: every text on retry storms and metastable
-    failures (Bronson et al., HotOS 2021).
+    Retries that were delayed during an outage arrive after it. Without a retry budget they exceed the fleet's
+    capacity, fail and are delayed again, so the outage outlives its cause. Described in the literature on retry storms
+    and metastable failures (Bronson et al., HotOS 2021).
     """
     yield from _recovery(history, claims)
 

@@ -59,7 +59,7 @@ class ReferencePolicy:
         return not self._tickets and self._members.idle
 
     def pick(self, request: Request) -> str | None:
-        """See Policy. Opens a ticket."""
+        """See `Policy.pick`. Opens a ticket."""
         now_s = self._now()
         name = self._members.pick(request, frozenset(), now_s)
         if name is not None:
@@ -67,7 +67,7 @@ class ReferencePolicy:
         return name
 
     def update_backends(self, backends: Sequence[Backend]) -> None:
-        """See Policy. Changed figures of a backend count as a load report; a memory total of 0 means there is none."""
+        """See `Policy.update_backends`. Changed figures count as a load report; memory total 0: unknown."""
         now_s = self._now()
         before, self._snapshots = self._snapshots, {backend.id: backend for backend in backends}
         if _configured(before) != _configured(self._snapshots):
@@ -78,7 +78,7 @@ class ReferencePolicy:
                 self._members.health_check_result(NO_CHECK_ID, name, True, backend, now_s)
 
     def report_result(self, backend_id: str, latency_s: float, error: str | None) -> None:
-        """See Policy. Settles the oldest open ticket of that backend, if any."""
+        """See `Policy.report_result`. Settles the oldest open ticket of that backend, if any."""
         tickets = self._tickets.get(backend_id)
         if not tickets:
             return

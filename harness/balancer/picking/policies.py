@@ -79,10 +79,10 @@ class _Stateless:
     """Base of policies that use neither results nor membership."""
 
     def settle(self, backend: str, latency_s: float, ok: bool) -> None:
-        """See Picker."""
+        """See `Picker.settle`."""
 
     def keep_only(self, backends: frozenset[str]) -> None:
-        """See Picker."""
+        """See `Picker.keep_only`."""
 
 
 class RoundRobin(_Stateless):
@@ -93,7 +93,7 @@ class RoundRobin(_Stateless):
         self._last: dict[str, int] = {}
 
     def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
-        """See Picker."""
+        """See `Picker.pick`."""
         if not candidates:
             return None
         last = self._last
@@ -103,7 +103,7 @@ class RoundRobin(_Stateless):
         return chosen
 
     def keep_only(self, backends: frozenset[str]) -> None:
-        """See Picker."""
+        """See `Picker.keep_only`."""
         self._last = {name: pick for name, pick in self._last.items() if name in backends}
 
 
@@ -115,7 +115,7 @@ class WeightedRoundRobin(_Stateless):
         self._current: dict[str, float] = {}
 
     def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
-        """See Picker."""
+        """See `Picker.pick`."""
         current, total, chosen = self._current, 0.0, None
         for backend in candidates:
             weight = _valid_weight(self._weight(backend))
@@ -130,7 +130,7 @@ class WeightedRoundRobin(_Stateless):
         return chosen
 
     def keep_only(self, backends: frozenset[str]) -> None:
-        """See Picker."""
+        """See `Picker.keep_only`."""
         self._current = {name: current for name, current in self._current.items() if name in backends}
 
 
@@ -141,7 +141,7 @@ class RandomChoice(_Stateless):
         self._random = generator
 
     def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
-        """See Picker."""
+        """See `Picker.pick`."""
         return candidates[self._random.randrange(len(candidates))] if candidates else None
 
 
@@ -153,7 +153,7 @@ class WeightedRandom(_Stateless):
         self._weight = weight
 
     def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
-        """See Picker."""
+        """See `Picker.pick`."""
         weights = {backend: _valid_weight(self._weight(backend)) for backend in candidates}
         eligible = [backend for backend in candidates if weights[backend]]
         if not eligible:
@@ -170,7 +170,7 @@ class LeastConnections(_Stateless):
         self._in_flight = in_flight
 
     def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
-        """See Picker."""
+        """See `Picker.pick`."""
         if not candidates:
             return None
         counts = [self._in_flight(backend) for backend in candidates]
@@ -187,7 +187,7 @@ class TwoChoices(_Stateless):
         self._load = load
 
     def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
-        """See Picker."""
+        """See `Picker.pick`."""
         return less_loaded_of_two(candidates, lambda backend: self._load(backend, now_s), self._random)
 
 
@@ -226,7 +226,7 @@ class Ewma(_Stateless):
         self._now_s = 0.0
 
     def pick(self, candidates: Sequence[str], now_s: float) -> str | None:
-        """See Picker."""
+        """See `Picker.pick`."""
         self._now_s = max(self._now_s, now_s)
         return less_loaded_of_two(candidates, self._rounded_cost, self._random)
 
@@ -236,7 +236,7 @@ class Ewma(_Stateless):
         return (latency_s + penalty_s) * (self._in_flight(backend) + 1)
 
     def settle(self, backend: str, latency_s: float, ok: bool) -> None:
-        """See Picker."""
+        """See `Picker.settle`."""
         if not (math.isfinite(latency_s) and latency_s >= 0):
             return
         known_s, penalty_s = self._decayed(backend)
@@ -254,7 +254,7 @@ class Ewma(_Stateless):
         self._observed[backend] = _Observed(known_s, penalty_s, self._now_s)
 
     def keep_only(self, backends: frozenset[str]) -> None:
-        """See Picker."""
+        """See `Picker.keep_only`."""
         self._observed = {name: observed for name, observed in self._observed.items() if name in backends}
 
     def _rounded_cost(self, backend: str) -> int:

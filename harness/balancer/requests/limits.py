@@ -99,7 +99,7 @@ ADMITTED = Admitted()
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Answer the request with `status`; `retry_after_s` (not rounded) is None if a retry cannot succeed."""
+    """Decision to answer the request with `status`; `retry_after_s` (not rounded) is None if a retry cannot succeed."""
 
     status: int
     retry_after_s: float | None

@@ -87,7 +87,7 @@ class AsyncioEngine(Shard):
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """Stop sending."""
+        """Stop sending; requests in flight have `GRACE_S` to end."""
         self._stopped.set()
 
     async def send(

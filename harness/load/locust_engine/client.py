@@ -194,7 +194,7 @@ def _failure_of(error: OSError, connected: bool, answer: ExchangeResult) -> Fail
 
 
 def _still_open(connection: gevent.socket.socket) -> bool:
-    """Whether an idle connection has neither an end nor stray bytes to read; does not wait."""
+    """Whether an idle connection has neither end of file nor unexpected bytes pending; does not block."""
     connection.settimeout(0.0)
     try:
         connection.recv(1, socket.MSG_PEEK)

@@ -216,9 +216,9 @@ def chat(rate_per_s: float, duration_s: float) -> Load:
 
 
 def mixed(rate_per_s: float, duration_s: float) -> Load:
-    """Something of everything: updates among inferences, three urgencies, GET and POST, streams, clients that give up.
+    """A mix of everything: updates among inferences, three urgencies, GET and POST, streams, clients that abort.
 
-    One in five requests is an update and one in ten comes on a connection of its own. Needs protocol http.
+    One in five requests is an update and one in ten uses a new connection. Needs protocol http.
     """
     content = Content(
         update_share=0.2,

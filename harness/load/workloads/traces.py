@@ -173,7 +173,7 @@ def _unit_of(names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One row, with its values by meaning."""
+    """One trace row, with its columns mapped to meanings."""
 
     path: Path
     line: int

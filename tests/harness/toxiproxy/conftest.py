@@ -1,4 +1,4 @@
-"""Fixtures: one server process for the folder, a clean set of proxies for each test."""
+"""Fixtures: one server process for the folder, and no left-over proxies in any test."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.harness.toxiproxy.rig import Backend, ServerProcess
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
-    """A running fault proxy, which must neither complain nor fail to stop."""
+    """A running fault proxy; it must log nothing and stop cleanly."""
     with ServerProcess("--seed", "1") as process:
         yield process
 
 
 @pytest.fixture
 def proxy(server: ServerProcess) -> Iterator[FaultProxy]:
-    """A client of the fault proxy; the proxies that a test made are deleted after it."""
+    """A client of the fault proxy; proxies created by a test are deleted after it."""
     client = FaultProxy("127.0.0.1", server.port)
     client.clear_connections()
     yield client
@@ -29,7 +29,7 @@ def proxy(server: ServerProcess) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def backend_with() -> Iterator[Callable[[Callable[[socket.socket], object]], Backend]]:
-    """Makes backends, which are closed after the test."""
+    """Factory of backends, which are closed after the test."""
     backends: list[Backend] = []
 
     def make(serve: Callable[[socket.socket], object]) -> Backend:
@@ -45,7 +45,7 @@ def backend_with() -> Iterator[Callable[[Callable[[socket.socket], object]], Bac
 def behind(
     proxy: FaultProxy, backend_with: Callable[[Callable[[socket.socket], object]], Backend]
 ) -> Callable[[Callable[[socket.socket], object]], tuple[Backend, int]]:
-    """Makes a backend behind a proxy named `p`; returns it and the proxy's port."""
+    """Factory of a backend behind a proxy named `p`; returns the backend and the port of the proxy."""
 
     def make(serve: Callable[[socket.socket], object]) -> tuple[Backend, int]:
         backend = backend_with(serve)

@@ -1,7 +1,7 @@
-"""Equipment of the data path's experiments: ways through a server under test, laps in ms, and a sentinel of noise.
+"""Tools of the data path experiments: proxies on a server under test, measured times in ms, and a noise sentinel.
 
-An experiment is made of parts, which are functions of a `Lab`. Parts run beside each other, so that forty waits take
-the time of a few; those that keep a core busy say so and run alone.
+An experiment consists of parts, which are functions of a `Lab`. Parts run concurrently, so that forty waits take the
+time of a few; parts that keep a core busy are marked `alone` and run one at a time.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ CLOSES_WITH_RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER on, 0 seconds
 
 
 class Lap(float):
-    """A time in ms that was measured between two moments (seconds, CLOCK_MONOTONIC)."""
+    """A duration in ms, measured between two instants (seconds, CLOCK_MONOTONIC)."""
 
     start_s: float
     end_s: float
 
     @staticmethod
     def between(start_s: float, end_s: float) -> Lap:
-        """The time from one moment to another."""
+        """The duration between two instants."""
         return Lap.of((end_s - start_s) * 1000, start_s, end_s)
 
     @staticmethod
     def of(time_ms: float, start_s: float, end_s: float) -> Lap:
-        """A time gained from what was measured between two moments."""
+        """A duration derived from measurements between two instants."""
         lap = Lap(time_ms)
         lap.start_s, lap.end_s = start_s, end_s
         return lap
 
 
 def since(start_s: float) -> Lap:
-    """The time from a moment until now."""
+    """The duration from an instant until now."""
     return Lap.between(start_s, time.monotonic())
 
 
 def extent(laps: list[Lap]) -> dict[str, Lap]:
-    """The least and the middle of some times."""
+    """Minimum, median and maximum of some durations."""
     start_s, end_s = laps[0].start_s, laps[-1].end_s
     return {
         "min": Lap.of(min(laps), start_s, end_s),
@@ -61,7 +61,7 @@ def extent(laps: list[Lap]) -> dict[str, Lap]:
 
 
 class Event(NamedTuple):
-    """Something that a backend saw: `data` and its bytes, `eof` and all bytes, or an errno."""
+    """An event at a backend: `data` with its byte count, `eof` with the total byte count, or an errno."""
 
     at_s: float
     what: str
@@ -72,7 +72,7 @@ Serve = Callable[[socket.socket, list[Event]], object]
 
 
 def echo(connected: socket.socket, events: list[Event]) -> None:
-    """Send everything back; note only the end."""
+    """Echo all data; record only the end."""
     try:
         rig.echo(connected)
         events.append(Event(time.monotonic(), "eof", ""))
@@ -81,7 +81,7 @@ def echo(connected: socket.socket, events: list[Event]) -> None:
 
 
 def collect(connected: socket.socket, events: list[Event]) -> None:
-    """Read to the end, noting each read."""
+    """Read to the end; record each read."""
     total = 0
     try:
         while data := connected.recv(65536):
@@ -93,7 +93,7 @@ def collect(connected: socket.socket, events: list[Event]) -> None:
 
 
 def answers(*sizes: int, then_close: bool = True) -> Serve:
-    """For each byte asked send so many bytes, one size after the other, or the last again and again."""
+    """For each byte received send the next of `sizes` bytes; then close, or repeat the last size."""
 
     def serve(connected: socket.socket, events: list[Event]) -> None:
         for size in sizes if then_close else itertools.chain(sizes, itertools.repeat(sizes[-1])):
@@ -105,7 +105,7 @@ def answers(*sizes: int, then_close: bool = True) -> Serve:
 
 
 class Reading(NamedTuple):
-    """What a client read: how it ended (`ok`: all that was asked for, `EOF`, `timeout`, errno), and each arrival."""
+    """Result of a read: its end (`ok`: all requested bytes, `EOF`, `timeout`, errno), and each arrival."""
 
     ending: str
     size: int
@@ -137,7 +137,7 @@ def read(client: socket.socket, size: int | None = None, patience_s: float = 5.0
 
 
 def trips(client: socket.socket, count: int, size: int = 10) -> list[Lap]:
-    """Times of round trips through an echo, one after the other."""
+    """Durations of consecutive round trips through an echo."""
     laps = []
     for _ in range(count):
         start_s = time.monotonic()
@@ -148,13 +148,13 @@ def trips(client: socket.socket, count: int, size: int = 10) -> list[Lap]:
 
 
 def close_with_reset(client: socket.socket) -> None:
-    """Break a connection off, so that its peer sees a reset."""
+    """Close a connection with a reset."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSES_WITH_RESET)
     client.close()
 
 
 class Way(ExitStack):
-    """A proxy with a backend behind it and the connections through it; leaving removes them all."""
+    """A proxy with its backend and its client connections; exit removes them all."""
 
     def __init__(self, lab: Lab, serve: Serve) -> None:
         super().__init__()
@@ -167,11 +167,11 @@ class Way(ExitStack):
         self.callback(lab.ask, "DELETE", self.path)
 
     def connect(self) -> socket.socket:
-        """A client's connection."""
+        """Open a client connection."""
         return self.enter_context(rig.connect(self.port))
 
     def toxic(self, kind: str, stream: str = "downstream", toxicity: float = 1.0, **values: Any) -> str:
-        """Add a toxic, return its name. `values`: its attributes, and `name`."""
+        """Add a toxic and return its name. `values`: its attributes, and optionally `name`."""
         wish: dict[str, Any] = {"type": kind, "stream": stream, "toxicity": toxicity}
         if "name" in values:
             wish["name"] = values.pop("name")
@@ -192,26 +192,26 @@ class Way(ExitStack):
         return self._lab.ask("PATCH", self.path, fields)
 
     def seen(self, *kinds: str) -> list[str]:
-        """What the backend saw, without bytes and times, of some kinds or of all."""
+        """Event names at the backend, of the given kinds or of all."""
         return [event.what for event in self.events if not kinds or event.what in kinds]
 
     def seen_with_details(self) -> list[list[object]]:
-        """What the backend saw, and how much."""
+        """Event names at the backend, with byte counts."""
         return [[event.what, event.detail] for event in self.events]
 
     def ends_since(self, start_s: float) -> list[list[object]]:
-        """All that the backend saw but data, with its times."""
+        """All events at the backend except data, with their times."""
         return [[e.what, Lap.between(start_s, e.at_s)] for e in self.events if e.what != "data"]
 
     def await_event(self, what: str, patience_s: float = rig.LONG_S) -> None:
-        """Return when the backend has seen something of that kind."""
+        """Return when the backend has recorded an event of that kind, or after `patience_s`."""
         deadline_s = time.monotonic() + patience_s
         while what not in self.seen() and time.monotonic() < deadline_s:
             time.sleep(0.002)
 
 
 class Lab:
-    """A server under test, by the port of its control API."""
+    """A server under test, addressed by the port of its control API."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -229,7 +229,7 @@ class Lab:
         return answer.status, json.loads(text) if text[:1] in (b"{", b"[") else text
 
     def open(self, upstream: str) -> tuple[str, int]:
-        """Create a proxy; its name and port."""
+        """Create a proxy; returns its name and port."""
         name = f"lab{next(self._numbers)}"
         status, answer = self.ask("POST", "/proxies", {"name": name, "listen": "127.0.0.1:0", "upstream": upstream})
         assert status == 201, answer
@@ -245,7 +245,7 @@ Run = Callable[[Lab], Any]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an experiment: its value stands under `key`, or is the whole (a dictionary) where there is none."""
+    """A part of an experiment: its value is stored under `key`; without a key it is a dictionary and merged."""
 
     experiment: str
     key: str | None
@@ -254,10 +254,10 @@ class Part:
 
 
 class Parts(list[Part]):
-    """A list of parts that functions join by decoration."""
+    """A list of parts; a decorator adds functions to it."""
 
     def part(self, experiment: str, key: str | None = None, alone: bool = False) -> Callable[[Run], Run]:
-        """Decorate a function of a lab. `alone`: it needs the cores for itself."""
+        """Decorate a function of a lab. `alone`: no other part runs at the same time."""
 
         def join(run: Run) -> Run:
             self.append(Part(experiment, key, run, alone))
@@ -267,9 +267,9 @@ class Parts(list[Part]):
 
 
 class Sentinel(threading.Thread):
-    """Sleeps a millisecond and makes a round trip through the server, again and again; remembers what took too long.
+    """Repeats a sleep of 1 ms and a round trip through the server, and records the delay of each.
 
-    So it meets what holds up the test as well as what holds up the server. Use as a context manager.
+    It therefore notices pauses of the test and of the server. Use as a context manager.
     """
 
     PAUSE_S = 0.001
@@ -302,14 +302,14 @@ class Sentinel(threading.Thread):
         self.join()
 
     def worst_s(self, lap: Lap) -> float:
-        """The worst lateness while a lap was measured."""
+        """The longest delay while a duration was measured, in seconds."""
         first = bisect_left(self._times_s, lap.start_s)
-        last = bisect_left(self._times_s, lap.end_s) + 1  # the sleep that the end fell into, too
+        last = bisect_left(self._times_s, lap.end_s) + 1  # include the sleep in progress at the end
         return max(self._late_s[first : last + 1], default=0.0)
 
 
 def laps_in(value: object) -> Iterable[Lap]:
-    """All laps of a part's value."""
+    """All durations in a part's value."""
     if isinstance(value, Lap):
         yield value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What the tests of the fault proxy share: a process to test, backends to stand behind it, sinks for its chains."""
+"""Shared tools of the fault proxy tests: server processes, backends, and sinks for chains."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[3]
 REAL = "toxiproxy-server"
 KINDS = ("embedded", "real")
 GARBAGE = (b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 5000, b'{"name": 1}', b"1" * 5000, b'{"a": NaN}')
-"""Bodies that no path of the API wants."""
+"""Bodies that are invalid for every path of the API."""
 
-LONG_S = 10.0  # how long to wait for what must come; only a failing test waits so long
+LONG_S = 10.0  # time limit of a wait; reached only by a failing test
 
 
 class Sink:
-    """The end of a chain under test: remembers what arrived and how it ended; `room` can be taken away."""
+    """Sink of a chain under test: records data and the cause of the end; `room = False` blocks it."""
 
     def __init__(self) -> None:
         self.room = True
@@ -50,17 +50,17 @@ class Sink:
             self.ending = cause
 
     def state(self) -> tuple[list[bytes], CloseCause | None]:
-        """What has arrived, and how it has ended, if it has."""
+        """The data received, and the cause of the end (None: not ended)."""
         return self.chunks, self.ending
 
     def take(self) -> list[bytes]:
-        """What arrived since the last call."""
+        """The data received since the last call."""
         taken, self.chunks = self.chunks, []
         return taken
 
 
 class ServerProcess:
-    """`python -m harness.toxiproxy` as a child; use as a context manager."""
+    """`python -m harness.toxiproxy` as a child process; use as a context manager."""
 
     def __init__(self, *options: str) -> None:
         self.process = subprocess.Popen(
@@ -90,7 +90,7 @@ class ServerProcess:
 
 
 class RealServer:
-    """A real `toxiproxy-server` from PATH as a child; use as a context manager. Skips the test where there is none."""
+    """A real `toxiproxy-server` from PATH as a child process; use as a context manager. Skips the test if none exists."""
 
     def __init__(self, *options: str) -> None:
         binary = shutil.which(REAL)
@@ -117,19 +117,19 @@ class RealServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()  # it may be blocked by what a test did to it
+        self.process.kill()  # a test may have blocked it
         self.process.wait()
 
 
 def start_server(kind: str, *options: str) -> ServerProcess | RealServer:
-    """The `embedded` server or the `real` one, with options that both know."""
+    """Start the `embedded` or the `real` server, with options common to both."""
     return ServerProcess(*options) if kind == "embedded" else RealServer(*options)
 
 
 class Backend:
-    """A listening socket on loopback whose connections are each served by `serve` in a thread.
+    """A listening socket on loopback; `serve` handles each connection in a thread.
 
-    `serve` gets the connected socket; what it returns, or the name of the errno that ended it, is in `endings`.
+    `serve` receives the connected socket; its return value, or the name of the errno it failed with, is in `endings`.
     """
 
     def __init__(self, serve: Callable[[socket.socket], object]) -> None:
@@ -163,7 +163,7 @@ class Backend:
                 self.endings.append(errno.errorcode.get(error.errno or 0, repr(error)))
 
     def close(self) -> None:
-        """Stop listening, break off what is left, and end all threads."""
+        """Stop listening, shut down open connections, and join all threads."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -175,18 +175,18 @@ class Backend:
 
 
 BackendWith = Callable[[Callable[[socket.socket], object]], Backend]
-"""The fixture `backend_with`: makes backends that serve so, and closes them after the test."""
+"""Type of the fixture `backend_with`: makes backends with a given `serve`, closed after the test."""
 
 
 def echo(connected: socket.socket) -> str:
-    """A `serve` that sends everything back."""
+    """A `serve` that echoes all data."""
     while data := connected.recv(65536):
         connected.sendall(data)
     return "EOF"
 
 
 def collect(connected: socket.socket) -> bytes:
-    """A `serve` that reads until the end and returns what it read."""
+    """A `serve` that reads until the end and returns the data."""
     return b"".join(iter(lambda: connected.recv(65536), b""))
 
 
@@ -202,14 +202,14 @@ def answer_with(data: bytes) -> Callable[[socket.socket], str]:
 
 
 def connect(port: int) -> socket.socket:
-    """A client's connection."""
+    """Open a client connection."""
     client = socket.create_connection(("127.0.0.1", port), LONG_S)
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return client
 
 
 def read_to_end(client: socket.socket) -> tuple[bytes, str]:
-    """What arrives until the end, and how it ends: `EOF`, `timeout` or the name of an errno."""
+    """All data until the end, and the end: `EOF`, `timeout` or the name of an errno."""
     pieces: list[bytes] = []
     while True:
         try:
@@ -234,7 +234,7 @@ def read_exactly(client: socket.socket, size_bytes: int) -> bytes:
 
 
 def round_trip_s(client: socket.socket, data: bytes = b"ping") -> float:
-    """How long it takes until `data` has come back."""
+    """Time in seconds until `data` has been echoed."""
     start_s = time.monotonic()
     client.sendall(data)
     assert read_exactly(client, len(data)) == data
@@ -242,7 +242,7 @@ def round_trip_s(client: socket.socket, data: bytes = b"ping") -> float:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until something has come true, asking again and again."""
+    """Poll a condition until it holds; fail after `LONG_S`."""
     deadline_s = time.monotonic() + LONG_S
     while not condition():
         assert time.monotonic() < deadline_s, f"waited {LONG_S:g} s in vain for: {what}"
@@ -250,7 +250,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    """Status and answer of one request, which must come in time."""
+    """Status and body of one response, with a time limit of `LONG_S`."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_S)
     try:
         connection.request(method, path, body)
@@ -261,8 +261,8 @@ def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[i
 
 
 def free_ports(count: int) -> Iterator[int]:
-    """Ports of loopback that were free a moment ago, in a row, below the range the system draws from."""
-    first = 20000 + os.getpid() * count % 10000  # tests in other processes are looking too
+    """Consecutive loopback ports that were free when probed, below the ephemeral range of the system."""
+    first = 20000 + os.getpid() * count % 10000  # tests in other processes search at the same time
     for base in range(first, 32000, count):
         ports = range(base, base + count)
         with contextlib.ExitStack() as probes:

@@ -52,7 +52,7 @@ def client_stops_writing(lab: Lab) -> list[object]:
 
 
 def changed_during_the_delay(delay_ms: int | None) -> Run:
-    """A part that removes a slow_close while it waits, or gives it another delay."""
+    """A part that removes a slow_close during its delay (None), or changes the delay to `delay_ms`."""
 
     def run(lab: Lab) -> list[object]:
         with lab.way(answers(4)) as way:
@@ -146,7 +146,7 @@ def timeout_without_toxicity(lab: Lab) -> str:
         return read(client, patience_s=1).ending
 
 
-@part("timeout_basic", "reset_removes", alone=True)  # a reset is for all proxies
+@part("timeout_basic", "reset_removes", alone=True)  # a reset affects all proxies
 def timeout_reset(lab: Lab) -> str:
     with lab.way(echo) as way:
         way.toxic("timeout", timeout=0)
@@ -196,7 +196,7 @@ def timeout_and_the_clients_end(lab: Lab) -> list[list[object]]:
 
 
 def reset(stream: str, serve: Serve, timeout_ms: int = 0, sends: bool = True, late: bool = False) -> Run:
-    """A part with a reset_peer; `late`: it is added to a connection that is open already."""
+    """A part with a reset_peer; `late`: the toxic is added after the connection was opened."""
 
     def run(lab: Lab) -> dict[str, object]:
         with lab.way(serve) as way:
@@ -272,7 +272,7 @@ def reset_lingers_after_removal(lab: Lab) -> list[list[object]]:
 
 
 def limited(limit: int, *sizes: int) -> Run:
-    """A part that asks for answers of these sizes, one after the other, under a limit_data."""
+    """A part that requests answers of these sizes in turn, under a limit_data."""
 
     def run(lab: Lab) -> list[list[object]]:
         with lab.way(answers(*sizes, then_close=False)) as way:
@@ -349,11 +349,11 @@ def limit_upstream(lab: Lab) -> dict[str, object]:
         return {"client": ending, "upstream": way.seen_with_details()}
 
 
-# Several in a row.
+# Chains of several toxics.
 
 
 def in_a_row(*kinds: str) -> Run:
-    """A part with a limit of 10 bytes and 200 ms of latency, in this order."""
+    """A part with a limit of 10 bytes and a latency of 200 ms, chained in the order of `kinds`."""
 
     def run(lab: Lab) -> list[list[object]]:
         values = {"limit_data": {"bytes": 10}, "latency": {"latency": 200}}

@@ -1,4 +1,4 @@
-"""Experiments with toxics that draw: slicer and toxicity. See `test_recorded_data_path`."""
+"""Experiments on random draws: slicer and toxicity. See `test_recorded_data_path`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ part = PARTS.part
 
 
 def sliced(average: int, variation: int, delay_us: int, size: int) -> Run:
-    """A part that sends so many bytes through a slicer."""
+    """A part that sends `size` bytes through a slicer."""
 
     def run(lab: Lab) -> dict[str, object]:
         with lab.way(collect) as way:
@@ -49,7 +49,7 @@ HIT_MS = 30  # a round trip under 40 ms of latency takes longer than this
 
 
 def is_hit(client: socket.socket) -> bool:
-    """Whether the latency applies to a connection now. Asked twice: a hiccup can only make a trip longer."""
+    """Whether the latency applies to a connection now. Measured twice, because noise can only lengthen a round trip."""
     return trips(client, 1)[0] > HIT_MS and trips(client, 1)[0] > HIT_MS
 
 
@@ -104,7 +104,7 @@ def toxicity_when_the_next_comes_and_goes(lab: Lab) -> bool:
 
 
 def hits_of_20(toxicity: float) -> Run:
-    """A part that counts which of 20 connections a toxicity hits."""
+    """A part that counts the connections, of 20, to which a toxic of this toxicity applies."""
 
     def run(lab: Lab) -> int:
         with lab.way(echo) as way:

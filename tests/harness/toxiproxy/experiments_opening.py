@@ -1,4 +1,4 @@
-"""Experiments on how connections begin and end, without toxics. See `test_recorded_data_path`."""
+"""Experiments on opening and closing connections, without toxics. See `test_recorded_data_path`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ part = PARTS.part
 
 
 def fails_with(action: Callable[[], object]) -> str:
-    """The name of the errno that an action on sockets fails with, or `ok`."""
+    """The errno name of a failed socket action, `timeout`, or `ok`."""
     try:
         action()
     except TimeoutError:
@@ -41,7 +41,7 @@ def fails_with(action: Callable[[], object]) -> str:
 
 
 def answer_late(connected: socket.socket, events: list[Event]) -> None:
-    """Read to the end, and answer 0.2 s later: only a peer that still listens gets it."""
+    """Read to the end and answer 0.2 s later; only a peer that still reads receives it."""
     rig.collect(connected)
     time.sleep(0.2)
     with contextlib.suppress(OSError):
@@ -49,7 +49,7 @@ def answer_late(connected: socket.socket, events: list[Event]) -> None:
 
 
 def flood(connected: socket.socket, events: list[Event]) -> None:
-    """Send until it fails, and note how."""
+    """Send until an error, and record it."""
     try:
         while True:
             connected.sendall(bytes(65536))
@@ -78,7 +78,7 @@ def dial_refused(lab: Lab) -> dict[str, object]:
     with rig.connect(port) as silent:
         no_data = read(silent, patience_s=2).ending
     after_send = "EOF"
-    for _ in range(300):  # a matter of microseconds: only a client whose data is there before the proxy closes is reset
+    for _ in range(300):  # a race of microseconds: a reset needs the data of the client to arrive before the proxy closes
         if after_send == "EOF":
             with rig.connect(port) as talker:
                 failure = fails_with(partial(talker.sendall, b"GET / HTTP/1.1\r\n\r\n"))
@@ -98,7 +98,7 @@ def bad_upstream_name(lab: Lab) -> dict[str, object]:
 
 
 def bind_to(port: int, share: bool) -> socket.socket:
-    """A socket bound to a port, with SO_REUSEADDR or without; one that shares listens, too."""
+    """A socket bound to a port; with `share` it has SO_REUSEADDR and listens."""
     bound = socket.socket()
     try:
         if share:
@@ -149,7 +149,7 @@ def disable_busy(lab: Lab) -> dict[str, object]:
     with lab.way(flood) as way:
         client = way.connect()
         assert read(client, 1).ending == "ok"
-        time.sleep(0.3)  # until every buffer is full and the proxy blocked
+        time.sleep(0.3)  # until every buffer is full and the proxy is blocked
         way.change(enabled=False)
         reading = read(client, patience_s=2)
         way.await_event("ECONNRESET")
@@ -179,7 +179,7 @@ def update_upstream_drops(lab: Lab) -> dict[str, object]:
 
 
 def wait_for_data(way: Way) -> socket.socket:
-    """A connection whose first bytes have reached a backend that collects."""
+    """A connection whose first bytes have reached the (collecting) backend."""
     client = way.connect()
     client.sendall(b"abc")
     way.await_event("data")
@@ -231,7 +231,7 @@ def noop_rtt(lab: Lab) -> dict[str, object]:
 
 
 def hung_dial(lab: Lab) -> dict[str, object]:
-    """Disable a proxy whose dial hangs. Not among the parts: it comes last, a real server does not get over it."""
+    """Disable a proxy whose dial hangs. Not one of the parts: it runs last, because a real server does not recover."""
     with contextlib.ExitStack() as stack:
         full = stack.enter_context(socket.socket())
         full.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Experiments on how much later and slower data arrives: latency and bandwidth. See `test_recorded_data_path`."""
+"""Experiments on delay and rate of data: latency and bandwidth. See `test_recorded_data_path`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ part = PARTS.part
 
 
 def drip(way: Way, count: int) -> list[float]:
-    """Send messages of 1, 2, 3 ... bytes, 30 ms apart, over a new connection; when each was sent (seconds)."""
+    """Send messages of 1, 2, 3 ... bytes, 30 ms apart, over a new connection; returns their send times (seconds)."""
     client = way.connect()
-    time.sleep(0.05)  # so that the dial is no part of what is measured
+    time.sleep(0.05)  # exclude the dial from the measurement
     sent_s = []
     for size in range(1, count + 1):
         sent_s.append(time.monotonic())
@@ -24,12 +24,12 @@ def drip(way: Way, count: int) -> list[float]:
 
 
 def arrivals_since(way: Way, start_s: float) -> list[list[object]]:
-    """Bytes and time of each read of a backend that collects."""
+    """Bytes and time of each read of a collecting backend."""
     return [[event.detail, Lap.between(start_s, event.at_s)] for event in way.events if event.what == "data"]
 
 
 def await_bytes(way: Way, size: int) -> None:
-    """Return when a backend that collects has so many bytes, or after a while."""
+    """Return when a collecting backend has `size` bytes, or after 3 s."""
     deadline_s = time.monotonic() + 3
     while sum(int(str(e.detail)) for e in way.events if e.what == "data") < size and time.monotonic() < deadline_s:
         time.sleep(0.002)
@@ -225,7 +225,7 @@ def add_live(lab: Lab) -> dict[str, object]:
 
 
 def transfer(rate: int, size: int) -> Run:
-    """A part that measures how long a transfer takes at so many KB/s."""
+    """A part that measures the duration of a transfer of `size` bytes at `rate` KB/s."""
 
     def run(lab: Lab) -> dict[str, object]:
         with lab.way(answers(size, then_close=False)) as way:

@@ -90,7 +90,7 @@ class ServerProcess:
 
 
 class RealServer:
-    """A real `toxiproxy-server` from PATH as a child process; use as a context manager. Skips the test if none exists."""
+    """A real `toxiproxy-server` from PATH as a child process, else the test is skipped; use as a context manager."""
 
     def __init__(self, *options: str) -> None:
         binary = shutil.which(REAL)

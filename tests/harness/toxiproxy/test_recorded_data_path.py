@@ -1,10 +1,10 @@
-"""The data path against the recorded behaviour of Toxiproxy 2.12.0, and the real server too where it is installed.
+"""The data path of the embedded server, and of a real one if installed, against recorded behaviour of Toxiproxy 2.12.0.
 
-`recorded/data_path_2.12.0.jsonl` has what 33 experiments on the real server saw, one a line. Outcomes, bytes and
-booleans must be equal. Times (ms) must be equal within 12 ms or 5 %, where nothing held up test or server: a sentinel
-that sleeps 1 ms and makes a round trip, again and again, was never 3 ms late while the time was measured. A part with
-a time that does not count is repeated, whatever it was; in the end all times of at least 25 experiments must have
-counted. What is random by nature is held to bounds instead.
+`recorded/data_path_2.12.0.jsonl` holds the results of 33 experiments on the real server, one per line. Outcomes, bytes
+and booleans must be equal. Times (ms) must be equal within 12 ms or 5 %. A time counts only if the sentinel, which
+repeats a sleep of 1 ms and a round trip, had no delay of 3 ms or more during the measurement. A part with a time that
+does not count is repeated, whatever its value; at the end all times of at least 25 experiments must count. Random
+results are checked against bounds instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECORDED = Path(__file__).parent / "recorded" / "data_path_2.12.0.jsonl"
 EXPERIMENTS = 33
 MUST_COUNT = 25
 ROUNDS = 5
-BESIDE = 8  # how many parts run beside each other
+BESIDE = 8  # number of concurrent parts
 LATE_S = 0.003
 TOLERANCE_MS, TOLERANCE = 12.0, 0.05
 
@@ -47,17 +47,17 @@ NOT_COMPARED = {
 }
 
 TIMES_WITHIN = {
-    # 100 ms for the latency, and then as long as reader and server take for 20 MiB: the real one 10 to 31 ms, or some
-    # times that where they share a core. Were it waited for with every chunk, it would be seconds.
+    # 100 ms of latency, plus the time of reader and server for 20 MiB: 10 to 31 ms with the real server, a multiple of
+    # that if they share a core. A latency applied to each chunk in turn would take seconds.
     "latency_bulk/total": (100.0, 300.0),
-    # At the end of what reader and server can do: the real one takes 11 to 25 % longer than was asked.
+    # Near the maximum rate of reader and server: the real one takes 11 to 25 % longer than requested.
     "bandwidth_rates/100000KBs_50000000B/total": (495.0, 700.0),
 }
 
 Problems = Iterator[str]
 
 
-# What is random by nature, or deliberately different: a bound for each instead of the recorded value.
+# Bounds that replace recorded values of random or deliberately different results.
 
 
 def check_noop(seen: dict[str, Any]) -> Problems:
@@ -71,7 +71,7 @@ def check_jitter(seen: dict[str, Any]) -> Problems:
         jitter_ms = max(0, jitter_ms)
         if laps["min"] < latency_ms - jitter_ms:
             yield f"{key}: {laps['min']:.1f} ms is early"
-        # The middle of 60 draws is further than this from the middle of the range once in 10,000 runs.
+        # The median of 60 draws is further than this from the middle of the range once in 10,000 runs.
         middle_ms = latency_ms if latency_ms >= jitter_ms else (latency_ms + max(0, latency_ms - jitter_ms)) / 2
         if not middle_ms - 0.6 * jitter_ms <= laps["p50"] <= latency_ms + 0.6 * jitter_ms + TOLERANCE_MS:
             yield f"{key}: {laps['p50']:.1f} ms in the middle"
@@ -83,14 +83,14 @@ def check_sum_of_delays(seen: dict[str, Any]) -> Problems:
 
 
 def check_embedded_sum_of_delays(seen: dict[str, Any]) -> Problems:
-    """The embedded server gives each chunk the whole of both delays, the real one too little of the second."""
+    """The embedded server applies both delays to each chunk in full, the real one too little of the second."""
     yield from check_sum_of_delays(seen)
     if min(seen["delays"]) < 200:
         yield f"delays of {', '.join(f'{delay:.1f}' for delay in seen['delays'])} ms, expected 200 or more"
 
 
 def check_removed(seen: dict[str, Any]) -> Problems:
-    """All that was held leaves at once, in as many reads as the kernel likes."""
+    """All held data leaves at once; the kernel decides the number of reads."""
     came = seen["arrive"]
     if sum(size for size, _ in came) != 6 or not seen["rm_at"] <= came[0][1] <= came[-1][1] < 600:
         yield f"removed at {seen['rm_at']:.0f} ms, came {came}"
@@ -100,7 +100,7 @@ def check_slices(seen: dict[str, Any]) -> Problems:
     for key, slices in seen.items():
         if slices["total"] != (20_000 if "20000B" in key else 1000):
             yield f"{key}: {slices['total']} bytes came"
-    # A reader that was held up gets several pieces at once, but never a part of one.
+    # A delayed reader gets several pieces at once, but never part of a piece.
     even = seen["avg100var0delay10000us_1000B"]
     if not set(accumulate(even["sizes"])) <= set(accumulate([62, 63] * 8)) or even["span"] < 150:
         yield f"1000 bytes by 100 came as {even['sizes']} within {even['span']:.0f} ms"
@@ -129,7 +129,7 @@ def check_stall(seen: dict[str, Any]) -> Problems:
 
 
 def check_hung_dial(seen: dict[str, Any]) -> Problems:
-    """A real server does not come back from disabling; the embedded one answers at once."""
+    """A real server never answers the disable request; the embedded one answers at once."""
     if (seen["client"], seen["disable"][0], seen["get_during"]) != ("timeout", "200", 200) or seen["disable"][1] > 1000:
         yield f"{seen}"
 
@@ -147,14 +147,14 @@ DIFFERENT_HERE: dict[str, Callable[[dict[str, Any]], Problems]] = {
     "latency_two_chained_queued": check_embedded_sum_of_delays,
     "hung_dial": check_hung_dial,
 }
-"""The only experiments in which the embedded server is to differ from the real one."""
+"""The only experiments in which the embedded server must differ from the real one."""
 
 
 # Comparison.
 
 
 def differences(real: object, seen: object, counts: Callable[[Lap], bool], path: str) -> Problems:
-    """Where a value differs from the recorded one."""
+    """Differences between a value and the recorded one."""
     if isinstance(seen, Lap):
         if not isinstance(real, int | float):
             yield f"{path}: {seen:.1f} ms, recorded {real!r}"
@@ -179,7 +179,7 @@ def differences(real: object, seen: object, counts: Callable[[Lap], bool], path:
 
 
 class Laboratory:
-    """Runs all experiments against one server, and again those parts whose times did not count."""
+    """Runs all experiments against one server, and repeats parts with times that do not count."""
 
     def __init__(self, port: int) -> None:
         self._lab = Lab(port)
@@ -193,7 +193,7 @@ class Laboratory:
         self.uncounted: dict[Part, list[Lap]] = {}
 
     def run(self) -> dict[str, dict[str, Any]]:
-        """What was seen, by experiment."""
+        """The results by experiment."""
         again = self._parts
         for _ in range(ROUNDS):
             with Sentinel(self._lab) as sentinel:
@@ -219,7 +219,7 @@ class Laboratory:
             raise AssertionError(f"{part.experiment} {part.key or ''}: {type(error).__name__}: {error}") from error
 
     def counted(self) -> set[str]:
-        """The experiments of which all times count."""
+        """The experiments whose times all count."""
         left_out = {part.experiment for part, laps in self.uncounted.items() if laps}
         return {part.experiment for part in self._parts} - left_out
 

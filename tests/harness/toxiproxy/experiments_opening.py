@@ -78,7 +78,7 @@ def dial_refused(lab: Lab) -> dict[str, object]:
     with rig.connect(port) as silent:
         no_data = read(silent, patience_s=2).ending
     after_send = "EOF"
-    for _ in range(300):  # a race of microseconds: a reset needs the data of the client to arrive before the proxy closes
+    for _ in range(300):  # a race of microseconds: reset only if client data arrives before the proxy closes
         if after_send == "EOF":
             with rig.connect(port) as talker:
                 failure = fails_with(partial(talker.sendall, b"GET / HTTP/1.1\r\n\r\n"))

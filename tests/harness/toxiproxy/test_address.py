@@ -1,4 +1,4 @@
-"""Addresses: what they mean, and that nothing listens beyond loopback by accident."""
+"""Addresses: parsing and resolution; unspecified addresses mean loopback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_splitting(text: str, parts: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["nonsense", "", "::1:80"])
-def test_what_can_not_be_split(text: str) -> None:
+def test_invalid_addresses_are_not_split(text: str) -> None:
     with pytest.raises(ValueError, match="address"):
         split_address(text)
 
@@ -35,12 +35,12 @@ def test_a_particular_address_is_kept() -> None:
 
 
 @pytest.mark.parametrize("text", ["nonsense", "127.0.0.1:99999", "127.0.0.1:abc", "127.0.0.1:-1", "127.0.0.1:٣"])
-def test_what_can_not_be_listened_on(text: str) -> None:
+def test_invalid_listen_addresses_are_refused(text: str) -> None:
     with pytest.raises(ListenError):
         asyncio.run(resolve_listen(text))
 
 
-def test_a_taken_address_is_said_so_in_toxiproxys_words() -> None:
+def test_a_taken_address_gives_toxiproxys_error_text() -> None:
     with listen_on("127.0.0.1:0") as first:
         taken = bound_address(first)
         with pytest.raises(ListenError, match=f"^listen tcp {taken}: bind: address already in use$"):

@@ -1,4 +1,4 @@
-"""The control API beyond the recorded transcript: our differences, our extension, and changes under way."""
+"""The control API beyond the recorded transcript: deliberate differences, the extension, and live changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Behind = Callable[[Callable[[socket.socket], object]], tuple[Backend, int]]
 
 
 def ask(server: ServerProcess, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    """One request with a JSON body (or bytes as they are); the status, and the JSON or text of the answer."""
+    """Send a request with a JSON body (bytes are sent unchanged); returns status and JSON or text of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=rig.LONG_S)
     try:
         connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body))
@@ -34,7 +34,7 @@ def ask(server: ServerProcess, method: str, path: str, body: object = None) -> t
 
 @pytest.mark.parametrize("path", ["/proxies", "/populate", "/proxies/p", "/proxies/p/toxics"])
 @pytest.mark.parametrize("body", [b"\xff\xfe", b'{"name":', b"[[[[", b"NaN", b"\0" * 100, b"[" * 100_000])
-def test_garbage_is_a_bad_request_and_nothing_more(
+def test_garbage_is_a_bad_request_without_side_effects(
     server: ServerProcess, behind: Behind, path: str, body: bytes
 ) -> None:
     behind(rig.echo)
@@ -91,11 +91,11 @@ def test_a_proxy_that_can_not_be_replaced_stays_disabled_as_it_was(
 ) -> None:
     _, port = behind(rig.echo)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        wish = {"name": "p", "listen": f"127.0.0.1:{taken.getsockname()[1]}", "upstream": "127.0.0.1:1"}
-        status, answer = ask(server, "POST", "/populate", [wish])
+        request = {"name": "p", "listen": f"127.0.0.1:{taken.getsockname()[1]}", "upstream": "127.0.0.1:1"}
+        status, answer = ask(server, "POST", "/populate", [request])
     assert (status, answer["proxies"]) == (500, None)
-    kept = proxy.proxy("p")
-    assert (kept.listen, kept.enabled) == (f"127.0.0.1:{port}", False)
+    unchanged = proxy.proxy("p")
+    assert (unchanged.listen, unchanged.enabled) == (f"127.0.0.1:{port}", False)
 
 
 def test_connections_are_listed_for_one_proxy_or_all_and_forgotten_on_demand(
@@ -116,7 +116,7 @@ def test_connections_are_listed_for_one_proxy_or_all_and_forgotten_on_demand(
             "ended": None,
         }
         assert ask(server, "DELETE", "/connections")[0] == 204
-        assert len(ask(server, "GET", "/connections?proxy=p")[1]["connections"]) == 1  # it has yet to end
+        assert len(ask(server, "GET", "/connections?proxy=p")[1]["connections"]) == 1  # it is still open
         assert ask(server, "GET", "/connections?proxy=other")[1]["connections"] == []
     rig.wait_until(lambda: ask(server, "GET", "/connections")[1]["connections"][0]["ended"] == "client", "the end")
     ask(server, "DELETE", "/connections")
@@ -124,39 +124,39 @@ def test_connections_are_listed_for_one_proxy_or_all_and_forgotten_on_demand(
     assert ask(server, "POST", "/connections")[0] == 405
 
 
-WISH = b'{"name":"asked","upstream":"127.0.0.1:1","listen":"127.0.0.1:0"}'
+PROXY_BODY = b'{"name":"requested","upstream":"127.0.0.1:1","listen":"127.0.0.1:0"}'
 
 
 @pytest.mark.parametrize("kind", rig.KINDS)
-def test_a_client_that_waits_to_be_told_to_go_on_is_told(kind: str) -> None:
-    """Neither one that is refused at once, nor one that sends no body, nor one of HTTP/1.0."""
+def test_a_client_that_waits_for_100_continue_gets_it(kind: str) -> None:
+    """No 100 for an immediate refusal, a request without body, or HTTP/1.0."""
     with rig.start_server(kind) as server:
-        waits = b"host: a\r\nexpect: 100-Continue\r\n"
-        length = b"content-length: %d\r\n\r\n" % len(WISH)
+        expects = b"host: a\r\nexpect: 100-Continue\r\n"
+        length = b"content-length: %d\r\n\r\n" % len(PROXY_BODY)
         go_on = b"HTTP/1.1 100 Continue\r\n\r\n"
         with rig.connect(server.port) as client:
             for status in (b"201", b"409"):
-                client.sendall(b"POST /proxies HTTP/1.1\r\n" + waits + length)
+                client.sendall(b"POST /proxies HTTP/1.1\r\n" + expects + length)
                 assert rig.read_exactly(client, len(go_on)) == go_on
-                client.sendall(WISH)
+                client.sendall(PROXY_BODY)
                 assert read_answer(client)[0] == status
-            client.sendall(b"GET /version HTTP/1.1\r\n" + waits + b"\r\n")
+            client.sendall(b"GET /version HTTP/1.1\r\n" + expects + b"\r\n")
             assert read_answer(client)[0] == b"200"
-        for head in (b"POST /nowhere HTTP/1.1\r\n" + waits + length, b"PUT /proxies HTTP/1.1\r\n" + waits + length):
+        for head in (b"POST /nowhere HTTP/1.1\r\n" + expects + length, b"PUT /proxies HTTP/1.1\r\n" + expects + length):
             with rig.connect(server.port) as client:
                 client.sendall(head)
                 assert read_answer(client)[0] in (b"404", b"405")
         with rig.connect(server.port) as client:
-            client.sendall(b"POST /reset HTTP/1.0\r\n" + waits + length + WISH)
+            client.sendall(b"POST /reset HTTP/1.0\r\n" + expects + length + PROXY_BODY)
             assert read_answer(client)[0] == b"204"
         with rig.connect(server.port) as client:
-            client.sendall(b"POST /reset HTTP/1.1\r\nhost: a\r\nexpect: the best\r\n" + length + WISH)
+            client.sendall(b"POST /reset HTTP/1.1\r\nhost: a\r\nexpect: the best\r\n" + length + PROXY_BODY)
             status, head = read_answer(client)
             assert (status, b"\r\nconnection: close" in head.lower()) == (b"417", True)
 
 
 def read_answer(client: socket.socket) -> tuple[bytes, bytes]:
-    """Status and head of one answer, which is read to its end."""
+    """Read one answer to its end; returns its status and head."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         head += rig.read_exactly(client, 1)
@@ -169,12 +169,12 @@ def read_answer(client: socket.socket) -> tuple[bytes, bytes]:
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "none such"])
 @pytest.mark.parametrize("kind", rig.KINDS)
-def test_a_body_is_taken_as_it_is_whatever_its_encoding_is_called(kind: str, encoding: str) -> None:
+def test_a_body_is_not_decoded_whatever_its_content_encoding(kind: str, encoding: str) -> None:
     with rig.start_server(kind) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=rig.LONG_S)
         try:
             for path, status in (("/proxies", 201), ("/nowhere", 404)):
-                connection.request("POST", path, WISH, {"Content-Encoding": encoding})
+                connection.request("POST", path, PROXY_BODY, {"Content-Encoding": encoding})
                 answer = connection.getresponse()
                 assert (answer.status, bool(answer.read())) == (status, True)
         finally:
@@ -182,8 +182,8 @@ def test_a_body_is_taken_as_it_is_whatever_its_encoding_is_called(kind: str, enc
 
 
 @pytest.mark.parametrize("path", [b"/proxies", b"/nowhere"])
-def test_a_body_in_broken_pieces_is_refused_without_a_word_in_the_log(server: ServerProcess, path: bytes) -> None:
-    """The fixture sees that the server has said nothing."""
+def test_a_body_with_invalid_chunks_is_refused_and_not_logged(server: ServerProcess, path: bytes) -> None:
+    """The fixture checks that the server logged nothing."""
     with rig.connect(server.port) as client:
         client.sendall(b"POST %s HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n" % path)
         assert read_answer(client)[0] in (b"400", b"404")

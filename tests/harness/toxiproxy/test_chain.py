@@ -1,4 +1,4 @@
-"""Chains of toxics, and what a change does to data that is inside."""
+"""Chains of toxics, and the effect of changes on held data."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_sink_without_room_holds_data_back_stage_by_stage() -> None:
     assert chain.entrance.has_room()
 
 
-def test_an_update_lets_go_what_is_held_and_the_rest_gets_the_new_value() -> None:
+def test_an_update_releases_held_data_and_the_rest_gets_the_new_value() -> None:
     slow = latency(1000)
     chain, sink = chain_of(slow)
     chain.feed(b"a", 0.0)
@@ -96,7 +96,7 @@ def test_a_removal_flushes_even_into_a_sink_without_room() -> None:
     assert sink.chunks == [b"a"]
 
 
-def test_appending_lets_go_what_the_stage_before_holds() -> None:
+def test_appending_releases_data_held_by_the_stage_before() -> None:
     chain, sink = chain_of(latency(1000))
     chain.feed(b"a", 0.0)
     chain.run(0.0)
@@ -105,7 +105,7 @@ def test_appending_lets_go_what_the_stage_before_holds() -> None:
     assert sink.chunks == [b"a"]
 
 
-def test_what_is_appended_works_on_what_comes_after() -> None:
+def test_an_appended_toxic_applies_to_later_data() -> None:
     chain, sink = chain_of(noop())
     chain.append(latency(100), 1.0)
     chain.feed(b"a", 1.0)
@@ -143,30 +143,30 @@ def test_toxicity_is_drawn_again_at_an_update_and_for_the_stage_before_a_change(
     def redrawn(*changes: str) -> bool:
         toxic = latency(1, toxicity=0.5)
         chain, _ = chain_of(toxic)
-        seen = set()
+        observed = set()
         for number in range(40):
             other = noop(f"other-{number}")
-            seen.add(chain.stages[0].applies)
+            observed.add(chain.stages[0].applies)
             if "update" in changes:
                 chain.update(toxic, 0.0)
             if "append" in changes:
                 chain.append(other, 0.0)
             if "remove" in changes:
                 chain.remove(other, 0.0)
-        return len(seen) == 2
+        return len(observed) == 2
 
     assert redrawn("update")
     assert redrawn("append", "remove")
 
 
-def test_a_spared_link_passes_at_once() -> None:
+def test_a_link_to_which_no_toxic_applies_passes_data_at_once() -> None:
     chain, sink = chain_of(latency(1000, toxicity=0.0))
     chain.feed(b"a", 0.0)
     assert chain.run(0.0) is None
     assert sink.chunks == [b"a"]
 
 
-# Whatever happens, in whatever order: bytes come out in order, and all of them.
+# After any sequence of changes all bytes arrive, in order.
 
 HARMLESS = {
     "noop": {},

@@ -1,4 +1,4 @@
-"""The client: what it returns from the embedded server, and how it meets servers that misbehave."""
+"""The client: its results with the embedded server, and its errors with misbehaving servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answers = dict[tuple[str, str], tuple[int, str]]
 
 
 def fails(action: Callable[[], object]) -> str:
-    """The one line of the error that an action must raise."""
+    """The error text of an action that must fail; it has one line."""
     with pytest.raises(FaultProxyError) as caught:
         action()
     (line,) = str(caught.value).splitlines()
@@ -126,7 +126,7 @@ def test_bad_toxics_are_not_even_sent(
     assert proxy.toxics("p") == []
 
 
-def test_an_update_is_checked_with_what_it_leaves_alone(behind: Behind, proxy: FaultProxy) -> None:
+def test_an_update_is_checked_together_with_unchanged_attributes(behind: Behind, proxy: FaultProxy) -> None:
     behind(rig.echo)
     proxy.add_toxic("p", "slicer", {"average_size": 5})
     assert "crash" in fails(lambda: proxy.update_toxic("p", "slicer_downstream", {"size_variation": 6}))
@@ -147,7 +147,7 @@ def test_all_proxies_can_be_deleted(proxy: FaultProxy) -> None:
     assert "404" in fails(lambda: proxy.proxy("a"))
 
 
-def test_clients_of_two_servers_do_not_get_mixed_up(server: ServerProcess, proxy: FaultProxy) -> None:
+def test_clients_of_two_servers_are_independent(server: ServerProcess, proxy: FaultProxy) -> None:
     with ServerProcess() as other_server:
         other = FaultProxy("127.0.0.1", other_server.port)
         proxy.create("here", "127.0.0.1:0", "127.0.0.1:1")
@@ -164,19 +164,19 @@ def test_the_environments_proxies_are_ignored(proxy: FaultProxy, monkeypatch: py
     assert proxy.version() == "2.12.0"
 
 
-def test_the_library_is_left_as_it_was(proxy: FaultProxy) -> None:
+def test_the_library_is_restored(proxy: FaultProxy) -> None:
     before = toxiproxy.api.APIConsumer.port
     proxy.version()
     assert toxiproxy.api.APIConsumer.port == before
     assert toxiproxy.api.requests is requests
 
 
-# With servers that misbehave.
+# With misbehaving servers.
 
 
 @pytest.fixture
 def scripted() -> Iterator[Callable[[Answers], FaultProxy]]:
-    """Starts a server that gives fixed answers by (method, path), 404 to all else; returns a client of it."""
+    """Factory of servers with fixed answers by (method, path), 404 otherwise; returns a client."""
     servers = []
 
     def start(answers: Answers) -> FaultProxy:
@@ -205,7 +205,7 @@ def scripted() -> Iterator[Callable[[Answers], FaultProxy]]:
         server.server_close()
 
 
-def shown(enabled: bool) -> str:
+def proxy_json(enabled: bool) -> str:
     return f'{{"name":"p","listen":"127.0.0.1:1","upstream":"u:1","enabled":{str(enabled).lower()},"toxics":[]}}'
 
 
@@ -226,12 +226,12 @@ def test_a_version_of_something_else_fails(scripted: Callable[[Answers], FaultPr
 
 @pytest.mark.parametrize("status", [403, 405, 500, 503])
 def test_statuses_that_the_library_overlooks_fail(scripted: Callable[[Answers], FaultProxy], status: int) -> None:
-    proxy = scripted({("GET", "/proxies/p"): (200, shown(False)), ("POST", "/proxies/p"): (status, "why\nnot")})
+    proxy = scripted({("GET", "/proxies/p"): (200, proxy_json(False)), ("POST", "/proxies/p"): (status, "why\nnot")})
     assert f"saw {status} why" in fails(lambda: proxy.enable("p"))
 
 
-def test_a_server_that_only_says_it_enabled_fails(scripted: Callable[[Answers], FaultProxy]) -> None:
-    proxy = scripted({("GET", "/proxies/p"): (200, shown(False)), ("POST", "/proxies/p"): (200, shown(True))})
+def test_a_server_that_wrongly_reports_enabled_fails(scripted: Callable[[Answers], FaultProxy]) -> None:
+    proxy = scripted({("GET", "/proxies/p"): (200, proxy_json(False)), ("POST", "/proxies/p"): (200, proxy_json(True))})
     assert "saw enabled=False, expected enabled=True" in fails(lambda: proxy.enable("p"))
 
 
@@ -259,7 +259,7 @@ def test_an_answer_that_is_no_json_fails(scripted: Callable[[Answers], FaultProx
     )
 
 
-def test_nobody_there_fails() -> None:
+def test_no_server_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     assert f"127.0.0.1:{port}" in fails(FaultProxy("127.0.0.1", port).version)

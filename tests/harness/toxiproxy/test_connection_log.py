@@ -1,4 +1,4 @@
-"""The log of connections."""
+"""The connection log."""
 
 from __future__ import annotations
 

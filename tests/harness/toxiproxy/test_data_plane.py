@@ -1,4 +1,4 @@
-"""Faults over real sockets, in the server's own process. Times are gated on never early and on generous ends."""
+"""Faults over real sockets, with the server in its own process. Times have exact lower and generous upper bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOON_S = 3.0  # "at once", on a busy machine
 
 
 def log_of(proxy: FaultProxy) -> list[LoggedConnection]:
-    """The log once every connection in it has ended."""
+    """The log, once all its connections have ended."""
     rig.wait_until(lambda: all(entry.ended for entry in proxy.connections()), "all connections to end")
     return proxy.connections()
 
@@ -93,7 +93,7 @@ def test_a_refused_dial_looks_like_accept_then_close(proxy: FaultProxy) -> None:
     assert (entry.ended, entry.bytes_up) == ("dial_failed", 0)
 
 
-# Down.
+# Disable.
 
 
 def test_disable_refuses_frees_the_port_and_enable_takes_it_again(behind: Behind, proxy: FaultProxy) -> None:
@@ -173,7 +173,7 @@ def test_latency_is_a_delay_and_not_a_rate(behind: Behind, proxy: FaultProxy) ->
     assert 0.1 <= time.monotonic() - start_s < SOON_S
 
 
-def test_latency_on_a_live_connection_comes_and_goes(behind: Behind, proxy: FaultProxy) -> None:
+def test_latency_can_be_added_and_removed_on_an_open_connection(behind: Behind, proxy: FaultProxy) -> None:
     _, port = behind(rig.echo)
     with rig.connect(port) as client:
         rig.round_trip_s(client)
@@ -255,7 +255,7 @@ def test_reset_peer_on_a_live_connection_is_an_ordinary_end(behind: Behind, prox
     rig.wait_until(lambda: backend.endings == ["EOF"], "the backend to see the end")
 
 
-def test_reset_peer_spares_an_idle_connection(behind: Behind, proxy: FaultProxy) -> None:
+def test_reset_peer_does_not_close_an_idle_connection(behind: Behind, proxy: FaultProxy) -> None:
     _, port = behind(rig.echo)
     proxy.add_toxic("p", "reset_peer", {"timeout": 0})
     with rig.connect(port) as client:
@@ -263,7 +263,7 @@ def test_reset_peer_spares_an_idle_connection(behind: Behind, proxy: FaultProxy)
         assert rig.read_to_end(client) == (b"", "timeout")
 
 
-# The other four.
+# Bandwidth, slow close, slicer, limit data.
 
 
 def test_bandwidth_keeps_to_its_rate(behind: Behind, proxy: FaultProxy) -> None:
@@ -296,7 +296,7 @@ def test_slicer_cuts_and_loses_nothing(behind: Behind, proxy: FaultProxy) -> Non
     assert time.monotonic() - start_s >= 8 * 0.005
 
 
-def test_limit_data_passes_exactly_so_many_bytes(behind: Behind, proxy: FaultProxy) -> None:
+def test_limit_data_passes_exactly_its_number_of_bytes(behind: Behind, proxy: FaultProxy) -> None:
     _, port = behind(rig.answer_with(b"z" * 1_000_000))
     proxy.add_toxic("p", "limit_data", {"bytes": 100_000})
     with rig.connect(port) as client:
@@ -307,7 +307,7 @@ def test_limit_data_passes_exactly_so_many_bytes(behind: Behind, proxy: FaultPro
     assert (entry.bytes_down, entry.ended) == (100_000, "toxic")
 
 
-# Changes while nobody reads, and many at a time.
+# Changes while the peer does not read, and on many connections.
 
 
 def test_no_call_waits_for_a_peer_that_does_not_read(behind: Behind, proxy: FaultProxy) -> None:

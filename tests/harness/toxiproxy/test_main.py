@@ -1,4 +1,4 @@
-"""The process: how it starts, says where it is, and leaves."""
+"""The process: start, reported address, and exit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-m", "harness.toxiproxy"]
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    """Run one that is expected to leave by itself."""
+    """Run a process that is expected to exit by itself."""
     return subprocess.run(
         [*COMMAND, *options], cwd=rig.ROOT, capture_output=True, text=True, timeout=rig.LONG_S, check=False
     )
@@ -29,9 +29,9 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 def test_a_taken_port_is_one_line_and_exit_code_2() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        left = run("--port", str(port))
-    assert (left.returncode, left.stdout) == (2, "")
-    (line,) = left.stderr.splitlines()
+        result = run("--port", str(port))
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
     assert f"127.0.0.1:{port}" in line
     assert "address already in use" in line
 
@@ -61,13 +61,13 @@ def test_a_bad_configuration_file_is_one_line_and_exit_code_2(tmp_path: Path, co
     config = tmp_path / "proxies.json"
     if content is not None:
         config.write_text(content)
-    left = run("--port", "0", "--config", str(config))
-    assert (left.returncode, left.stdout) == (2, "")
-    assert len(left.stderr.splitlines()) == 1
+    result = run("--port", "0", "--config", str(config))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs PR_SET_PDEATHSIG")
-def test_it_leaves_with_its_parent() -> None:
+def test_it_exits_with_its_parent() -> None:
     parent_code = (
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen({[*COMMAND, '--port', '0', '--with-parent']!r}, stdout=subprocess.PIPE)\n"
@@ -80,27 +80,27 @@ def test_it_leaves_with_its_parent() -> None:
     parent.kill()
     parent.communicate()
 
-    def gone() -> bool:
+    def has_exited() -> bool:
         try:
             rig.connect(int(address.rpartition(":")[2])).close()
         except ConnectionRefusedError:
             return True
         return False
 
-    rig.wait_until(gone, f"the fault proxy {child_pid} to leave")
+    rig.wait_until(has_exited, f"the fault proxy {child_pid} to exit")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs PR_SET_PDEATHSIG")
-def test_it_does_not_start_without_the_parent_it_is_told() -> None:
-    left = run("--port", "0", "--with-parent", str(os.getppid()))
-    assert (left.returncode, left.stdout) == (2, "")
-    assert len(left.stderr.splitlines()) == 1
+def test_it_does_not_start_if_the_given_process_is_not_its_parent() -> None:
+    result = run("--port", "0", "--with-parent", str(os.getppid()))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
 
 
-def test_the_seed_decides_which_connections_a_toxic_hits() -> None:
-    def hits(seed: str) -> list[bool]:
+def test_the_seed_determines_the_connections_a_toxic_applies_to() -> None:
+    def draws(seed: str) -> list[bool]:
         backend = rig.Backend(rig.echo)
-        hit = []
+        dropped = []
         with ServerProcess("--seed", seed) as server:
             proxy = FaultProxy("127.0.0.1", server.port)
             created = proxy.create("p", "", f"127.0.0.1:{backend.port}")
@@ -108,10 +108,10 @@ def test_the_seed_decides_which_connections_a_toxic_hits() -> None:
             for _ in range(24):
                 with rig.connect(int(created.listen.rpartition(":")[2])) as client:
                     client.sendall(b"x")
-                    hit.append(client.recv(1) == b"")
+                    dropped.append(client.recv(1) == b"")
         backend.close()
-        return hit
+        return dropped
 
-    first = hits("5")
+    first = draws("5")
     assert len(set(first)) == 2
-    assert hits("5") == first
+    assert draws("5") == first

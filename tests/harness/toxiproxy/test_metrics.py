@@ -1,4 +1,4 @@
-"""`/metrics`: the text form, what counts and when, and the same series as a real server where it is installed."""
+"""`/metrics`: text form, counting rules, and the same series as a real server if one is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UP = LinkLabels("upstream", "127.0.0.1:1", "p", "127.0.0.1:2")
 
 
 def fetch(port: int, method: str = "GET", user_agent: str = "test/1") -> tuple[int, str, str]:
-    """Status, media type and text of /metrics."""
+    """Fetch /metrics; returns status, media type and text."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=rig.LONG_S)
     connection.request(method, "/metrics", headers={"User-Agent": user_agent})
     answer = connection.getresponse()
@@ -30,13 +30,13 @@ def fetch(port: int, method: str = "GET", user_agent: str = "test/1") -> tuple[i
 
 
 def series(text: str) -> dict[str, float]:
-    """Name and labels, and value, of every line that is no comment."""
+    """Values by name with labels, of all lines except comments."""
     found = re.findall(r"^([^#\n]\S*(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
     return {name: float(value) for name, value in found}
 
 
 def counted(port: int) -> dict[str, float]:
-    """The series about proxies that a server shows."""
+    """The proxy series of a server."""
     return {name: value for name, value in series(fetch(port)[2]).items() if name.startswith("toxiproxy_")}
 
 
@@ -54,7 +54,7 @@ def test_links_with_equal_labels_are_summed() -> None:
     }
 
 
-def test_what_a_broken_destination_was_sent_does_not_count() -> None:
+def test_bytes_sent_to_a_broken_destination_do_not_count() -> None:
     traffic = Traffic()
     traffic.link_ended(UP, 5, None)
     assert [name.partition("{")[0] for name in series("\n".join(traffic.lines()))] == [
@@ -78,15 +78,15 @@ def test_every_series_has_its_help_and_type() -> None:
 
 
 def test_the_process_is_shown_with_its_own_numbers() -> None:
-    shown = series(ProxyMetrics(None, runtime=True).text())
-    assert not any(name.startswith("toxiproxy") for name in shown)
-    assert abs(shown["process_start_time_seconds"] - time.time()) < 60
-    assert 0 < shown["process_cpu_seconds_total"] <= time.process_time()
+    metrics = series(ProxyMetrics(None, runtime=True).text())
+    assert not any(name.startswith("toxiproxy") for name in metrics)
+    assert abs(metrics["process_start_time_seconds"] - time.time()) < 60
+    assert 0 < metrics["process_cpu_seconds_total"] <= time.process_time()
     with socket.socket(), socket.socket():
-        if "process_open_fds" in shown:
+        if "process_open_fds" in metrics:
             later = series(ProxyMetrics(None, runtime=True).text())
-            assert later["process_open_fds"] == shown["process_open_fds"] + 2
-            assert 0 < shown["process_resident_memory_bytes"] < shown["process_virtual_memory_bytes"]
+            assert later["process_open_fds"] == metrics["process_open_fds"] + 2
+            assert 0 < metrics["process_resident_memory_bytes"] < metrics["process_virtual_memory_bytes"]
 
 
 @pytest.mark.parametrize("kind", rig.KINDS)
@@ -119,12 +119,12 @@ def test_a_link_counts_once_it_has_ended(backend_with: BackendWith, kind: str) -
 
 @pytest.mark.parametrize("kind", rig.KINDS)
 @pytest.mark.parametrize("reads", [True, False])
-def test_bytes_sent_to_one_that_breaks_off_count_only_if_it_took_them(
+def test_bytes_sent_to_a_resetting_client_count_only_if_it_accepted_them(
     backend_with: BackendWith, kind: str, reads: bool
 ) -> None:
     full = threading.Event()
 
-    def talk(connected: socket.socket) -> None:
+    def serve(connected: socket.socket) -> None:
         connected.sendall(b"greeting")
         connected.settimeout(0.2)
         while not reads:
@@ -135,14 +135,14 @@ def test_bytes_sent_to_one_that_breaks_off_count_only_if_it_took_them(
         connected.settimeout(None)
         connected.recv(1)
 
-    backend = backend_with(talk)
+    backend = backend_with(serve)
     with rig.start_server(kind, "-proxy-metrics") as server:
         created = FaultProxy("127.0.0.1", server.port).create("p", "127.0.0.1:0", f"127.0.0.1:{backend.port}")
         client = rig.connect(int(created.listen.rpartition(":")[2]))
         assert rig.read_exactly(client, 8) == b"greeting"
         assert reads or full.wait(rig.LONG_S), "every buffer to be full"
         close_with_reset(client)
-        # A real server forgets what it received on such a link, too; the embedded one does not.
+        # A real server does not count received bytes of such a link either; the embedded one does.
         links = 4 if reads else {"embedded": 3, "real": 2}[kind]
         rig.wait_until(lambda: len(counted(server.port)) == links, "the connection to be counted")
         sent = {name: value for name, value in counted(server.port).items() if "sent" in name and "downstream" in name}
@@ -162,13 +162,13 @@ def test_an_open_connection_does_not_count_yet(backend_with: BackendWith, kind: 
 @pytest.mark.parametrize("kind", rig.KINDS)
 def test_the_process_has_the_same_names(kind: str) -> None:
     with rig.start_server(kind, "-runtime-metrics") as server:
-        shown = series(fetch(server.port)[2])
+        metrics = series(fetch(server.port)[2])
     for name in ("process_cpu_seconds_total", "process_max_fds", "process_start_time_seconds"):
-        assert name in shown
-    assert ("python_info" if kind == "embedded" else "go_info") in {name.partition("{")[0] for name in shown}
+        assert name in metrics
+    assert ("python_info" if kind == "embedded" else "go_info") in {name.partition("{")[0] for name in metrics}
 
 
-def test_bytes_are_counted_under_the_address_they_went_to(backend_with: BackendWith) -> None:
+def test_bytes_are_counted_under_the_upstream_they_were_sent_to(backend_with: BackendWith) -> None:
     backend = backend_with(rig.echo)
     with rig.ServerProcess("--proxy-metrics") as server:
         proxy = FaultProxy("127.0.0.1", server.port)
@@ -179,6 +179,6 @@ def test_bytes_are_counted_under_the_address_they_went_to(backend_with: BackendW
             connection.request("POST", "/proxies/p", '{"upstream": "127.0.0.1:1"}')
             assert connection.getresponse().status == 200
             connection.close()
-            seen = counted(server.port)
-    assert {re.findall('upstream="(.*?)"', name)[0] for name in seen} == {f"127.0.0.1:{backend.port}"}
-    assert set(seen.values()) == {4.0}
+            totals = counted(server.port)
+    assert {re.findall('upstream="(.*?)"', name)[0] for name in totals} == {f"127.0.0.1:{backend.port}"}
+    assert set(totals.values()) == {4.0}

@@ -1,4 +1,4 @@
-"""Whatever peers do, every call returns at once and the server goes on."""
+"""Every call returns at once and the server continues, regardless of the behaviour of peers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUES = {"average_size": 1000, "rate": 1, "bytes": 1 << 40, "latency": 10, "tim
 
 @pytest.mark.parametrize("kind", TOXIC_TYPES)
 def test_no_change_waits_for_a_reader(behind: Behind, proxy: FaultProxy, kind: str) -> None:
-    stuck = threading.Event()
+    blocked = threading.Event()
 
     def flood(connected: socket.socket) -> None:
         connected.settimeout(0.2)
@@ -30,12 +30,12 @@ def test_no_change_waits_for_a_reader(behind: Behind, proxy: FaultProxy, kind: s
             try:
                 connected.send(bytes(65536))
             except TimeoutError:
-                stuck.set()
+                blocked.set()
 
     _, port = behind(flood)
     attributes = {name: value for name, value in VALUES.items() if name in TOXIC_TYPES[kind].attribute_names}
-    with rig.connect(port) as reads_nothing:
-        assert stuck.wait(rig.LONG_S), "the flood to fill every buffer"
+    with rig.connect(port) as silent:
+        assert blocked.wait(rig.LONG_S), "the flood to fill every buffer"
         start_s = time.monotonic()
         toxic = proxy.add_toxic("p", kind, attributes)
         proxy.update_toxic("p", toxic.name, attributes)
@@ -48,13 +48,13 @@ def test_no_change_waits_for_a_reader(behind: Behind, proxy: FaultProxy, kind: s
         proxy.enable("p")
         proxy.delete("p")
         assert time.monotonic() - start_s < SOON_S
-        reads_nothing.settimeout(rig.LONG_S)
-        assert rig.read_to_end(reads_nothing)[1] in ("EOF", "ECONNRESET")
+        silent.settimeout(rig.LONG_S)
+        assert rig.read_to_end(silent)[1] in ("EOF", "ECONNRESET")
 
 
 @contextlib.contextmanager
 def full_listener() -> Iterator[int]:
-    """The port of a listener whose queue is full: to dial it hangs."""
+    """The port of a listener with a full queue: dialling it hangs."""
     with contextlib.ExitStack() as stack:
         full = stack.enter_context(socket.socket())
         full.bind(("127.0.0.1", 0))
@@ -66,8 +66,8 @@ def full_listener() -> Iterator[int]:
         yield full.getsockname()[1]
 
 
-@pytest.mark.parametrize("way_out", ["delete", "disable", "reset, then delete", "move"])
-def test_no_change_waits_for_a_dial(behind: Behind, proxy: FaultProxy, server: ServerProcess, way_out: str) -> None:
+@pytest.mark.parametrize("change", ["delete", "disable", "reset, then delete", "move"])
+def test_no_change_waits_for_a_dial(behind: Behind, proxy: FaultProxy, server: ServerProcess, change: str) -> None:
     _, good_port = behind(rig.echo)
     with full_listener() as full_port, contextlib.ExitStack() as stack:
         created = proxy.create("hung", "127.0.0.1:0", f"127.0.0.1:{full_port}")
@@ -75,12 +75,12 @@ def test_no_change_waits_for_a_dial(behind: Behind, proxy: FaultProxy, server: S
         clients = [stack.enter_context(rig.connect(port)) for _ in range(20)]
         rig.wait_until(lambda: len(proxy.connections("hung")) == 20, "all connections to be accepted")
         start_s = time.monotonic()
-        if way_out == "disable":
+        if change == "disable":
             proxy.disable("hung")
-        elif way_out == "move":
+        elif change == "move":
             rig.ask(server.port, "POST", "/proxies/hung", b'{"upstream": "127.0.0.1:1"}')
         else:
-            if way_out != "delete":
+            if change != "delete":
                 proxy.reset()
             proxy.delete("hung")
         with rig.connect(good_port) as other:
@@ -90,13 +90,13 @@ def test_no_change_waits_for_a_dial(behind: Behind, proxy: FaultProxy, server: S
 
 
 def test_deletion_under_load(behind: Behind, proxy: FaultProxy) -> None:
-    """Clients get whole answers or an end, never another's bytes, and the port is free again at once each time."""
+    """Clients get complete answers or an end, never bytes of others; each time the port is free again at once."""
     backend, port = behind(rig.echo)
     over = threading.Event()
     rounds = [0] * 8
-    wrong: list[bytes] = []
+    wrong_answers: list[bytes] = []
 
-    def hammer(number: int) -> None:
+    def send_repeatedly(number: int) -> None:
         data = bytes([number]) * 20_000
         while not over.is_set():
             with contextlib.suppress(OSError), rig.connect(port) as client:
@@ -106,12 +106,12 @@ def test_deletion_under_load(behind: Behind, proxy: FaultProxy) -> None:
                     while len(answer) < len(data) and (more := client.recv(65536)):
                         answer += more
                     if answer != data[: len(answer)]:
-                        wrong.append(answer)
+                        wrong_answers.append(answer)
                     if len(answer) < len(data):
                         break
                     rounds[number] += 1
 
-    threads = [threading.Thread(target=hammer, args=(number,)) for number in range(len(rounds))]
+    threads = [threading.Thread(target=send_repeatedly, args=(number,)) for number in range(len(rounds))]
     for thread in threads:
         thread.start()
     try:
@@ -125,5 +125,5 @@ def test_deletion_under_load(behind: Behind, proxy: FaultProxy) -> None:
         over.set()
         for thread in threads:
             thread.join()
-    assert wrong == []
+    assert wrong_answers == []
     assert min(rounds) > 0

@@ -1,4 +1,4 @@
-"""Clients that others wrote drive the server as they drive a real one, which is asked too where it is installed."""
+"""Third-party clients work with the embedded server as with a real one, which is tested too if installed."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ NPM_S = 60.0
 
 @pytest.fixture(scope="session")
 def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the npm client in it; skips where there is no node, no npm or no network."""
+    """A folder with the npm client; skips without node, npm or network."""
     for binary in ("node", "npm"):
         if shutil.which(binary) is None:
             pytest.skip(f"no {binary} on PATH")
     folder = tmp_path_factory.mktemp("node")
     command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder), NODE_CLIENT]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=NPM_S, check=False)
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=NPM_S, check=False)
     except subprocess.TimeoutExpired:
         pytest.skip(f"npm could not fetch {NODE_CLIENT} within {NPM_S:g} s")
-    if done.returncode != 0:
-        pytest.skip(f"npm could not fetch {NODE_CLIENT}: {' '.join(done.stderr.split())[-200:]}")
+    if result.returncode != 0:
+        pytest.skip(f"npm could not fetch {NODE_CLIENT}: {' '.join(result.stderr.split())[-200:]}")
     return folder
 
 
@@ -41,7 +41,7 @@ def test_the_npm_client(kind: str, node_folder: Path) -> None:
     with rig.start_server(kind) as server:
         (port,) = rig.free_ports(1)
         listen, upstream = f"127.0.0.1:{port}", "127.0.0.1:1"
-        done = subprocess.run(
+        result = subprocess.run(
             ["node", str(Path(__file__).parent / "drive.js"), f"http://127.0.0.1:{server.port}", listen, upstream],
             cwd=node_folder,
             capture_output=True,
@@ -49,11 +49,11 @@ def test_the_npm_client(kind: str, node_folder: Path) -> None:
             timeout=rig.LONG_S,
             check=False,
         )
-    assert (done.returncode, done.stderr) == (0, "")
-    seen: dict[str, Any] = json.loads(done.stdout)
+    assert (result.returncode, result.stderr) == (0, "")
+    observed: dict[str, Any] = json.loads(result.stdout)
     latency = {"name": "slow", "stream": "upstream"}
-    assert json.loads(seen.pop("version"))["version"] in ("2.12.0", "git")
-    assert seen == {
+    assert json.loads(observed.pop("version"))["version"] in ("2.12.0", "git")
+    assert observed == {
         "created": {"name": "node", "listen": listen, "upstream": upstream, "enabled": True},
         "twice": "Request failed with status code 409",
         "added": {**latency, "toxicity": 0.5, "attributes": {"latency": 20, "jitter": 3}},
@@ -71,7 +71,7 @@ def test_the_npm_client(kind: str, node_folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", rig.KINDS)
 def test_the_python_client(backend_with: BackendWith, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bare library, without what `harness.toxiproxy.client` adds to it."""
+    """The bare library, without the additions of `harness.toxiproxy.client`."""
     monkeypatch.setenv("NO_PROXY", "*")
     backend = backend_with(rig.echo)
     upstream = f"127.0.0.1:{backend.port}"

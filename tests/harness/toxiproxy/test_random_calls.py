@@ -1,4 +1,4 @@
-"""Ten thousand calls drawn at random, many of them wrong, while connections come, talk and go."""
+"""Ten thousand random calls, many of them invalid, while connections open, send data and close."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 3.0  # for an answer of the API, on a busy machine
 
 
 class Caller:
-    """Makes random calls about a few proxies, from a seed; many of them are wrong in some way."""
+    """Makes random calls for a few proxies, from a seed; many of them are invalid."""
 
     NAMES = ("a", "b", "c")
     NUMBERS = (0, 0, 1, 2, 10, 100, 1000, 65536, -1, -(2**63), 2**63 - 1, 2**63, 0.5, None, "1", True)
@@ -35,7 +35,7 @@ class Caller:
         self._listens = listens
 
     def call(self) -> tuple[str, str, bytes | None]:
-        """Method, path and body."""
+        """Draw a call: method, path and body."""
         draw = self._random
         proxy = f"/proxies/{draw.choice(self.NAMES)}"
         toxic = f"{proxy}/toxics/{draw.choice(tuple(TOXIC_TYPES))}_{draw.choice(('upstream', 'downstream'))}"
@@ -62,8 +62,8 @@ class Caller:
                 return "POST", "/proxies", json.dumps(self._proxy()).encode()
             case 7 | 8:
                 fields = draw.sample(("enabled", "enabled", "enabled", "upstream", "listen"), 1)
-                wish = {key: value for key, value in self._proxy().items() if key in fields}
-                return "PATCH", proxy, json.dumps(wish).encode()
+                update = {key: value for key, value in self._proxy().items() if key in fields}
+                return "PATCH", proxy, json.dumps(update).encode()
             case 9 | 10:
                 return (
                     "PATCH",
@@ -97,30 +97,30 @@ class Caller:
         return self._random.choice((0, 0.5, 1, 1, 1, -1, 2.5, 1e39, "x"))
 
     def _attributes(self) -> Mapping[str, object]:
-        names = {name for stage in TOXIC_TYPES.values() for name in stage.attribute_names}
-        if self._random.random() < 0.7:  # usable ones, or hardly any toxic would come about
+        names = {name for toxic_type in TOXIC_TYPES.values() for name in toxic_type.attribute_names}
+        if self._random.random() < 0.7:  # valid values, otherwise almost no toxic would be created
             return {name: self._random.choice((1, 5, 50, 2000)) for name in sorted(names)} | {"size_variation": 0}
         return {name: self._random.choice(self.NUMBERS) for name in sorted(names)}
 
 
-def play(seed: int, calls: int) -> dict[int, int]:
-    """Make so many calls of a server while clients talk through it; how many answers had each status.
+def make_calls(seed: int, calls: int) -> dict[int, int]:
+    """Make `calls` calls to a server while clients send data through it; returns the number of answers by status.
 
-    Each is answered in time, with a success or a telling refusal, and clients were served meanwhile; then all is well
-    again after a reset.
+    Checks that each call is answered in time, with success or a refusal that names the cause, that clients were served
+    meanwhile, and that a new proxy works after all proxies were deleted.
     """
-    over = threading.Event()
+    stop = threading.Event()
     exchanges = [0]
 
-    def talk(ports: list[int], seed: int) -> None:
+    def send_data(ports: list[int], seed: int) -> None:
         draw = Random(seed)
-        while not over.is_set():
+        while not stop.is_set():
             with contextlib.suppress(OSError), rig.connect(draw.choice(ports)) as client:
                 client.settimeout(0.05)
                 for _ in range(50):
                     client.sendall(bytes(draw.choice((1, 1000, 100_000))))
                     exchanges[0] += bool(client.recv(65536))
-                    over.wait(0.002)  # leaves the interpreter to the calls
+                    stop.wait(0.002)  # leaves the interpreter to the calling thread
 
     ports = list(rig.free_ports(3))
     with (
@@ -132,7 +132,7 @@ def play(seed: int, calls: int) -> dict[int, int]:
             [f"127.0.0.1:{backend.port}"] * 3 + ["127.0.0.1:1", "nonsense"],
             [f"127.0.0.1:{port}" for port in ports] * 2 + ["127.0.0.1:0", "nonsense", ""],
         )
-        threads = [threading.Thread(target=talk, args=(ports, number)) for number in range(4)]
+        threads = [threading.Thread(target=send_data, args=(ports, number)) for number in range(4)]
         for thread in threads:
             thread.start()
         statuses: dict[int, int] = {}
@@ -146,14 +146,14 @@ def play(seed: int, calls: int) -> dict[int, int]:
                 statuses[answer.status] = statuses.get(answer.status, 0) + 1
                 assert answer.status < 500 or b"listen" in text or b"address" in text or b"port" in text, (call, text)
         finally:
-            over.set()
+            stop.set()
             connection.close()
             for thread in threads:
                 thread.join()
         assert exchanges[0] > calls // 50
         client = FaultProxy("127.0.0.1", server.port)
         client.delete_all()
-        rig.wait_until(lambda: all(entry.ended for entry in client.connections()), "every connection to be over")
+        rig.wait_until(lambda: all(entry.ended for entry in client.connections()), "every connection to end")
         created = client.create("a", "127.0.0.1:0", f"127.0.0.1:{backend.port}")
         with rig.connect(int(created.listen.rpartition(":")[2])) as echoed:
             rig.round_trip_s(echoed)
@@ -161,8 +161,8 @@ def play(seed: int, calls: int) -> dict[int, int]:
 
 
 @pytest.mark.slow
-def test_four_thousand_calls_meet_every_answer_there_is() -> None:
-    statuses = play(3, FIXED)
+def test_four_thousand_calls_get_every_status() -> None:
+    statuses = make_calls(3, FIXED)
     assert set(statuses) == {200, 201, 204, 400, 404, 405, 409, 500}, statuses
     assert min(statuses.values()) >= 20, statuses
 
@@ -170,5 +170,5 @@ def test_four_thousand_calls_meet_every_answer_there_is() -> None:
 @pytest.mark.slow
 @settings(max_examples=EXAMPLES, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # a smaller seed is no simpler
 @given(st.integers(0, 2**32 - 1))
-def test_six_thousand_calls_from_seeds_that_are_drawn(seed: int) -> None:
-    assert sum(play(seed, DRAWN // EXAMPLES).values()) == DRAWN // EXAMPLES
+def test_six_thousand_calls_from_random_seeds(seed: int) -> None:
+    assert sum(make_calls(seed, DRAWN // EXAMPLES).values()) == DRAWN // EXAMPLES

@@ -1,9 +1,9 @@
-"""The control API against the recorded answers of Toxiproxy 2.12.0, and the real server too where it is installed.
+"""The control API of the embedded server, and of a real one if installed, against recorded answers of Toxiproxy 2.12.0.
 
-`recorded/control_api_2.12.0.jsonl` has one exchange a line: `req` (method and path), `in` (body), `status`, `hdr`,
-`body`. `<P0>` to `<P9>` stand for ten free ports, `<EPH>` for any other. Compared are status, media type and JSON
-body; not compared are `Logger`, the decoder's texts behind `bad request body`, texts of 500s other than
-`address already in use`, the version, and bodies of 301, 404 and 405 that are no JSON.
+`recorded/control_api_2.12.0.jsonl` has one exchange per line: `req` (method and path), `in` (body), `status`, `hdr`,
+`body`. `<P0>` to `<P9>` stand for ten free ports, `<EPH>` for any other. Status, media type and JSON body are
+compared, except `Logger`, the decoder's texts after `bad request body`, texts of 500s other than
+`address already in use`, the version, and bodies of 301, 404 and 405 that are not JSON.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ USER_AGENTS = {
     "ua-404": "Mozilla/5.0 (X11)",
     "ua-405": "Mozilla/5.0 (X11)",
 }
-NOT_A_REQUEST = "pop-port0-replaced"  # the recorder's own conclusion from two populates with port 0
+NOT_A_REQUEST = "pop-port0-replaced"  # a remark of the recorder on two populates with port 0
 
 LOOPBACK_INSTEAD_OF_ALL = ("create-nolisten", "create-any0", "create-colon0")
-NO_SUCH_TOXIC = ("tox-show", "tox-del")  # they ask for the slicer that was refused
+NO_SUCH_TOXIC = ("tox-show", "tox-del")  # requests for the refused slicer
 
 AFTER_RESET = "index3"
 LISTENS_EVERYWHERE = (*LOOPBACK_INSTEAD_OF_ALL, "del-nl", "del-any", "del-col")
-"""Not sent to a real server: it would really listen on all interfaces."""
+"""Not sent to a real server, which would listen on all interfaces."""
 
 
 def expected_here(label: str, real: dict[str, Any]) -> dict[str, Any]:
-    """What is expected of the embedded server where it deliberately differs, else the real answer."""
+    """The expected answer of the embedded server: the real one, except for deliberate differences."""
     if label in LOOPBACK_INSTEAD_OF_ALL:
         return {**real, "body": {**real["body"], "listen": "127.0.0.1:<EPH>"}}
     if label == "tox-add-slicer":  # average_size 0 would crash the real server at the first data
@@ -55,14 +55,14 @@ def expected_here(label: str, real: dict[str, Any]) -> dict[str, Any]:
 
 
 def forget_order_of_reset(*listings: dict[str, Any]) -> None:
-    """A real server's reset goes in Go's random order of a map, and stops where two proxies want one port."""
+    """A real server resets proxies in Go's random map order, and stops at a port conflict of two proxies."""
     for listing in listings:
         assert {listing[name].pop("enabled") for name in ("dis", "f1")} == {True, False}
         del listing["new"]["enabled"]  # started before the stop, or not
 
 
 class Replayer:
-    """Sends recorded requests to a server and gives its answers in comparable form."""
+    """Sends recorded requests to a server and returns its answers in comparable form."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -83,18 +83,18 @@ class Replayer:
         request_id = response.headers.get("X-Toxiproxy-Request-Id")
         assert request_id is None or re.fullmatch("[0-9a-v]{20}", request_id)
         return {
-            **comparable(response.status, response.headers.get("Content-Type", ""), self._marked(text)),
+            **comparable(response.status, response.headers.get("Content-Type", ""), self._with_port_marks(text)),
             "request_id": request_id is not None,
         }
 
-    def _marked(self, text: str) -> str:
+    def _with_port_marks(self, text: str) -> str:
         for mark, port in self._ports.items():
             text = text.replace(port, mark)
         return re.sub(r"(127\.0\.0\.1|\[::1?\]):\d{4,5}", r"\1:<EPH>", text)
 
 
 def comparable(status: int, content_type: str, text: str) -> dict[str, Any]:
-    """An answer without what differs for no reason that matters."""
+    """An answer without irrelevant differences."""
     try:
         body = json.loads(text, object_hook=lambda fields: {k: v for k, v in fields.items() if k != "Logger"})
     except ValueError:
@@ -129,21 +129,21 @@ def test_answers_as_recorded(kind: str) -> None:
                 continue
             real = comparable(line["status"], line["hdr"].get("content-type", ""), line["body"])
             expected = {**(expected_here(label, real) if kind == "embedded" else real), "request_id": line["rid"]}
-            seen = replayer.send(label, line["req"], line["in"])
+            observed = replayer.send(label, line["req"], line["in"])
             if kind == "real" and label == AFTER_RESET:
-                forget_order_of_reset(expected["body"], seen["body"])
-            if seen != expected:
-                differences.append(f"{label}: {line['req']} {line['in']}\n  expected {expected}\n  saw      {seen}")
+                forget_order_of_reset(expected["body"], observed["body"])
+            if observed != expected:
+                differences.append(f"{label}: {line['req']} {line['in']}\n  expected {expected}\n  saw      {observed}")
     assert not differences, "\n".join(differences)
 
 
 def test_populating_port_0_replaces_the_proxy_each_time(server: ServerProcess) -> None:
     replayer = Replayer(server.port)
-    wish = json.dumps([{"name": "z0", "listen": "127.0.0.1:0", "upstream": "127.0.0.1:1"}])
+    body = json.dumps([{"name": "z0", "listen": "127.0.0.1:0", "upstream": "127.0.0.1:1"}])
 
     def listen() -> str:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-        connection.request("POST", "/populate", wish)
+        connection.request("POST", "/populate", body)
         answer = json.loads(connection.getresponse().read())
         connection.close()
         return str(answer["proxies"][0]["listen"])

@@ -24,17 +24,17 @@ def chain_of(*toxics: Toxic, seed: int = 1, now_s: float = 0.0) -> tuple[Chain, 
 
 
 def arrivals(chain: Chain, sink: Sink, until_s: float) -> list[tuple[float, bytes]]:
-    """Run a chain at the times it asks for: what arrives when, up to `until_s`. Times are rounded to 1 µs."""
-    seen = []
+    """Run a chain at its wake times up to `until_s`; returns time and data of each arrival, rounded to 1 µs."""
+    observed = []
     now_s = 0.0
     while now_s <= until_s:
         wake_s = chain.run(now_s)
-        seen += [(round(now_s, 6), data) for data in sink.take()]
+        observed += [(round(now_s, 6), data) for data in sink.take()]
         if wake_s is None:
             break
         assert wake_s > now_s, "would spin"
         now_s = wake_s
-    return seen
+    return observed
 
 
 def test_noop_passes_data_and_end() -> None:
@@ -96,9 +96,9 @@ def test_jitter_is_a_whole_number_of_ms_and_keeps_the_order() -> None:
     chain, sink = chain_of(toxic("latency", latency=30, jitter=30))
     for number in range(200):
         chain.feed(bytes([number]), number / 1000)
-    seen = arrivals(chain, sink, 10.0)
-    assert b"".join(data for _, data in seen) == bytes(range(200))
-    assert seen == sorted(seen, key=lambda arrival: arrival[0])
+    observed = arrivals(chain, sink, 10.0)
+    assert b"".join(data for _, data in observed) == bytes(range(200))
+    assert observed == sorted(observed, key=lambda arrival: arrival[0])
 
     delays_ms = set()
     for seed in range(300):
@@ -201,7 +201,7 @@ def test_an_update_starts_the_slow_close_afresh_and_a_removal_ends_it() -> None:
 def test_timeout_drops_data_and_ends_after_a_quiet_time() -> None:
     chain, sink = chain_of(toxic("timeout", timeout=300))
     assert chain.run(0.0) == pytest.approx(0.3)
-    chain.feed(b"a", 0.2)  # each chunk restarts the clock
+    chain.feed(b"a", 0.2)  # each chunk restarts the timeout
     assert chain.run(0.2) == pytest.approx(0.5)
     assert chain.run(0.4) == pytest.approx(0.5)
     chain.run(0.5)
@@ -225,7 +225,7 @@ def test_timeout_passes_the_end_at_once() -> None:
 
 
 @pytest.mark.parametrize("toxicity", [1.0, 0.0])
-def test_removing_a_timeout_ends_the_link_even_if_it_was_spared(toxicity: float) -> None:
+def test_removing_a_timeout_ends_even_links_it_did_not_apply_to(toxicity: float) -> None:
     silent = toxic("timeout", toxicity, timeout=0)
     chain, sink = chain_of(silent)
     chain.remove(silent, 1.0)
@@ -279,9 +279,9 @@ def test_slicer_halves_until_the_pieces_are_near_the_average() -> None:
     chain, sink = chain_of(toxic("slicer", average_size=100, delay=10_000))
     chain.feed(b"x" * 1000, 0.0)
     chain.end(CloseCause.CLIENT)
-    seen = arrivals(chain, sink, 1.0)
-    assert [len(data) for _, data in seen] == [62, 63] * 8
-    assert [at_s for at_s, _ in seen] == [round(number * 0.01, 6) for number in range(16)]
+    observed = arrivals(chain, sink, 1.0)
+    assert [len(data) for _, data in observed] == [62, 63] * 8
+    assert [at_s for at_s, _ in observed] == [round(number * 0.01, 6) for number in range(16)]
     assert sink.ending is CloseCause.CLIENT
     assert chain.stages[0].ended
 
@@ -324,7 +324,7 @@ def test_slicer_copes_with_every_value_that_is_accepted(average: int, variation:
 # Limit data.
 
 
-def test_limit_data_passes_exactly_so_many_bytes() -> None:
+def test_limit_data_passes_exactly_its_number_of_bytes() -> None:
     chain, sink = chain_of(toxic("limit_data", bytes=25))
     for _ in range(3):
         chain.feed(b"x" * 10, 0.0)
@@ -367,7 +367,7 @@ def test_the_count_of_limit_data_survives_updates_and_not_removal() -> None:
     assert [len(data) for data in sink.chunks] == [30, 30, 10]
 
 
-def test_a_limit_lowered_below_the_count_acts_at_the_next_chunk() -> None:
+def test_a_limit_lowered_below_the_count_applies_at_the_next_chunk() -> None:
     limit = toxic("limit_data", bytes=100)
     chain, sink = chain_of(limit)
     chain.feed(b"x" * 50, 0.0)
@@ -381,9 +381,9 @@ def test_a_limit_lowered_below_the_count_acts_at_the_next_chunk() -> None:
     assert sink.state() == ([sink.chunks[0]], CloseCause.TOXIC)
 
 
-# What is refused.
+# Refused values.
 
 
 @pytest.mark.parametrize("kind", sorted(set(TOXIC_TYPES) - {"slicer"}))
-def test_all_other_toxics_can_be_had_without_attributes(kind: str) -> None:
+def test_all_other_toxics_are_valid_without_attributes(kind: str) -> None:
     assert TOXIC_TYPES[kind].refusal(dict.fromkeys(TOXIC_TYPES[kind].attribute_names, 0)) is None

@@ -26,7 +26,7 @@ def test_only_the_first_value_of_a_body_counts(body: bytes, value: object) -> No
     "body",
     [b"", b"  ", b"hello", b'{"name": "a"', b"NaN", b"-Infinity", b"[" * 100_000, b"1" * 5000, b"\xef\xbb\xbf{}"],
 )
-def test_what_is_no_json_is_a_bad_request(body: bytes) -> None:
+def test_invalid_json_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(ApiError, match="bad request body: ") as caught:
         wire.read_value(body)
     assert caught.value.status == 400
@@ -43,7 +43,7 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
 
 
 @pytest.mark.parametrize("value", [[], "x", 1, True])
-def test_what_is_no_object_is_a_bad_request(value: object) -> None:
+def test_a_body_that_is_not_an_object_is_a_bad_request(value: object) -> None:
     with pytest.raises(ApiError):
         wire.read_fields(value)
 
@@ -53,13 +53,13 @@ def test_half_a_surrogate_pair_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("value", [1, 1.5, True, [], {}])
-def test_a_text_must_be_one(value: object) -> None:
+def test_a_text_must_be_a_string(value: object) -> None:
     with pytest.raises(ApiError):
         wire.text_field({"name": value}, "name")
 
 
 @pytest.mark.parametrize("value", [1, 0, "yes", []])
-def test_a_flag_must_be_one(value: object) -> None:
+def test_a_flag_must_be_a_boolean(value: object) -> None:
     with pytest.raises(ApiError):
         wire.flag_field({"enabled": value}, "enabled", True)
 
@@ -74,7 +74,7 @@ def test_a_toxicity_must_be_a_32_bit_number(value: object) -> None:
 def test_attributes_must_be_64_bit_integers(literal: str) -> None:
     fields = wire.read_fields(json.loads(f'{{"latency": {literal}, "jitter": 7, "other": "x"}}'))
     merged, error = wire.read_attributes(fields, ("latency", "jitter"), {"latency": 5, "jitter": 0})
-    assert merged == {"latency": 5, "jitter": 7}  # the valid ones apply all the same
+    assert merged == {"latency": 5, "jitter": 7}  # valid ones apply nevertheless
     assert error is not None
     assert "latency" in error.text
 

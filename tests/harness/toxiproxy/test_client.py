@@ -109,7 +109,7 @@ def test_toxics_are_added_updated_listed_and_removed(behind: Behind, proxy: Faul
 @pytest.mark.parametrize(
     ("kind", "attributes", "hint"),
     [
-        ("lateness", {}, "check its spelling"),
+        ("delay", {}, "check its spelling"),
         ("latency", {"latencey": 5}, "check its spelling"),
         ("latency", {"latency": 5.0}, "round it"),
         ("latency", {"latency": True}, "round it"),

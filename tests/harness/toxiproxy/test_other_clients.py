@@ -89,7 +89,7 @@ def test_the_python_client(backend_with: BackendWith, kind: str, monkeypatch: py
             assert rig.round_trip_s(talk) >= 0.05
             assert proxy.get_toxic("slow").attributes == {"latency": 50, "jitter": 0}
             with pytest.raises(InvalidToxic):
-                proxy.add_toxic(type="lateness")
+                proxy.add_toxic(type="delay")
             proxy.destroy_toxic("slow")
             assert proxy.toxics() == {}
             with proxy.down():

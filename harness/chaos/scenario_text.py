@@ -13,7 +13,6 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from harness.claims.features import CARRIER
-from harness.claims.validation import nearest
 from harness.scenario import arrival_rates, faults, model, request_mix
 from harness.scenario.arrivals import draw
 from harness.scenario.closed_loop import VirtualUsers
@@ -21,6 +20,7 @@ from harness.scenario.fast_dataclass import canonical
 from harness.scenario.fault_schedule import conflict
 from harness.scenario.faults import Leave, Membership
 from harness.scenario.model import Scenario, Stream
+from harness.scenario.validation import nearest
 
 MODULES: tuple[ModuleType, ...] = (model, request_mix, arrival_rates, faults)
 """Modules with the classes of a scenario."""

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
-from harness.claims.validation import one_of, positive
 from harness.scenario.model import UnsupportedError
+from harness.scenario.validation import one_of, positive
 
 PROTOCOLS = ("http", "openai", "chat", "kserve")
 """Form of requests: any path, OpenAI completions, OpenAI chat completions, KServe open inference protocol v2."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.claims.features import FEATURES, PROTOCOLS, Backoff, Claims, Feature
-from harness.claims.validation import nearest, one_of
 from harness.scenario.model import ClaimsError
+from harness.scenario.validation import nearest, one_of
 
 
 @dataclass(frozen=True, slots=True)

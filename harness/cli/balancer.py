@@ -136,9 +136,9 @@ def _settings(path: Path | None, without: list[str], drain_deadline_s: float | N
     from dataclasses import replace
 
     from harness.balancer.core.settings_file import settings_from
-    from harness.claims.validation import nearest
     from harness.proxy.settings import live_settings
     from harness.scenario.model import ClaimsError
+    from harness.scenario.validation import nearest
     from harness.targets.reference import ReferenceTarget
 
     off = [name.strip().replace("-", "_") for item in without for name in item.split(",")]

@@ -71,8 +71,8 @@ def chaos(
 
 def _world(name: str, target: Any) -> Any:
     """The requested world, by default sim if the target supports it. ClaimsError for an unsupported one."""
-    from harness.claims.validation import nearest
     from harness.scenario.model import ClaimsError, World
+    from harness.scenario.validation import nearest
 
     valid = [item.value for item in World]
     if name and name not in valid:
@@ -106,8 +106,8 @@ def _check_without(without: str, fault_plan: str) -> None:
 def _kinds(without: str, target: Any) -> frozenset[str]:
     """Kinds that are not drawn: those named, and membership changes if the target's backends are fixed."""
     from harness.chaos.swarm import KINDS, MEMBERSHIP
-    from harness.claims.validation import nearest
     from harness.scenario.model import ClaimsError
+    from harness.scenario.validation import nearest
 
     named = {word.strip() for word in without.split(",") if word.strip()}
     for word in sorted(named - set(KINDS)):
@@ -131,9 +131,9 @@ def _plans(
     """Seed and scenario of each run. ClaimsError for an invalid file or name."""
     from harness.chaos.fault_plans import FAULT_PLANS
     from harness.chaos.swarm import random_fault_plan
-    from harness.claims.validation import nearest
     from harness.cli.fleet_size import fleet_size
     from harness.scenario.model import ClaimsError, UnsupportedError
+    from harness.scenario.validation import nearest
     from suites.chaos.scenarios import BEFORE_S, under
 
     if file is None and fault_plan not in (RANDOM, *FAULT_PLANS):
@@ -176,7 +176,7 @@ def _read(path: Path, target: Any) -> Any:
 def _check_off(off: frozenset[str], target: Any) -> None:
     """ValueError if `off` names an unknown feature, or one that the target cannot switch off."""
     from harness.claims.features import FEATURES
-    from harness.claims.validation import nearest
+    from harness.scenario.validation import nearest
 
     for name in sorted(off):
         if name not in FEATURES:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.claims.features import Limits
-from harness.claims.validation import nearest
 from harness.live.balancer import Balancer
 from harness.live.deployment import deployment_after, proxy_addresses
 from harness.live.faults.command_words import KINDS, describe, duration, kind_of, parse
@@ -28,6 +27,7 @@ from harness.live.process.http import accepts, call
 from harness.live.process.ports import HOST, port_block
 from harness.scenario.faults import Drain, Join, Leave, Membership, Weigh
 from harness.scenario.model import ClaimsError, DiedError, HarnessError, Load, Scenario, SteelyardError
+from harness.scenario.validation import nearest
 from harness.targets.base import Deployment, Target
 from mockgpu.gpu.catalogue import GPUS, Gpu, Model, Setup, SetupError, setup_of
 

@@ -137,7 +137,7 @@ class SessionState:
         return self._target
 
     def _check_options(self) -> None:
-        from harness.claims.validation import nearest
+        from harness.scenario.validation import nearest
 
         world, seed, proxy = self.option("world"), self.option("seed"), self.option("toxiproxy")
         if world not in ("sim", "live", "all"):

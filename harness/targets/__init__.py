@@ -6,8 +6,8 @@ from pathlib import Path
 
 from harness.balancer.core.loading import PYTHON, REFERENCE
 from harness.claims.file import claims_file
-from harness.claims.validation import nearest
 from harness.scenario.model import ClaimsError, TargetError
+from harness.scenario.validation import nearest
 from harness.targets.base import Target
 
 NAMES = ("nginx", "reference")

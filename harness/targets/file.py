@@ -12,8 +12,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from harness.claims.file import ClaimsFile, RunSection, address_of
-from harness.claims.validation import nearest
 from harness.scenario.model import ClaimsError, TargetError, UnsupportedError
+from harness.scenario.validation import nearest
 from harness.targets.base import ChangeStep, Deployment, Launch, RunCommand, Target, WriteFile
 
 OWN_CARRIER = "header:x-mock-tag"

@@ -18,10 +18,10 @@ from pydantic import TypeAdapter
 from harness.balancer.core.bare import BareGateway
 from harness.balancer.core.gateway import ReferenceGateway
 from harness.balancer.settings import Settings
-from harness.claims.validation import nearest
 from harness.gateway.crash_report import crash_line
 from harness.gateway.protocol import Gateway, NowFunction
 from harness.scenario.model import ClaimsError
+from harness.scenario.validation import nearest
 
 REFERENCE = "reference:"
 PYTHON = "python:"

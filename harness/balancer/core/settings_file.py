@@ -17,8 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from harness.balancer.core.gateway import ReferenceGateway
 from harness.balancer.picking.policies import POLICIES
 from harness.balancer.settings import Settings
-from harness.claims.validation import nearest, one_of
 from harness.scenario.model import ClaimsError
+from harness.scenario.validation import nearest, one_of
 
 
 def settings_from(path: Path, base: Settings) -> Settings:

@@ -201,13 +201,13 @@ def _with_timeout(workload: Any, timeout_s: float | None) -> Any:
 def _validate(out: Path, records: Path | None, profile: str, about: Mapping[str, Any]) -> None:
     """ClaimsError for mistakes that can be found before anything is sent. `profile`: empty for a trace."""
     from harness.claims.features import PROTOCOLS
-    from harness.claims.validation import nearest
     from harness.cli.load_command.output_files import check_writable
     from harness.live.load.ad_hoc import check_reachable
     from harness.load.wire import forms_of, request_of
     from harness.load.workloads.profiles import PROFILES
     from harness.scenario.arrivals import draw
     from harness.scenario.model import ClaimsError
+    from harness.scenario.validation import nearest
 
     protocol = about["protocol"]
     if protocol not in PROTOCOLS:

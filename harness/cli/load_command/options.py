@@ -137,9 +137,9 @@ def seconds_of(option: str, text: str | None, or_zero: bool = False) -> float | 
 
 def columns_of(texts: Sequence[str]) -> dict[str, str]:
     """Column names by meaning, from texts such as `time=sent_at`. ClaimsError for invalid ones."""
-    from harness.claims.validation import nearest
     from harness.load.workloads.traces import ALIASES
     from harness.scenario.model import ClaimsError
+    from harness.scenario.validation import nearest
 
     found: dict[str, str] = {}
     for text in texts:

@@ -16,10 +16,10 @@ from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
-from harness.claims.validation import nearest
 from harness.scenario.faults import Step
 from harness.scenario.model import ClaimsError
 from harness.scenario.request_faults import RequestFault, as_mock
+from harness.scenario.validation import nearest
 
 UNITS_S: Mapping[str, float] = MappingProxyType({"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0})
 QUANTITY = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|m|h)")

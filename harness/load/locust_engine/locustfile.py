@@ -21,13 +21,13 @@ from locust.exception import StopUser
 from locust.runners import LocalRunner, MasterRunner, Runner, WorkerRunner
 
 from harness.claims.features import PROTOCOLS
-from harness.claims.validation import nearest
 from harness.load.job import LoadJob, text_of
 from harness.load.locust_engine.coordinator import Coordinator
 from harness.load.locust_engine.messages import Plan
 from harness.load.locust_engine.worker import Worker
 from harness.load.workloads.profiles import PROFILES, chats_in, crowd_of, load_of, planned
 from harness.scenario.model import ClaimsError, HarnessError, SteelyardError
+from harness.scenario.validation import nearest
 
 DURATION_S = 30.0
 

@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.claims.validation import nearest
 from harness.load.results.figures import SERIES, Figures, quantile_of
 from harness.scenario.model import ClaimsError
+from harness.scenario.validation import nearest
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

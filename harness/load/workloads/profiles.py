@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.claims.validation import nearest
 from harness.load.wire import NUMBER_BITS
 from harness.load.workloads import traces
 from harness.scenario.arrival_rates import (
@@ -29,6 +28,7 @@ from harness.scenario.arrival_rates import (
 )
 from harness.scenario.model import Chats, ClaimsError, Connections, Keys, Load, Method, Stream
 from harness.scenario.request_mix import Content, LongTail, Sessions
+from harness.scenario.validation import nearest
 
 MODELS = 20
 """Number of models of a profile."""

@@ -28,11 +28,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from harness.claims.validation import nearest
 from harness.load.wire import NUMBER_BITS
 from harness.scenario.arrival_rates import Recorded
 from harness.scenario.model import ClaimsError, Keys, Load, Stream
 from harness.scenario.request_mix import Content, Replay
+from harness.scenario.validation import nearest
 
 ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

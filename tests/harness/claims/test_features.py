@@ -18,8 +18,8 @@ from harness.claims.features import (
     Retry,
 )
 from harness.claims.file import ClaimsFile, address_of, claims_file
-from harness.claims.validation import nearest
 from harness.scenario.model import ClaimsError, UnsupportedError
+from harness.scenario.validation import nearest
 
 WHOLE = """
 [balancer]

@@ -1,29 +1,24 @@
-"""Scenarios as text: JSON to save and replay, Python source to paste into a test. Pure."""
+"""Scenarios as text: JSON of a user's file, with limits, and Python source to paste into a test. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from functools import cache
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 from harness.claims.features import CARRIER
-from harness.scenario import arrival_rates, faults, model, request_mix
+from harness.scenario import arrival_rates, model
 from harness.scenario.arrivals import draw
 from harness.scenario.closed_loop import VirtualUsers
-from harness.scenario.fast_dataclass import canonical
 from harness.scenario.fault_schedule import conflict
 from harness.scenario.faults import Leave, Membership
 from harness.scenario.model import Scenario, Stream
+from harness.scenario.text_form import MODULES, decode
 from harness.scenario.validation import nearest
-
-MODULES: tuple[ModuleType, ...] = (model, request_mix, arrival_rates, faults)
-"""Modules with the classes of a scenario."""
 
 WIDTH = 100
 """Line width of Python source; a longer value has one line per field."""
@@ -47,16 +42,8 @@ MOST_OF_ANYTHING = 1_000_000_000
 ANY_NUMBER = ("by",)
 """Fields of steps that are validated by the mock servers only."""
 
-IS = "is"
-"""JSON key for the class name of an object."""
-
 
 # --- JSON -------------------------------------------------------------------------------------------------
-
-
-def to_json(scenario: Scenario) -> str:
-    """`scenario` as JSON: each object names its class under "is"."""
-    return json.dumps(canonical(scenario), indent=1) + "\n"
 
 
 def from_json(text: str) -> Scenario:
@@ -64,67 +51,13 @@ def from_json(text: str) -> Scenario:
 
     Checks everything that would make a run fail, except what the mock servers reject (`harness.sim.playable`).
     """
-    try:
-        scenario = _value(_document(text), "scenario")
-    except RecursionError:
-        raise ValueError("lists or objects are nested too deeply for a scenario") from None
-    if not isinstance(scenario, Scenario):
-        raise ValueError('expected an object with "is": "Scenario" at the top')
+    scenario = decode(text)
     _check_fleet(scenario)
     _check_timeline(scenario)
     _check_load(scenario)
     if not scenario.end_s <= LONGEST_S:
         raise ValueError(f"scenario: it lasts {scenario.end_s:g} s, expected {LONGEST_S:g} s at most")
     return scenario
-
-
-def _document(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"not valid JSON: {error}") from None
-
-
-@cache
-def _classes() -> dict[str, type[Any]]:
-    found: dict[str, type[Any]] = {}
-    for module in MODULES:
-        found |= {name: item for name, item in vars(module).items() if isinstance(item, type)}
-    return {name: item for name, item in found.items() if dataclasses.is_dataclass(item)}
-
-
-@cache
-def _adapter(name: str) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(_classes()[name])
-
-
-def _value(given: Any, where: str) -> Any:
-    """The object for a JSON value; nested objects are validated first."""
-    if isinstance(given, list):
-        return tuple(_value(item, f"{where}[{number}]") for number, item in enumerate(given))
-    if not isinstance(given, dict):
-        return given
-    from pydantic import ValidationError
-
-    name = given.get(IS)
-    cls = _classes().get(name) if isinstance(name, str) else None
-    if cls is None:
-        raise ValueError(f'{where}: "is" says {name!r}; {nearest(str(name), _classes())}')
-    names = [item.name for item in dataclasses.fields(cls)]
-    fields = {key: _value(item, f"{where}.{key}") for key, item in given.items() if key != IS}
-    for key in fields:
-        if key not in names:
-            raise ValueError(f"{where}: {name} has no {key!r}; {nearest(key, names)}")
-    try:
-        return _adapter(cls.__name__).validate_python(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join([where, *(str(part) for part in first["loc"][:1])])
-        if first["type"] == "value_error":  # the class's own message
-            raise ValueError(f"{path}: {first['ctx']['error']}") from None
-        raise ValueError(f"{path}: saw {first['input']!r}: {first['msg']}") from None
 
 
 # --- validation -------------------------------------------------------------------------------------------

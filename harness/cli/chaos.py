@@ -287,8 +287,8 @@ def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, 
 
 def _write(scenario: Any, folder: Path, name: str) -> Path:
     """Write a scenario to file `name` in `folder`. ClaimsError on failure."""
-    from harness.chaos.scenario_text import to_json
     from harness.scenario.model import ClaimsError
+    from harness.scenario.text_form import to_json
 
     path = folder / name
     try:

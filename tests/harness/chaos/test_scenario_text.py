@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.chaos.fault_plans import FAULT_PLANS
-from harness.chaos.scenario_text import from_json, to_json, to_python
+from harness.chaos.scenario_text import from_json, to_python
 from harness.chaos.swarm import random_fault_plan
 from harness.claims.features import Failover
 from harness.property.declare import catalogue
@@ -19,6 +19,7 @@ from harness.scenario.arrival_rates import OnOff, Recorded
 from harness.scenario.faults import Kill, Latency, Leave, Slicer, Slow, Step, Weigh
 from harness.scenario.model import Chats, Keys, Load, Scenario, Stream
 from harness.scenario.request_mix import Content, Empirical, Fixed, LongTail, Replay, Sessions
+from harness.scenario.text_form import to_json
 from harness.targets.reference import ReferenceTarget
 from suites.chaos.scenarios import under
 

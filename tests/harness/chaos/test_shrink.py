@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.chaos.scenario_text import from_json, to_json, to_python
+from harness.chaos.scenario_text import from_json, to_python
 from harness.chaos.shrink import FEWEST_REQUESTS, SHORTEST_S, Shrunk, shrink
 from harness.judge import Judge
 from harness.property.verdict import Outcome
 from harness.scenario.fault_schedule import conflict
 from harness.scenario.faults import Down, Join, Kill, Latency, Leave, NotReady, Pause, Reset, Slow, Step
 from harness.scenario.model import Chats, Scenario, World
+from harness.scenario.text_form import to_json
 from harness.sim.world import play
 from harness.targets.python import PythonTarget
 from harness.targets.reference import ReferenceTarget

@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from harness.chaos.fault_plans import FAULT_PLANS
-from harness.chaos.scenario_text import to_json
 from harness.chaos.swarm import KINDS
 from harness.cli import app
 from harness.cli.chaos import _shrunk
 from harness.scenario.faults import Down, FailingStatus, Reset
 from harness.scenario.model import Chats, ClaimsError, Keys, Load, Scenario, Stream, World
+from harness.scenario.text_form import to_json
 from harness.sim.world import play
 from harness.targets import resolve
 from tests.harness.live.helpers import free_ports

@@ -82,10 +82,10 @@ def request_of(arrival: Arrival, key_carrier: str, seed: int, nonce: int, protoc
         _carry(key, key_carrier, headers, {})
         path, name = f"/v1/models/{quote(model)}/answer", "/v1/models/{model}/answer"
         return WireRequest("GET", path, tuple(headers.items()), b"", hexadecimal, name)
-    said = ParsedAnswer(
+    contents = BodyContents(
         arrival, model, tag, hexadecimal, _opening(key_carrier, key), session_name(seed, arrival.session)
     )
-    path, name, body = _FORMS["update" if arrival.kind is Kind.UPDATE else protocol](said)
+    path, name, body = _FORMS["update" if arrival.kind is Kind.UPDATE else protocol](contents)
     _carry(key, key_carrier, headers, body)
     headers["content-type"] = "application/json"
     return WireRequest("POST", path, tuple(headers.items()), _encoded(body, arrival), hexadecimal, name)
@@ -122,9 +122,9 @@ def _check(arrival: Arrival, key_carrier: str, protocol: str) -> None:
         raise ValueError(f"key carrier {key_carrier!r}: expected header:NAME, json:PATH, prompt-prefix:N and the like")
     if protocol != "http" and (arrival.method is Method.GET or arrival.kind is not Kind.INFERENCE):
         known = {"openai": "POST /v1/completions", "chat": "POST /v1/chat/completions", "kserve": "POST infer"}
-        raise ValueError(f"protocol {protocol} knows {known[protocol]} only; use no GET and no update in this scenario")
+        raise ValueError(f"protocol {protocol} has {known[protocol]} only; use no GET and no update in this scenario")
     if protocol == "kserve" and arrival.streams:
-        raise ValueError("protocol kserve has no streams; ask for none in this scenario")
+        raise ValueError("protocol kserve has no streams; use none in this scenario")
     if arrival.key >= 0 and protocol in ("chat", "kserve"):
         if key_carrier.startswith("prompt-prefix:"):
             raise ValueError(f"protocol {protocol} has no field `prompt` to carry a key as {key_carrier}")
@@ -178,8 +178,8 @@ def _encoded(body: dict[str, Any], arrival: Arrival) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedAnswer:
-    """Contents of a body. `opening` is the beginning of the prompt."""
+class BodyContents:
+    """Contents of a request's body, independent of the protocol. `opening` is the beginning of the prompt."""
 
     arrival: Arrival
     model: str
@@ -222,38 +222,49 @@ def _part(name: str, tokens: int) -> str:
 Form = tuple[str, str, dict[str, Any]]
 
 
-def _update(said: ParsedAnswer) -> Form:
-    return "/v1/updates", "/v1/updates", {"seed": said.tag, "prompt": said.prompt}
+def _update(contents: BodyContents) -> Form:
+    return "/v1/updates", "/v1/updates", {"seed": contents.tag, "prompt": contents.prompt}
 
 
-def _completions(said: ParsedAnswer) -> Form:
-    body = {"model": said.model, "max_tokens": said.arrival.output_tokens, "seed": said.tag, "prompt": said.prompt}
-    return "/v1/completions", "/v1/completions", {**body, **_streaming(said.arrival)}
+def _completions(contents: BodyContents) -> Form:
+    body = {
+        "model": contents.model,
+        "max_tokens": contents.arrival.output_tokens,
+        "seed": contents.tag,
+        "prompt": contents.prompt,
+    }
+    return "/v1/completions", "/v1/completions", {**body, **_streaming(contents.arrival)}
 
 
-def _chat(said: ParsedAnswer) -> Form:
+def _chat(contents: BodyContents) -> Form:
     messages = [
         {"role": "assistant" if position % 2 else "user", "content": text}
-        for position, text in enumerate(said.messages)
+        for position, text in enumerate(contents.messages)
     ]
-    limit = {"max_completion_tokens": said.arrival.output_tokens}
-    body = {"model": said.model, **limit, "seed": said.tag, "messages": messages, **_streaming(said.arrival)}
+    limit = {"max_completion_tokens": contents.arrival.output_tokens}
+    body = {
+        "model": contents.model,
+        **limit,
+        "seed": contents.tag,
+        "messages": messages,
+        **_streaming(contents.arrival),
+    }
     return "/v1/chat/completions", "/v1/chat/completions", body
 
 
-def _kserve(said: ParsedAnswer) -> Form:
+def _kserve(contents: BodyContents) -> Form:
     inputs = [
-        {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [said.prompt]},
-        {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [said.arrival.output_tokens]},
+        {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [contents.prompt]},
+        {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [contents.arrival.output_tokens]},
     ]
-    body = {"id": f"sy-{said.hex}", "parameters": {"seed": said.tag}, "inputs": inputs}
-    return f"/v2/models/{quote(said.model)}/infer", "/v2/models/{model}/infer", body
+    body = {"id": f"sy-{contents.hex}", "parameters": {"seed": contents.tag}, "inputs": inputs}
+    return f"/v2/models/{quote(contents.model)}/infer", "/v2/models/{model}/infer", body
 
 
 def _streaming(arrival: Arrival) -> dict[str, Any]:
     return {"stream": True, "stream_options": {"include_usage": True}} if arrival.streams else {}
 
 
-_FORMS: Mapping[str, Callable[[ParsedAnswer], Form]] = MappingProxyType(
+_FORMS: Mapping[str, Callable[[BodyContents], Form]] = MappingProxyType(
     {"http": _completions, "openai": _completions, "chat": _chat, "kserve": _kserve, "update": _update}
 )

@@ -145,8 +145,8 @@ def test_a_key_as_prefix_of_the_prompt(characters: int) -> None:
     [
         ("header:x-model-id", "openai", {"method": Method.GET}, "openai"),
         ("header:x-model-id", "openai", {"kind": Kind.UPDATE}, "openai"),
-        ("header:x-model-id", "chat", {"method": Method.GET}, "chat knows POST /v1/chat/completions only"),
-        ("header:x-model-id", "kserve", {"kind": Kind.UPDATE}, "kserve knows POST infer only"),
+        ("header:x-model-id", "chat", {"method": Method.GET}, "chat has POST /v1/chat/completions only"),
+        ("header:x-model-id", "kserve", {"kind": Kind.UPDATE}, "kserve has POST infer only"),
         ("header:x-model-id", "kserve", {"streams": True}, "kserve has no streams"),
         ("json:model", "kserve", {}, "names the model in its path"),
         ("prompt-prefix:8", "kserve", {}, "no field `prompt`"),
@@ -158,7 +158,7 @@ def test_a_key_as_prefix_of_the_prompt(characters: int) -> None:
         ("session", "http", {"method": Method.GET, "kind": Kind.UPDATE}, "an update is a POST"),
     ],
 )
-def test_what_cannot_be_said(carrier: str, protocol: str, changes: dict[str, Any], message: str) -> None:
+def test_impossible_requests_are_refused(carrier: str, protocol: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made(carrier, protocol, **changes)
 
@@ -175,7 +175,7 @@ def test_urgency_and_session_travel_in_headers() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "openai", "chat"])
-def test_a_stream_is_asked_for_with_its_usage(protocol: str) -> None:
+def test_a_stream_requests_its_usage(protocol: str) -> None:
     body = body_of(made(protocol=protocol, streams=True))
     assert (body["stream"], body["stream_options"]) == (True, {"include_usage": True})
     assert "stream" not in body_of(made(protocol=protocol))
@@ -237,7 +237,7 @@ def test_the_prompt_of_a_turn_begins_with_all_before_it() -> None:
     assert words[0] != prompts[3].split()[0]
 
 
-def test_a_chat_repeats_what_was_said() -> None:
+def test_a_session_repeats_its_history() -> None:
     turns = [body_of(request_of(turn, "header:x-model-id", SEED, NONCE, "chat"))["messages"] for turn in conversation()]
     for number, messages in enumerate(turns):
         assert [message["role"] for message in messages] == ["user", "assistant"] * number + ["user"]

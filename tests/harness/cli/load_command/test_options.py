@@ -48,7 +48,7 @@ def test_help_lists_the_profiles() -> None:
         (("--profile", "spyke"), "did you mean"),
         (("--fail-if", "p99 > 5"), "no unit"),
         (("--protocol", "grpc"), "--protocol 'grpc' is unknown"),
-        (("--profile", "mixed", "--protocol", "openai"), "with --protocol openai: protocol openai knows POST"),
+        (("--profile", "mixed", "--protocol", "openai"), "with --protocol openai: protocol openai has POST"),
         (("--trace", "nowhere.csv"), "nowhere.csv"),
         (("--trace", "t.csv", "--profile", "spike"), "--trace t.csv replaces --profile spike; leave one"),
         (("--rate", "0"), "expected a number above 0"),

@@ -9,7 +9,6 @@ from harness.evidence.history import History
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.scenario.arrival_rates import Spike, expected
-from harness.scenario.arrivals import draw
 from harness.scenario.faults import Kill, Restart
 from harness.scenario.model import Echo, Ending, Keys, Load, Scenario, Stream
 from harness.scenario.request_mix import Content, LongTail
@@ -114,7 +113,7 @@ def rush_nothing_lost(history: History, claims: Claims) -> Findings:
     At its peak, about eight requests are in flight at each of four backends, and each backend takes 64. A loss is
     therefore the balancer's: an undeclared limit on its queue, its connections or the size of a request.
     """
-    patient = np.array([one.patience_s >= one.timeout_s for one in draw(history.scenario.load, history.seed)])
+    patient = history.patient()
     lost = int(np.count_nonzero(patient & ~history.answered()))
     waited = int(patient.sum())
     note = f"{lost} of {waited} lost; {len(patient) - waited} more clients aborted on purpose"

@@ -10,15 +10,19 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.evidence import store
 from harness.evidence.records import REQUEST, Rows
 from harness.scenario.fast_dataclass import canonical
-from harness.scenario.model import Ending, Failure, Residency, Scenario
+from harness.scenario.model import Ending, EvidenceError, Failure, Residency, Scenario
+from harness.scenario.text_form import scenario_of
 
 Times = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -82,10 +86,38 @@ class StepSeen:
     healed_s: float = float("nan")
     hits: int | None = None
 
+    def as_json(self) -> dict[str, Any]:
+        """This step in plain JSON types; nan becomes None."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {
+            name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> StepSeen:
+        """The step that `as_json` describes."""
+        times_s = {name: float("nan") if values[name] is None else float(values[name]) for name in _STEP_TIMES}
+        return cls(**{**values, **times_s})
+
     @property
     def took_effect(self) -> bool:
         """Whether a probe confirmed the step's effect."""
         return not math.isnan(self.effective_s)
+
+
+_STEP_TIMES = ("asked_s", "effective_s", "healed_s")
+
+TABLES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "requests": REQUEST,
+        "attempts": ATTEMPT,
+        "health_checks": HEALTH_CHECK,
+        "residency": RESIDENCY,
+        "connections": CONNECTION,
+        "slack_s": np.dtype("<f8"),
+    }
+)
+"""The columns of a history's tables, by the name of their field."""
 
 
 def _empty(dtype: np.dtype[Any]) -> Rows:
@@ -141,6 +173,16 @@ class History:
         """
         status = self.requests["status"]
         mask: Mask = (status >= 200) & (status < 300) & (self.requests["failure"] == Failure.NONE)
+        return mask
+
+    def patient(self) -> Mask:
+        """Mask of the requests whose clients wait for the whole timeout of their stream.
+
+        >>> history.patient().tolist()
+        [True, True, True, True]
+        """
+        timeouts_s = np.array([stream.timeout_s for stream in self.scenario.load.streams])
+        mask: Mask = ~(self.requests["patience_s"] < timeouts_s[self.requests["stream"]])
         return mask
 
     def first_attempts(self) -> Numbers:
@@ -249,10 +291,68 @@ class History:
         last_second = min(max(int(start_s if end_s is None else end_s), first_second), last)
         return float(self.slack_s[first_second : last_second + 1].max())
 
+    # --- files --------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Write all of this history, comparison runs included, to one file (`harness.evidence.store`).
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     history.save(Path(folder, "example.history"))
+        ...     History.load(Path(folder, "example.history")).digest() == history.digest()
+        True
+        """
+        arrays: dict[str, Rows] = {}
+        store.write(path, self._about(arrays), arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> History:
+        """The history that `save` wrote. EvidenceError, one line, for another version or an altered file."""
+        about, arrays = store.read(path)
+        try:
+            return cls._from(about, arrays)
+        except KeyError as missing:
+            raise EvidenceError(f"{path}: not a history of this release: no {missing}") from None
+        except (TypeError, ValueError) as error:
+            raise EvidenceError(f"{path}: not a history of this release: {error}") from None
+
+    def _about(self, arrays: dict[str, Rows], prefix: str = "") -> dict[str, Any]:
+        """Everything but the tables as plain JSON types; adds the tables to `arrays`, names after `prefix`."""
+        arrays |= {f"{prefix}{name}": getattr(self, name) for name in TABLES}
+        return {
+            "scenario": canonical(self.scenario),
+            "seed": self.seed,
+            "steps": [step.as_json() for step in self.steps],
+            "correlated": self.correlated,
+            "died": self.died,
+            "facts": canonical(self.facts),
+            "baselines": {name: run._about(arrays, f"{prefix}{name}.") for name, run in self.baselines.items()},
+        }
+
+    @classmethod
+    def _from(cls, about: Mapping[str, Any], arrays: Mapping[str, Rows], prefix: str = "") -> History:
+        tables = {name: arrays[f"{prefix}{name}"] for name in TABLES}
+        for name, dtype in TABLES.items():
+            if tables[name].dtype != dtype or tables[name].ndim != 1:
+                raise ValueError(f"table {name} has columns {tables[name].dtype}, expected {dtype}")
+        baselines = {name: cls._from(run, arrays, f"{prefix}{name}.") for name, run in about["baselines"].items()}
+        return cls(
+            scenario=scenario_of(about["scenario"]),
+            seed=about["seed"],
+            **tables,
+            steps=tuple(StepSeen.from_json(step) for step in about["steps"]),
+            correlated=about["correlated"],
+            died=about["died"],
+            facts=about["facts"],
+            baselines=baselines,
+        )
+
     def digest(self) -> str:
         """SHA-256 of all records; in `sim` equal for equal scenario and seed, in every process."""
         total = hashlib.sha256()
-        for rows in (self.requests, self.attempts, self.health_checks, self.residency, self.connections, self.slack_s):
+        for name in TABLES:
+            rows = getattr(self, name)
             total.update(f"{rows.dtype.descr} {len(rows)}".encode())
             total.update(np.ascontiguousarray(rows).tobytes())
         rest = {
@@ -272,6 +372,6 @@ def empty_requests(count: int) -> Rows:
     rows["number"] = np.arange(count)
     rows["key"] = rows["connection"] = rows["answered_by"] = -1
     rows["failure"] = Failure.NOT_SENT
-    for name in ("intended_s", "sent_s", "first_byte_s", "end_s"):
+    for name in ("intended_s", "sent_s", "first_byte_s", "end_s", "patience_s"):
         rows[name] = np.nan
     return rows

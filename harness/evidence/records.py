@@ -19,7 +19,7 @@ from harness.scenario.model import HarnessError
 
 Rows = npt.NDArray[Any]
 
-MAGIC = b"SYREQ\x00\x00\x02"
+MAGIC = b"SYREQ\x00\x00\x03"
 
 REQUEST = np.dtype(
     [
@@ -41,6 +41,7 @@ REQUEST = np.dtype(
         ("sent_s", "<f8"),
         ("first_byte_s", "<f8"),
         ("end_s", "<f8"),
+        ("patience_s", "<f8"),
     ]
 )
 """One request as observed by its client. Times in seconds from the start of the run, nan where there was none.
@@ -48,10 +49,10 @@ REQUEST = np.dtype(
 `failure` and `echo` are the enums of harness.scenario.model; `answered_by` is the backend's number, -1 unknown;
 `attempts` is the number in the answer's headers, 0 without one; `reused` is 1 if the connection had carried a request
 before; `connection` is -1 unless the stream uses a single one; `body_hash` is xxh64 (seed 0) of the answer's body as
-received.
+received; `patience_s` is the time after which the client gives up (nan: unknown).
 """
 
-ROW = struct.Struct("<I6BHHiiiIQ4d")
+ROW = struct.Struct("<I6BHHiiiIQ5d")
 """The same layout for `struct`: packing one row costs a third of setting an element of a numpy array."""
 
 _HEAD = struct.Struct("<8sQI")

@@ -36,6 +36,10 @@ class HarnessError(SteelyardError):
     """Steelyard itself failed: the load process, the fleet or the fault proxy died."""
 
 
+class EvidenceError(SteelyardError):
+    """A file of saved evidence is truncated, altered, or of another version."""
+
+
 class UnsupportedError(SteelyardError):
     """A property does not apply to this target; the text is the reason shown to the user."""
 

@@ -64,6 +64,7 @@ class Evidence:
         for name in ("stream", "kind", "method", "key", "connection"):
             _fill(requests, name, self._arrivals)
         _fill(requests, "intended_s", self._arrivals, "at_s")
+        _fill(requests, "patience_s", self._arrivals)
         for name in ("sent_s", "first_byte_s", "end_s", "status", "failure", "echo", "answered_by"):
             _fill(requests, name, self.requests)
         rows = sorted((row for backend in backends for row in backend.rows), key=attrgetter("start_s", "request"))

@@ -29,7 +29,7 @@ def history_of(scenario: Scenario, place_of: PlaceOf) -> History:
     attempts = np.zeros(len(arrivals), dtype=ATTEMPT)
     for number, arrival in enumerate(arrivals):
         row, attempt = requests[number], attempts[number]
-        for name in ("stream", "kind", "method", "key", "connection"):
+        for name in ("stream", "kind", "method", "key", "connection", "patience_s"):
             row[name] = getattr(arrival, name)
         row["intended_s"] = row["sent_s"] = attempt["start_s"] = arrival.at_s
         row["first_byte_s"] = row["end_s"] = attempt["end_s"] = arrival.at_s + LATENCY_S

@@ -89,6 +89,7 @@ class Ledger:
             answer.sent_s - start_s,
             answer.first_byte_s - start_s,
             answer.end_s - start_s,
+            arrival.patience_s,
         )
 
     def add_unsent(self, arrivals: Iterable[Arrival]) -> None:

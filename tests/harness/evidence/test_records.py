@@ -45,7 +45,7 @@ def test_writing_again_replaces(tmp_path: Path) -> None:
 
 
 def test_the_layout_is_fixed() -> None:
-    assert REQUEST.itemsize == ROW.size == 70
+    assert REQUEST.itemsize == ROW.size == 78
     assert not REQUEST.isalignedstruct
     assert MAGIC[:5] == b"SYREQ" and len(MAGIC) == 8
 
@@ -100,5 +100,5 @@ def test_about_that_is_no_object(tmp_path: Path, message: bytes) -> None:
 
 
 def test_a_row_packed_by_struct_is_a_row_of_numpy() -> None:
-    values = (1, 2, 3, 0, 5, 2, 1, 200, 9, -4, -1, 6, 7, 1 << 63, 0.5, 1.5, 2.5, 3.5)
+    values = (1, 2, 3, 0, 5, 2, 1, 200, 9, -4, -1, 6, 7, 1 << 63, 0.5, 1.5, 2.5, 3.5, 4.5)
     assert tuple(np.frombuffer(ROW.pack(*values), dtype=REQUEST)[0]) == values

@@ -34,7 +34,7 @@ def test_every_field_of_a_record() -> None:
         "number": 1, "stream": 0, "kind": Kind.INFERENCE, "method": Method.GET, "failure": Failure.NONE,
         "echo": Echo.OWN, "reused": 1, "status": 200, "attempts": 2, "key": 1, "connection": -1, "answered_by": 0,
         "bytes": len(BODY), "body_hash": xxh64_intdigest(BODY), "intended_s": 1.1, "sent_s": 1.5, "first_byte_s": 2.0,
-        "end_s": 3.0,
+        "end_s": 3.0, "patience_s": ARRIVALS[1].patience_s,
     }  # fmt: skip
     assert set(wanted) == set(REQUEST.names or ())
     assert {name: row[name] for name in wanted} == pytest.approx(wanted)

@@ -53,7 +53,7 @@ def _open(kind: str, port: str) -> Figures:
     play.walk()
     cost_s = time.process_time() - before_s
     play.close()
-    late_s = np.array(play.ledger.lateness_s)
+    late_s = np.array(play.ledger.delays_s)
     p50_s, p99_s = np.quantile(late_s, [0.5, 0.99])
     figures = {"p50_s": float(p50_s), "p99_s": float(p99_s), "answered": int(is_good(play.ledger.rows()).sum())}
     return {"cost_s": cost_s / len(late_s), "record_s": _record_s(play), **figures}

@@ -242,7 +242,7 @@ def _play(
     leaving, closed = played.about["leaving"], "chats" in info
     figures = figures_of(played.rows, leaving, closed)
     undelayed = figures_of(on_time(played.rows), leaving, closed)
-    undecided = [item for item in thresholds if item.only_late(figures, undelayed)]
+    undecided = [item for item in thresholds if item.depends_on_delay(figures, undelayed)]
     failed = [item for item in thresholds if item.fails(figures) and item not in undecided]
     print("\n".join(summary_lines(figures, info)))
     for threshold in thresholds:

@@ -48,8 +48,8 @@ def run_search(search: Any, make: Callable[[float, float], Any], profile: str, a
                 played = generating.play(workload, about["target"], seed, about["protocol"], view.update, 1.0)
             runs, interrupted = runs + 1, played.interrupted
             if not interrupted:
-                print(step_line(search.tell(played.rows)), flush=True)
-    if search.seen or not interrupted:
+                print(step_line(search.observe(played.rows)), flush=True)
+    if search.results or not interrupted:
         print(found_line(search))
     results = {
         "profile": profile,
@@ -58,7 +58,7 @@ def run_search(search: Any, make: Callable[[float, float], Any], profile: str, a
         "holds_per_s": search.holds_per_s,
         "broken_per_s": search.broken_per_s,
         "interrupted": bool(interrupted),
-        "rates": [asdict(result) for result in search.seen],
+        "rates": [asdict(result) for result in search.results],
     }
     write_summary(out, about, results)
     if interrupted:

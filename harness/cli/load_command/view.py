@@ -116,9 +116,9 @@ def none_good_line(figures: Figures, timeout_s: float) -> str:
 
 def threshold_line(threshold: Threshold, figures: Figures, undelayed: Figures) -> str:
     """Result of a `--fail-if`: ok, FAILED or UNDECIDED; `undelayed`: the figures without the generator delay."""
-    value = threshold.said(threshold.value(figures))
-    if threshold.only_late(figures, undelayed):
-        without = threshold.said(threshold.value(undelayed))
+    value = threshold.with_unit(threshold.value(figures))
+    if threshold.depends_on_delay(figures, undelayed):
+        without = threshold.with_unit(threshold.value(undelayed))
         return f"UNDECIDED {threshold.text}: it is {value}, but {without} without the generator delay"
     match threshold.holds(figures):
         case True:
@@ -171,7 +171,7 @@ def found_line(search: Search) -> str:
     holds, broken, text = search.holds_per_s, search.broken_per_s, search.goal.text
     chance = f"probability of a wrong verdict at most {search.error_rate * 100:.3g} %"
     if holds is None:
-        unusable = [result for result in search.seen if result.why]
+        unusable = [result for result in search.results if result.why]
         if broken is None and unusable:
             last = unusable[-1]
             advice = "use a larger bound or a quieter machine" if last.late else "begin lower with --from"
@@ -179,7 +179,7 @@ def found_line(search: Search) -> str:
         how = "is broken" if broken is not None and broken <= search.from_per_s else "could not be shown"
         return f"{text} {how} at {search.from_per_s:.4g}/s already; begin lower with --from ({chance})"
     if broken is None:
-        above = [result.why for result in search.seen if result.why and result.rate_per_s > holds]
+        above = [result.why for result in search.results if result.why and result.rate_per_s > holds]
         why = f"; above it {above[-1]}" if above else ""
         none = f"no rate up to {search.to_per_s:.4g}/s was shown to break it"
         return f"{text} holds at {holds:.4g}/s; {none}{why} ({chance})"

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from harness.load.results.answer import ATTEMPT_HEADERS, ExchangeResult, attempts_told
+from harness.load.results.answer import ATTEMPT_HEADERS, ExchangeResult, attempts_in
 from harness.load.wire import WireRequest
 from harness.scenario.model import Failure
 
@@ -106,8 +106,8 @@ class BaseUrl:
                 answer.first_byte_s = monotonic()
                 answer.status = response.status
                 answer.backend = _only(response, "x-backend-id")
-                told = (attempts_told(_only(response, name)) for name in ATTEMPT_HEADERS)
-                answer.attempts = next(filter(None, told), 0)
+                attempts = (attempts_in(_only(response, name)) for name in ATTEMPT_HEADERS)
+                answer.attempts = next(filter(None, attempts), 0)
                 answer.body = await response.read()
             answer.failure = Failure.NONE
         except TimeoutError:

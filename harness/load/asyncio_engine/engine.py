@@ -78,7 +78,7 @@ class AsyncioEngine(Shard):
             "sent": len(sent),
             "failed": int((~is_good(sent) & ~gave_up(sent, self.leaving)).sum()),
             "dropped": self.dropped,
-            "lateness_s": spread(self.ledger.lateness_s),
+            "lateness_s": spread(self.ledger.delays_s),
         }
 
     @property
@@ -91,16 +91,16 @@ class AsyncioEngine(Shard):
         self._stopped.set()
 
     async def send(
-        self, client: aiohttp.ClientSession, arrival: Arrival, request: WireRequest, could_s: float
+        self, client: aiohttp.ClientSession, arrival: Arrival, request: WireRequest, earliest_s: float
     ) -> ExchangeResult:
-        """Send one request now, once, and record it. `could_s`: earliest possible send time."""
+        """Send one request now, once, and record it. `earliest_s`: earliest possible send time."""
         answer = ExchangeResult()
-        self.begun(arrival)
+        self.request_sent(arrival)
         try:
             await self.site.exchange(client, request, answer, arrival.patience_s)
         finally:  # also when it is cancelled
             answer.end_s = monotonic()
-            self.ended(arrival, request.hex, answer, could_s)
+            self.request_ended(arrival, request.hex, answer, earliest_s)
         return answer
 
     async def _everything(
@@ -109,7 +109,7 @@ class AsyncioEngine(Shard):
         async with asyncio.TaskGroup() as group:
             for lane in lanes.values():
                 group.create_task(lane.work())
-            for chat in self.crowd.users:
+            for chat in self.virtual_users.users:
                 group.create_task(self._talk(chat, kept, fresh))
             walk = group.create_task(self._walk(group, waiting, kept, fresh, lanes))
             stop = group.create_task(self._stopped.wait())

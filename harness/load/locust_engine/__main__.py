@@ -35,7 +35,7 @@ import gevent.queue
 import gevent.socket
 
 from harness.load.job import LoadJob, asked_in, not_asked
-from harness.load.results.progress import Told
+from harness.load.results.progress import ProgressMessage
 from harness.load.locust_engine.engine import perform
 from harness.parent_death import die_with_parent
 from harness.scenario.model import SteelyardError
@@ -92,7 +92,7 @@ class LocustJobLoop:
         if not isinstance(name, str) or not isinstance(asked.get("file"), str):
             return {"job": None, "error": f'expected {{"job": NAME, "file": PATH}}, saw {json.dumps(asked)[:80]}'}
 
-        def tell(news: Told) -> None:
+        def tell(news: ProgressMessage) -> None:
             self._answer({"job": name, "news": news})
 
         try:

@@ -17,7 +17,7 @@ import gevent
 import gevent.socket
 from geventhttpclient.response import HTTPParseError, HTTPResponse
 
-from harness.load.results.answer import ATTEMPT_HEADERS, ExchangeResult, attempts_told
+from harness.load.results.answer import ATTEMPT_HEADERS, ExchangeResult, attempts_in
 from harness.scenario.model import Failure
 
 _BLOCK_BYTES = 65_536
@@ -151,7 +151,7 @@ class _Message(HTTPResponse):
         answer.body = bytes(self._body_buffer)
         backend = self.get("x-backend-id")
         answer.backend = backend if isinstance(backend, str) else ""
-        answer.attempts = next(filter(None, (attempts_told(self.get(name)) for name in ATTEMPT_HEADERS)), 0)
+        answer.attempts = next(filter(None, (attempts_in(self.get(name)) for name in ATTEMPT_HEADERS)), 0)
 
     def peer_closed(self) -> None:
         """Accept the close as the end of a body without a length; else raise _BareCloseError."""

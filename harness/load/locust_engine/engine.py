@@ -27,7 +27,7 @@ from harness.load.job import LoadJob
 from harness.load.locust_engine.client import Destination, Pool
 from harness.load.locust_engine.pacing import Pacer, sleep_until
 from harness.load.results.answer import ExchangeResult, spread
-from harness.load.results.progress import LoadProgress, Told
+from harness.load.results.progress import LoadProgress, ProgressMessage
 from harness.load.results.shard import Shard
 from harness.load.wire import WireRequest
 from harness.scenario.arrivals import Arrival
@@ -53,7 +53,10 @@ class OpenLoopUser(User):
 
 
 def perform(
-    job: LoadJob, stopped: gevent.event.Event, on_news: Callable[[Told], None] | None = None, news_s: float = 0.0
+    job: LoadJob,
+    stopped: gevent.event.Event,
+    on_news: Callable[[ProgressMessage], None] | None = None,
+    news_s: float = 0.0,
 ) -> dict[str, Any]:
     """Run `job` until every request has ended, its time is up or `stopped` is set; write its records.
 
@@ -85,11 +88,11 @@ def perform(
         "sent": total.num_requests,
         "failed": total.num_failures,
         "dropped": play.dropped,
-        "lateness_s": spread(play.ledger.lateness_s),
+        "lateness_s": spread(play.ledger.delays_s),
     }
 
 
-def _tell(play: Play, on_news: Callable[[Told], None], news_s: float) -> None:
+def _tell(play: Play, on_news: Callable[[ProgressMessage], None], news_s: float) -> None:
     news = LoadProgress(play)
     while True:
         gevent.sleep(news_s)
@@ -119,7 +122,7 @@ class Play(Shard):
 
     def walk(self) -> None:
         """Send all requests, then wait for all answers."""
-        talking = [self._at_work.spawn(self._talk, chat) for chat in self.crowd.users]
+        talking = [self._at_work.spawn(self._talk, chat) for chat in self.virtual_users.users]
         for lane in self._lanes.values():
             self._at_work.spawn(lane.work)
         with Pacer() as pacer:
@@ -157,15 +160,15 @@ class Play(Shard):
         data = request.encoded(self.site.authority, self.site.base_path, close=arrival.fresh)
         return Ready(arrival, request, data, self.ledger.start_s + arrival.at_s)
 
-    def send(self, pool: Pool, ready: Ready, could_s: float) -> ExchangeResult:
-        """Send one request now and record it. `could_s`: earliest possible send time."""
+    def send(self, pool: Pool, ready: Ready, earliest_s: float) -> ExchangeResult:
+        """Send one request now and record it. `earliest_s`: earliest possible send time."""
         answer = ExchangeResult()
         arrival = ready.arrival
-        self.begun(arrival)
+        self.request_sent(arrival)
         try:
             pool.exchange(ready.data, answer, arrival.patience_s, keep=not arrival.fresh)
         finally:  # also when the job is stopped
-            self.ended(arrival, ready.request.hex, answer, could_s)
+            self.request_ended(arrival, ready.request.hex, answer, earliest_s)
             self._tell_locust(ready, answer)
         return answer
 

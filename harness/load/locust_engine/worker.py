@@ -165,7 +165,7 @@ class Worker:
         error = "a worker left before the end and abandoned what it had not sent" if self._leaving else ""
         error = _one_line(play.error) if play.error else error
         done = {"run": run, "batches": self._batches, "rows": play.ledger.count, "error": error}
-        done |= {"lateness_s": spread(play.ledger.lateness_s), "leaving": sorted(play.leaving)}
+        done |= {"lateness_s": spread(play.ledger.delays_s), "leaving": sorted(play.leaving)}
         self._say("done", worker_id=self.runner.client_id, **done)
         while run == self._run and not thanked.wait(AGAIN_S):
             _logger.warning("%d batches of records are not acknowledged; sending them again", len(self._unheard))

@@ -27,8 +27,8 @@ class ExchangeResult:
     """The result of one exchange. Times on CLOCK_MONOTONIC in seconds, nan if absent.
 
     `sent_s` is taken just before the first system call for this request: the write on a kept connection, the connect
-    on a new one, so a peer that is slow to accept does not look like a late client. An exchange cancelled from outside
-    stays OTHER. `backend` and `attempts` come from the answer's headers, "" and 0 without.
+    on a new one, so a peer that is slow to accept does not add to the generator delay. An exchange cancelled from
+    outside stays OTHER. `backend` and `attempts` come from the answer's headers, "" and 0 without.
     """
 
     failure: Failure = Failure.OTHER
@@ -46,12 +46,13 @@ class Ledger:
     """The records of a run, or of a worker's shard of it: one row for each request, in the order of their ends.
 
     `start_s` is second 0 of the run on CLOCK_MONOTONIC. `backends` are the names in answers, in the order of
-    their numbers; with `open_ended` unknown names are appended, else they count as -1.
+    their numbers; with `open_ended` unknown names are appended, else they count as -1. `delays_s` are the generator
+    delays of the requests that were sent.
     """
 
     def __init__(self, start_s: float, backends: Iterable[str] = (), open_ended: bool = False) -> None:
         self.start_s = start_s
-        self.lateness_s: list[float] = []
+        self.delays_s: list[float] = []
         self._numbers = {name: number for number, name in enumerate(backends)}
         self._open_ended = open_ended
         self._packed = bytearray()
@@ -114,14 +115,14 @@ class Ledger:
         return number
 
 
-def attempts_told(text: object) -> int:
-    """The number in a header of attempts; 0 unless it is a number from 0 to 65,535."""
+def attempts_in(text: object) -> int:
+    """The number in the text of a header of attempts; 0 unless it is a number from 0 to 65,535."""
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and int(text) < 1 << 16 else 0
 
 
-def spread(lateness_s: Iterable[float]) -> dict[str, float]:
+def spread(delays_s: Iterable[float]) -> dict[str, float]:
     """Median, 99th percentile and maximum in seconds; zeros if no request was sent."""
-    known = [value for value in lateness_s if not math.isnan(value)]
+    known = [value for value in delays_s if not math.isnan(value)]
     values = np.array(known or [0.0])
     return {
         "p50": float(np.quantile(values, 0.5)),

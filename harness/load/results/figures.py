@@ -1,8 +1,8 @@
 """Figures of a load: throughput, latencies, errors and generator delay, from rows of requests. Pure.
 
-Latency counts from the intended time of a request, not from the time it was sent, so neither a slow balancer nor a late
-generator hides the users' waiting time. A request is **good** if its answer was complete, with a status below 400.
-Times are those of good requests; the others are counted beside them.
+Latency counts from the intended time of a request, not from the time it was sent, so neither a slow balancer nor
+generator delay hides the users' waiting time. A request is **good** if its answer was complete, with a status below
+400. Times are those of good requests; the others are counted beside them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from harness.scenario.model import Failure
 Times = npt.NDArray[np.float64]
 
 SERIES = {
-    "latency": "from when a request was due to the end of its answer",
-    "service": "from when it was sent to the end of its answer",
-    "ttft": "from when it was due to the first byte of its answer: the time to first token of a stream",
-    "lateness": "from when it was due to when it was sent: the generator's own",
+    "latency": "intended send time to end of answer",
+    "service": "send time to end of answer",
+    "ttft": "intended send time to first byte of answer (time to first token of a stream)",
+    "lateness": "intended send time to send time: the generator delay",
 }
-"""The series of times, in seconds."""
+"""The series of times, in seconds: name in files, and interval."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 """Quantiles shown in a summary; `Figures.time` accepts any other, such as p95."""
 
-MOST_LATE = 0.2
+MAX_DELAY_SHARE = 0.2
 """A time is not attributed to the target if the generator delay exceeds this share of it (both at p99)."""
 
 _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
@@ -81,7 +81,7 @@ class Figures:
     @property
     def generator_late(self) -> bool:
         """Whether the generator delay is so large that the latency cannot be attributed to the target."""
-        return too_late(self.time("lateness", "p99"), self.time("latency", "p99"))
+        return delay_too_large(self.time("lateness", "p99"), self.time("latency", "p99"))
 
     def time(self, series: str, what: str) -> float:
         """`what` (p50, p99.9, mean, max) of a series, in seconds; nan if it is empty. KeyError otherwise."""
@@ -118,7 +118,7 @@ def figures_of(rows: Rows, leaving: Collection[int] = (), closed: bool = False) 
     sent = rows[rows["failure"] != Failure.NOT_SENT]
     good, given_up = is_good(sent), gave_up(sent, leaving)
     answered = sent[good]
-    own_pace = sent[_own_pace(sent)]
+    paced = sent[_paced(sent)]
     # A request that failed before its first system call has no send time.
     left_s = np.fmax(sent["sent_s"], sent["intended_s"])
     sending_s = float(left_s.max()) if len(sent) else 0.0
@@ -136,30 +136,30 @@ def figures_of(rows: Rows, leaving: Collection[int] = (), closed: bool = False) 
             "latency": answered["end_s"] - answered["intended_s"],
             "service": answered["end_s"] - answered["sent_s"],
             "ttft": answered["first_byte_s"] - answered["intended_s"],
-            "lateness": own_pace["sent_s"] - own_pace["intended_s"],
+            "lateness": paced["sent_s"] - paced["intended_s"],
         },
         closed=closed,
     )
 
 
-def too_late(lateness_s: float, time_s: float) -> bool:
-    """Whether a generator delay (p99) makes up too much of a time; False if either is unknown (nan)."""
-    return lateness_s > MOST_LATE * time_s
+def delay_too_large(delay_s: float, time_s: float) -> bool:
+    """Whether a generator delay (p99) exceeds `MAX_DELAY_SHARE` of a time; False if either is unknown (nan)."""
+    return delay_s > MAX_DELAY_SHARE * time_s
 
 
 def on_time(rows: Rows) -> Rows:
     """The same requests without the generator delay: each sent at its intended time, with the same service time."""
-    early = rows.copy()
-    late_s = np.where(_own_pace(rows), rows["sent_s"] - rows["intended_s"], 0.0)
+    undelayed = rows.copy()
+    delay_s = np.where(_paced(rows), rows["sent_s"] - rows["intended_s"], 0.0)
     for name in ("sent_s", "first_byte_s", "end_s"):
-        early[name] -= late_s
-    return early
+        undelayed[name] -= delay_s
+    return undelayed
 
 
-def _own_pace(rows: Rows) -> npt.NDArray[np.bool_]:
-    """Requests sent by the generator's own timing; others waited for their only connection, or were never sent."""
-    own: npt.NDArray[np.bool_] = (rows["connection"] < 0) & ~np.isnan(rows["sent_s"])
-    return own
+def _paced(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Requests sent at times of the schedule; others waited for their only connection, or were never sent."""
+    paced: npt.NDArray[np.bool_] = (rows["connection"] < 0) & ~np.isnan(rows["sent_s"])
+    return paced
 
 
 def is_good(rows: Rows) -> npt.NDArray[np.bool_]:

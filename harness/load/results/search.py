@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.evidence.records import Rows
-from harness.load.results.figures import is_good, quantile_of, too_late
+from harness.load.results.figures import delay_too_large, is_good, quantile_of
 from harness.load.results.thresholds import Threshold
 from harness.scenario.model import ClaimsError, Failure
 from harness.stats import binomial_pmf
@@ -40,7 +40,8 @@ LOOKS = 4
 """Maximum number of runs at one rate; each doubles the sample."""
 WARM_UP_S = 1.0
 """Requests of the first second of a run do not count: they open the connections."""
-MOST_USELESS = 2
+MOST_INVALID = 2
+"""Maximum number of runs at one rate while the generator's problems invalidate them."""
 
 
 class RateVerdict(StrEnum):
@@ -131,7 +132,7 @@ class SearchStep:
 class RateResult:
     """Result at a rate, over all its runs. `why`: the generator's problem that invalidated the last run.
 
-    `late`: that problem is, or includes, the generator delay.
+    `late`: the generator delay is that problem, or part of it.
     """
 
     rate_per_s: float
@@ -145,7 +146,7 @@ class RateResult:
 
 @dataclass(slots=True)
 class Search:
-    """Requests runs (`next_step`) and takes their records (`tell`) until the interval is narrow. Rates per s.
+    """Requests runs (`next_step`) and takes their records (`observe`) until the interval is narrow. Rates per s.
 
     ClaimsError for an invalid range. Each run lasts at least `least_s`: a growing queue takes time to show.
     """
@@ -156,7 +157,7 @@ class Search:
     error_rate: float = ERROR_RATE
     precision: float = PRECISION
     least_s: float = 5.0
-    seen: list[RateResult] = field(default_factory=list)
+    results: list[RateResult] = field(default_factory=list)
     _values: list[Times] = field(default_factory=list)
     _step: SearchStep | None = None
 
@@ -175,64 +176,63 @@ class Search:
     @property
     def holds_per_s(self) -> float | None:
         """Highest rate shown to keep the bound."""
-        return max((seen.rate_per_s for seen in self.seen if seen.verdict is RateVerdict.HOLDS), default=None)
+        return max((result.rate_per_s for result in self.results if result.verdict is RateVerdict.HOLDS), default=None)
 
     @property
     def broken_per_s(self) -> float | None:
         """Lowest rate shown to break it."""
-        return min((seen.rate_per_s for seen in self.seen if seen.verdict is RateVerdict.BROKEN), default=None)
+        return min((result.rate_per_s for result in self.results if result.verdict is RateVerdict.BROKEN), default=None)
 
     def next_step(self) -> SearchStep | None:
         """The next run; None when the search is over."""
         return self._step
 
-    def tell(self, rows: Rows) -> RateResult:
+    def observe(self, rows: Rows) -> RateResult:
         """Take the records of the run requested by `next_step`; returns the result at its rate."""
         step = self._step
         if step is None:
-            raise ValueError("the search is over; there is no run to tell of")
+            raise ValueError("the search is over; it has requested no run")
         counted = rows[rows["intended_s"] >= WARM_UP_S]
         before, bound_s = self._values, self.goal.bound_s
         values = np.concatenate([*before, self.goal.values(counted)])
         verdict, why = judged(values, bound_s, self.goal.allowed, self.level), ""
         self._values = [values]
-        if verdict is not RateVerdict.HOLDS and (why := self._useless(counted)):
-            verdict, self._values = (
-                RateVerdict.OPEN,
-                before,
-            )  # a problem of the generator can only make a balancer look worse
+        if verdict is not RateVerdict.HOLDS and (why := self._generator_problem(counted)):
+            # A problem of the generator can only make a balancer look worse.
+            verdict, self._values = RateVerdict.OPEN, before
         exceeding = int((values > bound_s).sum())
         spread = spread_factor(values, bound_s)
-        late = bool(why) and self._too_late(counted)
-        seen = RateResult(step.rate_per_s, len(values), exceeding, spread, verdict, why, late)
-        if verdict is RateVerdict.OPEN and step.look < (MOST_USELESS if why else LOOKS):
+        late = bool(why) and self._delay_too_large(counted)
+        result = RateResult(step.rate_per_s, len(values), exceeding, spread, verdict, why, late)
+        if verdict is RateVerdict.OPEN and step.look < (MOST_INVALID if why else LOOKS):
             more = step.requests if why or step.look == 1 else 2 * step.requests
             self._step = SearchStep(step.rate_per_s, more, step.look + 1)
         else:
-            self.seen.append(seen)
+            self.results.append(result)
             self._values = []
             rate_per_s = self._next_rate()
             self._step = None if rate_per_s is None else self._first_look(rate_per_s)
-        return seen
+        return result
 
-    def _useless(self, rows: Rows) -> str:
+    def _generator_problem(self, rows: Rows) -> str:
+        """Reason why a run does not count against the balancer; empty if there is none."""
         unsent = int((rows["failure"] == Failure.NOT_SENT).sum())
         if unsent:
             return f"{unsent} requests could not be sent"
-        if self._too_late(rows):
-            return f"the generator was {_lateness_s(rows) * 1e3:.3g} ms late itself"
+        if self._delay_too_large(rows):
+            return f"the generator delay was {_generator_delay_s(rows) * 1e3:.3g} ms"
         return ""
 
-    def _too_late(self, rows: Rows) -> bool:
+    def _delay_too_large(self, rows: Rows) -> bool:
         """Whether the generator delay is so large that the run does not count against the balancer."""
-        return bool(self.goal.series) and too_late(_lateness_s(rows), self.goal.bound_s)
+        return bool(self.goal.series) and delay_too_large(_generator_delay_s(rows), self.goal.bound_s)
 
     def _first_look(self, rate_per_s: float) -> SearchStep:
         requests = max(2.0 * least_sample(self.goal.allowed, self.level), rate_per_s * self.least_s)
         return SearchStep(rate_per_s, math.ceil(requests), 1)
 
     def _next_rate(self) -> float | None:
-        verdicts = {seen.rate_per_s: seen.verdict for seen in self.seen}
+        verdicts = {result.rate_per_s: result.verdict for result in self.results}
         if verdicts[self.from_per_s] is not RateVerdict.HOLDS:
             return None
         if self.to_per_s not in verdicts:
@@ -248,7 +248,7 @@ class Search:
         return None if ratio <= 1.0 + self.precision else math.sqrt(ends[place] * ends[place + 1])
 
 
-def _lateness_s(rows: Rows) -> float:
+def _generator_delay_s(rows: Rows) -> float:
     """Generator delay at the 99th percentile, in seconds; 0 if no request was sent."""
     sent = rows[~np.isnan(rows["sent_s"])]
     return float(np.quantile(sent["sent_s"] - sent["intended_s"], 0.99)) if len(sent) else 0.0

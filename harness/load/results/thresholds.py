@@ -66,14 +66,14 @@ class Threshold:
         """Whether a load that must not meet this condition fails: if it is true or undecidable."""
         return self.holds(figures) is not False
 
-    def only_late(self, figures: Figures, on_time: Figures) -> bool:
+    def depends_on_delay(self, figures: Figures, undelayed: Figures) -> bool:
         """Whether the condition holds with the generator delay but not without it, or the reverse.
 
-        It then says nothing about the target. `on_time`: the figures without that delay (results.figures.on_time).
+        It is then no evidence about the target. `undelayed`: the figures without that delay (results.figures.on_time).
         """
-        return self.series != "lateness" and self.holds(figures) is not self.holds(on_time)
+        return self.series != "lateness" and self.holds(figures) is not self.holds(undelayed)
 
-    def said(self, value: float) -> str:
+    def with_unit(self, value: float) -> str:
         """A value of this condition's figure, with its unit."""
         if math.isnan(value):
             return "unknown"
@@ -112,5 +112,5 @@ def threshold_of(text: str) -> Threshold:
 
 def _expect(text: str, right: bool, unit: str, units: str, example: str) -> None:
     if not right:
-        seen = f"the unit {unit!r}" if unit else "no unit"
-        raise ClaimsError(f"threshold {text!r} has {seen}; expected {units}, as in {example!r}")
+        found = f"the unit {unit!r}" if unit else "no unit"
+        raise ClaimsError(f"threshold {text!r} has {found}; expected {units}, as in {example!r}")

@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 def test_a_search_in_words() -> None:
     def found(*seen: tuple[float, RateVerdict, str]) -> str:
         made = Search(goal_of(threshold_of("p99 <= 5ms")), 40.0, 80.0)
-        made.seen = [RateResult(rate, 100, 1, 1.0, verdict, why) for rate, verdict, why in seen]
+        made.results = [RateResult(rate, 100, 1, 1.0, verdict, why) for rate, verdict, why in seen]
         return found_line(made)
 
     holds, broken, unknown = RateVerdict.HOLDS, RateVerdict.BROKEN, RateVerdict.OPEN
@@ -44,12 +44,12 @@ def test_a_search_in_words() -> None:
     assert "40/s  holds" in line and "3 of 2,000 over the bound (0.15 %)" in line
 
 
-def test_a_generator_that_is_late_itself_is_named_as_the_reason() -> None:
+def test_generator_delay_is_named_as_the_reason() -> None:
     search = Search(goal_of(threshold_of("p50 <= 1ms")), 40.0, 80.0)
     while (step := search.next_step()) is not None:
-        search.tell(rows_of([0.002] * (step.requests + 40), step.rate_per_s))  # sent 1 ms late
+        search.observe(rows_of([0.002] * (step.requests + 40), step.rate_per_s))  # sent 1 ms late
     line = found_line(search)
-    assert "p50 <= 1ms could not be decided at 40/s: the generator was 1 ms late itself; use a larger bound" in line
+    assert "p50 <= 1ms could not be decided at 40/s: the generator delay was 1 ms; use a larger bound" in line
     assert "begin lower" not in line
 
 

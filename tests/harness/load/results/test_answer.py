@@ -9,7 +9,7 @@ import pytest
 from xxhash import xxh64_intdigest
 
 from harness.evidence.records import REQUEST
-from harness.load.results.answer import ExchangeResult, Ledger, attempts_told, spread
+from harness.load.results.answer import ExchangeResult, Ledger, attempts_in, spread
 from harness.scenario.arrivals import draw
 from harness.scenario.model import Echo, Failure, Keys, Kind, Load, Method, Stream
 
@@ -77,8 +77,8 @@ def test_taken_rows_are_taken_once_and_stay_in_the_ledger() -> None:
     [("3", 3), ("0", 0), ("65535", 65535), ("65536", 0), ("-1", 0), ("three", 0), ("²", 0), ("", 0), (None, 0)],
 )
 def test_attempts_are_read_from_a_header_that_may_hold_anything(text: object, number: int) -> None:
-    assert attempts_told(text) == number
-    assert attempts_told(["3", "4"]) == 0
+    assert attempts_in(text) == number
+    assert attempts_in(["3", "4"]) == 0
 
 
 def test_spread_of_what_was_sent() -> None:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.load.results.figures import SERIES, figures_of, on_time, quantile_of, too_late
+from harness.load.results.figures import SERIES, delay_too_large, figures_of, on_time, quantile_of
 from harness.scenario.model import Failure
 from tests.harness.load.rows import rows_of, unsent
 
@@ -95,7 +95,7 @@ def test_a_generator_is_late_relative_to_the_latency() -> None:
     assert not figures_of(rows_of([0.006] * 9)).generator_late, "1 ms of 6"
     assert not figures_of(unsent(rows_of([0.006] * 9))).generator_late
     assert figures_of(rows_of([0.004] * 9)).summary()["generator_late"] is True
-    assert not too_late(1.0, math.nan) and too_late(0.21, 1.0) and not too_late(0.19, 1.0)
+    assert not delay_too_large(1.0, math.nan) and delay_too_large(0.21, 1.0) and not delay_too_large(0.19, 1.0)
 
 
 def test_waiting_for_the_only_connection_is_no_generator_delay() -> None:

@@ -30,10 +30,10 @@ def search(low: float = 50.0, high: float = 2000.0, error_rate: float = 0.01, le
     return Search(goal_of(threshold_of(BOUND)), low, high, error_rate, least_s=least_s)
 
 
-def play(item: Search, make: Callable[[SearchStep], Rows]) -> Search:
+def run(item: Search, make: Callable[[SearchStep], Rows]) -> Search:
     """Run a search to its end."""
     while (step := item.next_step()) is not None:
-        item.tell(make(step))
+        item.observe(make(step))
     return item
 
 
@@ -133,24 +133,24 @@ def test_dependent_times_of_a_queue_stay_undecided(load: float) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_finds_the_limit(seed: int) -> None:
-    found = play(search(least_s=1.0), balancer(400.0, np.random.default_rng(seed)))
+    found = run(search(least_s=1.0), balancer(400.0, np.random.default_rng(seed)))
     assert found.holds_per_s is not None and found.broken_per_s is not None
     assert found.holds_per_s < 400.0 < found.broken_per_s
     assert found.broken_per_s / found.holds_per_s < 1.6
-    assert len(found.seen) < 20
+    assert len(found.results) < 20
 
 
 def test_a_sharp_limit_gives_a_narrow_interval() -> None:
-    found = play(search(least_s=1.0), balancer(400.0, np.random.default_rng(1), spread=60.0))
+    found = run(search(least_s=1.0), balancer(400.0, np.random.default_rng(1), spread=60.0))
     assert found.holds_per_s is not None and found.broken_per_s is not None
     assert found.holds_per_s < 400.0 < found.broken_per_s < found.holds_per_s * 1.12
 
 
 def test_ends_at_once_where_nothing_or_everything_holds() -> None:
-    low = play(search(), balancer(5.0, np.random.default_rng(1)))
-    assert low.holds_per_s is None and low.broken_per_s == 50.0 and len(low.seen) == 1
-    high = play(search(), balancer(1e5, np.random.default_rng(1)))
-    assert high.holds_per_s == 2000.0 and high.broken_per_s is None and len(high.seen) == 2
+    low = run(search(), balancer(5.0, np.random.default_rng(1)))
+    assert low.holds_per_s is None and low.broken_per_s == 50.0 and len(low.results) == 1
+    high = run(search(), balancer(1e5, np.random.default_rng(1)))
+    assert high.holds_per_s == 2000.0 and high.broken_per_s is None and len(high.results) == 2
 
 
 def test_too_small_a_sample_is_doubled_and_then_undecided() -> None:
@@ -162,11 +162,11 @@ def test_too_small_a_sample_is_doubled_and_then_undecided() -> None:
         values[::100] = 1.0
         return rows_of(values, step.rate_per_s)
 
-    play(item, exactly_at_the_limit)
+    run(item, exactly_at_the_limit)
     first = looks[0][1]
     assert looks == [(1, first), (2, first), (3, 2 * first), (4, 4 * first)]
-    assert [seen.verdict for seen in item.seen] == [RateVerdict.OPEN]
-    assert item.seen[0].requests == pytest.approx(8 * first, rel=0.01)
+    assert [result.verdict for result in item.results] == [RateVerdict.OPEN]
+    assert item.results[0].requests == pytest.approx(8 * first, rel=0.01)
     assert item.holds_per_s is None and item.broken_per_s is None
 
 
@@ -176,27 +176,27 @@ def test_the_first_second_does_not_count() -> None:
     assert step is not None
     values = np.zeros(step.requests + 1000)
     values[:1000] = 9.0
-    assert item.tell(rows_of(values, 1000.0)).verdict is RateVerdict.HOLDS
+    assert item.observe(rows_of(values, 1000.0)).verdict is RateVerdict.HOLDS
 
 
-def test_a_late_generator_breaks_nothing() -> None:
+def test_generator_delay_breaks_nothing() -> None:
     item = search()
 
-    def late(step: SearchStep) -> Rows:
+    def delayed(step: SearchStep) -> Rows:
         rows = rows_of(np.full(step.requests + 100, 0.5), step.rate_per_s)
         rows["sent_s"] = rows["intended_s"] + 0.45
         return rows
 
-    play(item, late)
-    assert [(seen.verdict, seen.why) for seen in item.seen] == [
-        (RateVerdict.OPEN, "the generator was 450 ms late itself")
+    run(item, delayed)
+    assert [(result.verdict, result.why) for result in item.results] == [
+        (RateVerdict.OPEN, "the generator delay was 450 ms")
     ]
 
 
 def test_a_run_with_unsent_requests_breaks_nothing() -> None:
     item = search()
-    play(item, lambda step: unsent(rows_of(np.zeros(step.requests + 100), step.rate_per_s)))
-    assert item.seen[0].verdict is RateVerdict.OPEN and "could not be sent" in item.seen[0].why
+    run(item, lambda step: unsent(rows_of(np.zeros(step.requests + 100), step.rate_per_s)))
+    assert item.results[0].verdict is RateVerdict.OPEN and "could not be sent" in item.results[0].why
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 5.0), (5.0, 5.0), (9.0, 5.0), (1.0, math.inf)])
@@ -206,11 +206,11 @@ def test_an_invalid_range_is_refused(low: float, high: float) -> None:
 
 
 def test_the_error_rate_is_split_between_verdicts() -> None:
-    item = play(search(error_rate=0.01, least_s=1.0), balancer(300.0, np.random.default_rng(3)))
-    assert item.level * 4 * len(item.seen) <= 0.01
+    item = run(search(error_rate=0.01, least_s=1.0), balancer(300.0, np.random.default_rng(3)))
+    assert item.level * 4 * len(item.results) <= 0.01
 
 
 def test_a_search_that_is_over_takes_no_records() -> None:
-    item = play(search(), balancer(5.0, np.random.default_rng(1)))
+    item = run(search(), balancer(5.0, np.random.default_rng(1)))
     with pytest.raises(ValueError, match="over"):
-        item.tell(rows_of([0.1]))
+        item.observe(rows_of([0.1]))

@@ -81,12 +81,12 @@ def test_a_load_fails_where_the_condition_is_true(figures: Figures) -> None:
 def test_conditions_decided_by_the_generator_delay_alone(text: str, only: bool) -> None:
     rows = rows_of([1.01] * 100)
     rows["sent_s"] = rows["intended_s"] + 1.0
-    assert threshold_of(text).only_late(figures_of(rows), figures_of(on_time(rows))) is only
+    assert threshold_of(text).depends_on_delay(figures_of(rows), figures_of(on_time(rows))) is only
 
 
 def test_an_undecidable_condition_is_not_due_to_the_generator_delay() -> None:
     rows = unsent(rows_of([1.0]))
-    assert not threshold_of("p99 > 5ms").only_late(figures_of(rows), figures_of(on_time(rows)))
+    assert not threshold_of("p99 > 5ms").depends_on_delay(figures_of(rows), figures_of(on_time(rows)))
 
 
 @pytest.mark.parametrize(
@@ -118,5 +118,7 @@ def test_errors_for_invalid_conditions(text: str, message: str) -> None:
 
 
 def test_values_are_shown_with_their_unit(figures: Figures) -> None:
-    said = {text: threshold_of(text).said(threshold_of(text).value(figures)) for text in ("p50 > 1s", "errors > 1%")}
-    assert said == {"p50 > 1s": "495 ms", "errors > 1%": "2 %"}
+    shown = {
+        text: threshold_of(text).with_unit(threshold_of(text).value(figures)) for text in ("p50 > 1s", "errors > 1%")
+    }
+    assert shown == {"p50 > 1s": "495 ms", "errors > 1%": "2 %"}

@@ -10,11 +10,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from harness.claims.features import FEATURES, Feature, Limits
 from harness.evidence.history import History
-from harness.evidence.run_timeseries import run_timeseries
 from harness.property.declare import Property
 from harness.property.findings import Finding, Held, Sampled, Undecided, Within
 from harness.property.verdict import Figure, FindingRow, Outcome, Record
@@ -56,6 +54,8 @@ class Judge:
         self._worlds = worlds
         self._baselines: dict[tuple[str, str], History] = {}
         self._runs: dict[tuple[World, float, str], History | Verdict] = {}
+        self._histories: dict[str, History] = {}
+        """The histories of records, by digest."""
 
     def judge(self, item: Property, world: World) -> Record:
         """The record of `item` in `world`. TargetError and ClaimsError propagate: no property can be judged then."""
@@ -85,6 +85,10 @@ class Judge:
             return first
         second, _ = self._attempt(item, world, blank, scale_durations(scenario, 2.0), 2.0, longer)
         return replace(second, first_try=first)
+
+    def history_of(self, record: Record) -> History | None:
+        """The history that `record` refers to; None if this judge has none with its digest."""
+        return self._histories.get(record.history)
 
     def scenario_of(self, item: Property) -> Scenario:
         """The scenario of a property for this target. UnsupportedError if the property does not apply."""
@@ -128,7 +132,8 @@ class Judge:
         except Exception:
             return replace(blank, outcome=Outcome.ERROR, reason=f"a baseline crashed: {_crash()}"), False
         verdict = _verdict(item, history.with_baselines(runs), target)
-        decisive = verdict.decisive
+        decisive, digest = verdict.decisive, history.digest()
+        self._histories[digest] = history
         record = replace(
             blank,
             outcome=verdict.outcome,
@@ -139,8 +144,8 @@ class Judge:
             alpha=verdict.alpha,
             findings=verdict.rows,
             slack_s=float(history.slack_s.max()) if len(history.slack_s) else 0.0,
-            history=history.digest(),
-            facts=_facts(history),
+            history=digest,
+            facts=dict(history.facts),
         )
         return record, verdict.by_slack
 
@@ -168,12 +173,6 @@ class Judge:
             except Exception:
                 self._runs[key] = Verdict(Outcome.ERROR, f"the {world.value} world crashed: {_crash()}")
         return self._runs[key]
-
-
-def _facts(history: History) -> dict[str, Any]:
-    """Facts of a run for reports: the history's own, and the time series of a run with a timeline (key "course")."""
-    timeseries = {"course": run_timeseries(history)} if history.scenario.timeline else {}
-    return {**history.facts, **timeseries}
 
 
 def _crash() -> str:

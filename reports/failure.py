@@ -6,17 +6,21 @@ from collections.abc import Iterator
 
 from harness.property.verdict import FindingRow, Record, explained
 from reports.figures import figure, milliseconds
-from reports.timeline import timeseries_in, timeseries_text
+from reports.run_timeseries import TimeSeries
+from reports.timeline import timeseries_text
 
 SHOWN_FINDINGS = 5
 
 
-def failure_text(record: Record, repeat: str) -> str:
-    """Several lines; the first starts with the outcome, the last is `repeat`, the command that repeats the run."""
-    return "\n".join(_lines(record, repeat))
+def failure_text(record: Record, repeat: str, timeseries: TimeSeries | None = None) -> str:
+    """Several lines; the first starts with the outcome, the last is `repeat`, the command that repeats the run.
+
+    `timeseries` is that of the record's run, if it is to be shown.
+    """
+    return "\n".join(_lines(record, repeat, timeseries))
 
 
-def _lines(record: Record, repeat: str) -> Iterator[str]:
+def _lines(record: Record, repeat: str, timeseries: TimeSeries | None) -> Iterator[str]:
     yield f"{explained(record.outcome)}: {record.reason or record.summary}"
     yield ""
     yield f"  promise   {record.summary}"
@@ -34,7 +38,7 @@ def _lines(record: Record, repeat: str) -> Iterator[str]:
         yield f"  scenario  {record.scenario}"
     if record.history:
         yield f"  history   {record.history}"
-    if (timeseries := timeseries_in(record)) is not None:
+    if timeseries is not None:
         yield ""
         yield timeseries_text(timeseries)
     yield ""

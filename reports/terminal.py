@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from rich import box
 from rich.console import Console
@@ -14,7 +15,10 @@ from rich.text import Text
 from harness.property.verdict import MEANINGS, Outcome, Record, explained
 from harness.scenario.model import World
 from reports.figures import figure, milliseconds
-from reports.timeline import timeseries_in, timeseries_table
+from reports.run_timeseries import TimeSeries
+from reports.timeline import timeseries_table
+
+NO_TIMESERIES: Mapping[str, TimeSeries] = MappingProxyType({})
 
 CHAOS = "chaos."
 """Name prefix of the properties whose time series is printed."""
@@ -33,8 +37,18 @@ STYLES = {
 }
 
 
-def as_text(records: Sequence[Record], width: int, colours: bool, notes: bool = False) -> str:
-    """The output of `render` on a terminal of `width` columns; with `notes`, also the findings' notes."""
+def as_text(
+    records: Sequence[Record],
+    width: int,
+    colours: bool,
+    notes: bool = False,
+    timeseries: Mapping[str, TimeSeries] = NO_TIMESERIES,
+) -> str:
+    """The output of `render` on a terminal of `width` columns.
+
+    With `notes` also the findings' notes, and the runs of chaos fault plans as tables; `timeseries` are those of runs,
+    by the digests of their histories.
+    """
     output = io.StringIO()
     console = Console(
         file=output,
@@ -47,6 +61,7 @@ def as_text(records: Sequence[Record], width: int, colours: bool, notes: bool = 
     render(records, console)
     if notes:
         _print_notes(records, console)
+        _print_timeseries(records, timeseries, console)
     return output.getvalue()
 
 
@@ -55,19 +70,18 @@ def _print_notes(records: Sequence[Record], console: Console) -> None:
     for record in records:
         for note in dict.fromkeys(row.note for row in record.findings if row.note):
             console.print(Text(f"{record.property}[{record.world.value}]: {note}"))
-    _print_timeseries(records, console)
 
 
-def _print_timeseries(records: Sequence[Record], console: Console) -> None:
+def _print_timeseries(records: Sequence[Record], timeseries: Mapping[str, TimeSeries], console: Console) -> None:
     """Print the time series of each run of a chaos fault plan, once for all properties that share the run."""
     shown: set[str] = set()
     for record in records:
-        timeseries = timeseries_in(record) if record.property.startswith(CHAOS) else None
-        if timeseries is not None and record.history not in shown:
+        is_chaos = record.property.startswith(CHAOS)
+        if is_chaos and record.history in timeseries and record.history not in shown:
             shown.add(record.history)
             name = record.property.rpartition(".")[0]
             console.print(Text(f"\n{name}[{record.world.value}], {_balancer(record)}, seed {record.seed}"))
-            console.print(timeseries_table(timeseries))
+            console.print(timeseries_table(timeseries[record.history]))
 
 
 def render(records: Sequence[Record], console: Console) -> None:

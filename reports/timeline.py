@@ -11,20 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.evidence.run_timeseries import is_timeseries
-from harness.property.verdict import Record
-
-TIMESERIES = "course"
-"""Key of the time series in a record's facts."""
+from reports.run_timeseries import TimeSeries
 
 
-def timeseries_in(record: Record) -> Mapping[str, Any] | None:
-    """The time series of a record's run, or None. Runs with faults or membership changes have one."""
-    timeseries = record.facts.get(TIMESERIES)
-    return timeseries if is_timeseries(timeseries) else None
-
-
-def timeseries_table(timeseries: Mapping[str, Any]) -> Table:
+def timeseries_table(timeseries: TimeSeries) -> Table:
     """The table; figures are for the requests sent in each interval. Percentages are shares of the first attempts, in
     the order of the backends: gpu-0, gpu-1 and so on.
     """
@@ -32,7 +22,7 @@ def timeseries_table(timeseries: Mapping[str, Any]) -> Table:
     for name in ("from s", "req/s", "lost", "p50 ms", "p99 ms", "% by backend"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("what happened", overflow="fold")
-    for row in timeseries["stretches"]:
+    for row in timeseries["intervals"]:
         rate = row["sent"] / (row["end_s"] - row["start_s"])
         cells = [Text(f"{row['start_s']:g}"), Text(f"{rate:.0f}"), _lost(row["lost"])]
         cells += [_short(row["p50_ms"]), _short(row["p99_ms"])]
@@ -41,7 +31,7 @@ def timeseries_table(timeseries: Mapping[str, Any]) -> Table:
     return table
 
 
-def timeseries_text(timeseries: Mapping[str, Any], width: int = 120) -> str:
+def timeseries_text(timeseries: TimeSeries, width: int = 120) -> str:
     """The table as plain text of at most `width` columns."""
     output = io.StringIO()
     Console(file=output, width=width, no_color=True, highlight=False).print(timeseries_table(timeseries))

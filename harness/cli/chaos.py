@@ -211,8 +211,9 @@ def _play(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, A
 
     from harness.judge import Judge
     from harness.property.verdict import Outcome
+    from reports.run_timeseries import run_timeseries
     from reports.terminal import STYLES
-    from reports.timeline import timeseries_in, timeseries_table
+    from reports.timeline import timeseries_table
     from suites.chaos.checks import under_any
 
     console = Console(highlight=False)
@@ -220,8 +221,9 @@ def _play(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, A
     console.print(_plan(scenario))
     judge = Judge(target, seed, worlds)
     records = [judge.judge(item, world) for item in under_any(scenario)]
-    if (timeseries := timeseries_in(records[0])) is not None:
-        console.print(timeseries_table(timeseries))
+    history = judge.history_of(records[0])
+    if history is not None:
+        console.print(timeseries_table(run_timeseries(history)))
     for record in records:
         word = Text(f"{record.outcome.value}: ", style=STYLES[record.outcome])
         console.print(word + Text(f"{record.property}: {record.reason}", style=""))
@@ -235,7 +237,7 @@ def _plan(scenario: Any) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from harness.evidence.run_timeseries import plan_of
+    from reports.run_timeseries import plan_of
 
     table = Table("at", "for", "what", "where", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for row in plan_of(scenario.timeline):

@@ -80,6 +80,8 @@ class SessionState:
         self.config = config
         self.is_worker = hasattr(config, "workerinput")
         self.rows: list[dict[str, Any]] = []
+        self.timeseries: dict[str, Any] = {}
+        """Time series of runs, by the digests of their histories."""
         self.suites: dict[Path, Path | None] = {}
         self.suite_files = 0
         self.lines: list[str] = []
@@ -160,6 +162,17 @@ class SessionState:
         except (ClaimsError, TargetError) as error:
             self.stop(error)
 
+    def timeseries_of(self, record: Any) -> Any:
+        """The time series of a record's run; None for a run without faults or membership changes."""
+        from reports.run_timeseries import run_timeseries
+
+        history = self._judge.history_of(record)
+        if history is None or not history.scenario.timeline:
+            return None
+        if record.history not in self.timeseries:
+            self.timeseries[record.history] = run_timeseries(history)
+        return self.timeseries[record.history]
+
     def _make_judge(self) -> Any:
         from harness.judge import Judge
         from harness.scenario.model import World
@@ -184,6 +197,7 @@ class SessionState:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect the records of a report as rows; with xdist this is how those of the workers arrive."""
         if report.when == "call":
+            self.timeseries.update(value for name, value in report.user_properties if name == "steelyard-timeseries")  # type: ignore[misc]
             self.rows += [value for name, value in report.user_properties if name == "steelyard"]  # type: ignore[misc]
 
     @pytest.hookimpl(optionalhook=True)
@@ -228,7 +242,13 @@ class SessionState:
             terminalreporter.section("Steelyard")
             rows = sorted(self.rows, key=lambda row: (row["world"] == "live", row["property"]))
             terminalreporter.write(
-                as_text(list(map(record_of, rows)), writer.fullwidth, writer.hasmarkup, self.config.option.verbose > 0)
+                as_text(
+                    list(map(record_of, rows)),
+                    writer.fullwidth,
+                    writer.hasmarkup,
+                    self.config.option.verbose > 0,
+                    self.timeseries,
+                )
             )
         for line in self.lines:
             terminalreporter.write_line(line)
@@ -328,13 +348,16 @@ class PropertyItem(pytest.Item):
         state = self.config.stash[STATE]
         record = state.judge(self.judged, self.world)
         self.user_properties.append(("steelyard", row_of(record)))
+        timeseries = state.timeseries_of(record)
+        if timeseries is not None:
+            self.user_properties.append(("steelyard-timeseries", (record.history, timeseries)))
         if record.outcome == "pass":
             return
         if record.outcome == "unsupported":
             raise pytest.skip.Exception(f"unsupported: {record.reason}", _use_item_location=True)
         if record.outcome == state.option("tolerate"):
             raise pytest.skip.Exception(f"inconclusive, tolerated: {record.reason}", _use_item_location=True)
-        raise NotKeptError(failure_text(record, self.repeat_command()))
+        raise NotKeptError(failure_text(record, self.repeat_command(), timeseries))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The failure text without a traceback; an exception in Steelyard itself is shown in full."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.evidence.run_timeseries import run_timeseries
 from reports.failure import failure_text
-from reports.rows import record_of, row_of
+from reports.run_timeseries import run_timeseries
 from reports.terminal import as_text
-from reports.timeline import timeseries_in, timeseries_text
-from tests.harness.evidence.test_run_timeseries import run
+from reports.timeline import timeseries_text
+from tests.reports.test_run_timeseries import run
 from tests.reports.test_texts import RECORD
 from tests.suites.histories import lost
 
 TIMESERIES = run_timeseries(lost(run(), range(30, 40)))
-CHAOS = replace(RECORD, property="chaos.node-crash.recovers", facts={"course": TIMESERIES})
+CHAOS = replace(RECORD, property="chaos.node-crash.recovers")
 
 
 def test_a_row_for_each_stretch_with_what_happened() -> None:
@@ -26,13 +25,8 @@ def test_a_row_for_each_stretch_with_what_happened() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_the_course_survives_the_way_to_another_process() -> None:
-    assert timeseries_in(record_of(row_of(CHAOS))) == TIMESERIES
-    assert timeseries_in(RECORD) is None
-
-
 def test_a_failure_shows_it() -> None:
-    text = failure_text(CHAOS, "pytest x")
+    text = failure_text(CHAOS, "pytest x", TIMESERIES)
     assert timeseries_text(TIMESERIES) in text and text.endswith("pytest x")
     assert "what happened" not in failure_text(RECORD, "pytest x")
 
@@ -40,7 +34,13 @@ def test_a_failure_shows_it() -> None:
 def test_verbose_shows_it_once_for_all_properties_of_a_run() -> None:
     contained = replace(CHAOS, property="chaos.node-crash.contained")
     other = replace(CHAOS, property="breaker.trip.at-count", history="cd" * 32)
-    text = as_text([CHAOS, contained, other], 100, colours=False, notes=True)
+    text = as_text(
+        [CHAOS, contained, other],
+        100,
+        colours=False,
+        notes=True,
+        timeseries={CHAOS.history: TIMESERIES, "cd" * 32: TIMESERIES},
+    )
     assert text.count("what happened") == 1
     assert "chaos.node-crash[live], nginx 1.31.3, seed 7" in text
-    assert "what happened" not in as_text([CHAOS], 100, colours=False)
+    assert "what happened" not in as_text([CHAOS], 100, colours=False, timeseries={CHAOS.history: TIMESERIES})

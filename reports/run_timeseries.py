@@ -1,6 +1,6 @@
-"""Time series of a run in plain JSON types, for reports: client statistics per interval, and the steps that occurred.
+"""Time series of a run, for reports: client statistics per interval, and the steps that occurred.
 
-Computed from the history alone, so that it can be sent to another process or written to a file with a record.
+Computed from the history alone, in plain JSON types, so that it can be sent to another process or written to a file.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ WIDTHS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MAX_INTERVALS = 20
 
 
-def run_timeseries(history: History) -> dict[str, Any]:
+TimeSeries = Mapping[str, Any]
+"""A result of `run_timeseries`."""
+
+
+def run_timeseries(history: History) -> TimeSeries:
     """The time series of a run.
 
-    `stretches`: one row per interval: start_s, end_s, requests sent, lost (no complete 2xx answer), p50_ms and p99_ms
+    `intervals`: one row per interval: start_s, end_s, requests sent, lost (no complete 2xx answer), p50_ms and p99_ms
     of the answered ones from their intended time (None without any), and `shares`, the share of first attempts of each
     of `backends` (None without any). `marks`: annotations, pairs of a time in seconds and a text.
     """
@@ -56,7 +60,7 @@ def run_timeseries(history: History) -> dict[str, Any]:
         )
     return {
         "backends": list(history.scenario.backend_ids),
-        "stretches": intervals,
+        "intervals": intervals,
         "marks": [[round(at_s, 3), text] for at_s, text in sorted(_marks(history))],
     }
 
@@ -100,8 +104,3 @@ def plan_of(steps: Sequence[Step]) -> list[tuple[str, str, str, str]]:
         what = f"{kind} ({settings})" if settings else kind
         rows.append((f"{step.at_s:.2f} s", f"{for_s:.2f} s" if for_s else "", what, step.backend))
     return rows
-
-
-def is_timeseries(value: object) -> bool:
-    """Whether `value` has the keys of a result of `run_timeseries`."""
-    return isinstance(value, Mapping) and {"backends", "stretches", "marks"} <= set(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -12,6 +13,7 @@ from harness.live.session import LiveSession
 from harness.scenario.faults import Down, Latency
 from harness.scenario.model import ClaimsError
 from harness.targets.reference import ReferenceTarget
+from tests.harness.evidence.test_store import assert_equal
 from tests.harness.fault_mixes import CASES, RUNS, lacking, scenario
 from tests.harness.live.helpers import traffic
 
@@ -49,6 +51,12 @@ def test_it_shows(histories: list[History], run: int, name: str) -> None:
 def test_a_history_tells_which_fault_proxy_it_came_from(histories: list[History]) -> None:
     assert histories[0].facts["fault_proxy"]["kind"] == "embedded"
     assert histories[0].facts["fault_proxy"]["version"].count(".") == 2
+
+
+def test_a_live_history_is_equal_after_loading(histories: list[History], tmp_path: Path) -> None:
+    for history in histories:
+        history.save(tmp_path / "run.history")
+        assert_equal(History.load(tmp_path / "run.history"), history)
 
 
 def test_what_does_not_go_together_is_refused_before_anything_starts(

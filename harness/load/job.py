@@ -67,15 +67,15 @@ def load_in(text: str) -> Load:
     return _LOAD.validate_json(text)
 
 
-def asked_in(line: bytes) -> dict[str, Any] | None:
-    """The JSON object in one line of standard input; None if the line holds none."""
+def message_in(line: bytes) -> dict[str, Any] | None:
+    """The message (a JSON object) in one line of a load process's standard input; None if the line has none."""
     try:
-        asked = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return None
-    return asked if isinstance(asked, dict) else None
+    return message if isinstance(message, dict) else None
 
 
-def not_asked(line: bytes) -> dict[str, Any]:
-    """The answer to such a line, as JSON."""
+def not_a_message(line: bytes) -> dict[str, Any]:
+    """The answer to a line without a message, as JSON."""
     return {"job": None, "error": f"expected a JSON object on one line, saw {line[:80]!r}"}

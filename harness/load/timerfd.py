@@ -27,7 +27,7 @@ class Timerfd:
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(libc, "timerfd_create"):
-            raise OSError("no timerfd here; it is Linux's")
+            raise OSError("no timerfd: only Linux has it")
         self.descriptor: int = libc.timerfd_create(time.CLOCK_MONOTONIC, _NONBLOCK | _CLOEXEC)
         if self.descriptor < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")

@@ -24,8 +24,8 @@ from harness.load.results.answer import ExchangeResult, Ledger
 from harness.load.results.figures import is_good
 from harness.load.job import LoadJob
 from harness.load.locust_engine.pacing import Pacer
-from harness.load.locust_engine.engine import Play
-from harness.load.workloads.profiles import talking
+from harness.load.locust_engine.engine import LocustEngine
+from harness.load.workloads.profiles import closed_loop
 from harness.load.wire import request_of
 from harness.scenario.model import Failure, Keys, Load, Stream
 
@@ -47,26 +47,26 @@ def _open(kind: str, port: str) -> Figures:
     environment = Environment()
     environment.create_local_runner()
     vars(engine)["Pacer"] = partial(Pacer, use_timerfd=False) if kind == "naps" else Pacer
-    play = Play(_job(port), environment)
-    play.begin(time.monotonic() + 0.05)
+    run = LocustEngine(_job(port), environment)
+    run.begin(time.monotonic() + 0.05)
     before_s = time.process_time()
-    play.walk()
+    run.send_all()
     cost_s = time.process_time() - before_s
-    play.close()
-    late_s = np.array(play.ledger.delays_s)
+    run.close()
+    late_s = np.array(run.ledger.delays_s)
     p50_s, p99_s = np.quantile(late_s, [0.5, 0.99])
-    figures = {"p50_s": float(p50_s), "p99_s": float(p99_s), "answered": int(is_good(play.ledger.rows()).sum())}
-    return {"cost_s": cost_s / len(late_s), "record_s": _record_s(play), **figures}
+    figures = {"p50_s": float(p50_s), "p99_s": float(p99_s), "answered": int(is_good(run.ledger.rows()).sum())}
+    return {"cost_s": cost_s / len(late_s), "record_s": _record_s(run), **figures}
 
 
-def _record_s(play: Play) -> float:
+def _record_s(run: LocustEngine) -> float:
     """CPU seconds of one record: made, taken and packed into its message to the master.
 
     Asked of it alone: in two whole loops it would drown in what else differs.
     """
     own = "0" * 13
     answer = ExchangeResult(Failure.NONE, 200, 1.0, 2.0, 3.0, True, b'{"id": "sy-%s"}' % own.encode(), "gpu-0")
-    ledger, arrival = Ledger(0.0, ("gpu-0",)), play.arrivals[0]
+    ledger, arrival = Ledger(0.0, ("gpu-0",)), run.arrivals[0]
     packed = 0
     before_s = time.process_time()
     for batch in range(BATCHES):
@@ -85,12 +85,12 @@ def _closed(kind: str, port: str) -> Figures:
     environment = Environment(user_classes=[_plain(port)])
     runner = environment.create_local_runner()
     load = Load((Stream("load", 0.0, RATE, round(CLOSED_S * RATE), keys=Keys(20)),))
-    chats = Play(_job(port, talking(load, USERS, 0.0)), environment)
+    users = LocustEngine(_job(port, closed_loop(load, USERS, 0.0)), environment)
     before_s, began_s = time.process_time(), time.monotonic()
     if kind == "chats":
-        chats.begin(began_s)
-        chats.walk()
-        chats.close()
+        users.begin(began_s)
+        users.send_all()
+        users.close()
     else:
         runner.start(USERS, spawn_rate=USERS)
         gevent.sleep(CLOSED_S)
@@ -102,7 +102,7 @@ def _closed(kind: str, port: str) -> Figures:
 
 
 def _plain(port: str) -> type[FastHttpUser]:
-    arrival = Play(_job(port), Environment()).arrivals[0]
+    arrival = LocustEngine(_job(port), Environment()).arrivals[0]
     request = request_of(arrival, LOAD.key_carrier, 1, 5, "http")
 
     class Plain(FastHttpUser):

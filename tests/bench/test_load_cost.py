@@ -86,7 +86,7 @@ def test_wrk_and_the_records_agree_with_the_count_of_the_server(tmp_path: Path) 
         (told,) = map(int, re.findall(r"(\d+) requests in", done.stdout))
         after_wrk = counted(url)
         with locusts(tmp_path, alone=(*options, url)) as running:
-            assert running["alone"].ends() == 0, running["alone"].said
+            assert running["alone"].ends() == 0, running["alone"].output
         after_ours = counted(url)
     assert 0 <= after_wrk - told <= 8  # those under way when wrk left, once on each of its connections
     assert after_ours - after_wrk == len(read_requests(out)) == 200

@@ -151,11 +151,11 @@ def _open_loop(profile: str, rate_per_s: float | None, duration_s: float | None)
 
 
 def _closed_loop(profile: str, count: int, think_s: float | None, duration_s: float | None) -> tuple[Any, LoadInfo]:
-    from harness.load.workloads.profiles import crowd_of
+    from harness.load.workloads.profiles import closed_loop_of
 
     think_s, duration_s = 1.0 if think_s is None else think_s, duration_s or 30.0
     info = {"profile": profile, "chats": count, "think_s": think_s, "duration_s": duration_s}
-    return crowd_of(profile, count, think_s, duration_s), info
+    return closed_loop_of(profile, count, think_s, duration_s), info
 
 
 def _replay(

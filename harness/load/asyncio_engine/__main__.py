@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from harness.load.asyncio_engine.engine import AsyncioEngine
-from harness.load.job import LoadJob, asked_in, not_asked
+from harness.load.job import LoadJob, message_in, not_a_message
 from harness.load.results.progress import LoadProgress
 from harness.scenario.model import SteelyardError
 
@@ -38,19 +38,19 @@ class AsyncioJobLoop:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         reading = asyncio.create_task(self._read(reader))
         self._answer({"ready": True, "pid": os.getpid()})
-        while (asked := await self._jobs.get()) is not None:
-            self._answer(await self._played(asked))
+        while (message := await self._jobs.get()) is not None:
+            self._answer(await self._run_job(message))
         reading.cancel()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            asked = asked_in(line)
-            if asked is None:
-                self._answer(not_asked(line))
-            elif asked.get("stop"):
+            message = message_in(line)
+            if message is None:
+                self._answer(not_a_message(line))
+            elif message.get("stop"):
                 self._abandon()
             else:
-                self._jobs.put_nowait(asked)
+                self._jobs.put_nowait(message)
         self._leave()
 
     def _leave(self) -> None:
@@ -62,38 +62,38 @@ class AsyncioJobLoop:
         if self._engine is not None:
             self._engine.stop()
 
-    async def _played(self, asked: dict[str, Any]) -> dict[str, Any]:
-        name = asked.get("job")
+    async def _run_job(self, message: dict[str, Any]) -> dict[str, Any]:
+        name = message.get("job")
         stopped, self._abandoned = self._abandoned > 0, max(0, self._abandoned - 1)
-        if not isinstance(name, str) or not isinstance(asked.get("file"), str):
-            return {"job": None, "error": f'expected {{"job": NAME, "file": PATH}}, saw {json.dumps(asked)[:80]}'}
-        news = None
+        if not isinstance(name, str) or not isinstance(message.get("file"), str):
+            return {"job": None, "error": f'expected {{"job": NAME, "file": PATH}}, saw {json.dumps(message)[:80]}'}
+        reporting = None
         try:
-            self._engine = engine = AsyncioEngine(LoadJob.read(Path(asked["file"])))
+            self._engine = engine = AsyncioEngine(LoadJob.read(Path(message["file"])))
             if stopped:
                 engine.stop()
             # Freeze present objects; collecting them during the run would stall for 20 ms.
             gc.collect()
             gc.freeze()
-            if asked.get("news_s"):
-                news = asyncio.create_task(self._tell(name, engine, float(asked["news_s"])))
-            return {"job": name, "done": True, **await engine.play()}
+            if message.get("news_s"):
+                reporting = asyncio.create_task(self._report_progress(name, engine, float(message["news_s"])))
+            return {"job": name, "done": True, **await engine.run()}
         except SteelyardError as error:
-            told = str(error)
+            reason = str(error)
         except Exception as error:  # the process continues with the next job
-            told = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
         finally:
             self._engine = None
-            if news is not None:
-                news.cancel()
+            if reporting is not None:
+                reporting.cancel()
             gc.unfreeze()
-        return {"job": name, "error": " ".join(told.split())}
+        return {"job": name, "error": " ".join(reason.split())}
 
-    async def _tell(self, name: str, engine: AsyncioEngine, every_s: float) -> None:
-        news = LoadProgress(engine)
+    async def _report_progress(self, name: str, engine: AsyncioEngine, every_s: float) -> None:
+        progress = LoadProgress(engine)
         while True:
             await asyncio.sleep(every_s)
-            self._answer({"job": name, "news": news.since_last(monotonic())})
+            self._answer({"job": name, "news": progress.since_last(monotonic())})
 
     def _answer(self, answer: dict[str, Any]) -> None:
         os.write(self._answers, json.dumps(answer).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""One exchange over aiohttp: send a request once, read the answer, say how it ended.
+"""One exchange over aiohttp: send a request once, read the answer, record how it ended.
 
 The client never repeats a request: aiohttp would resend an idempotent one on a dropped pooled connection, and the
 second attempt would be recorded. It follows no redirect and keeps no cookie.

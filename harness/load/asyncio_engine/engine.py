@@ -41,7 +41,7 @@ class AsyncioEngine(Shard):
         self._waiting = waiting
         self._stopped = asyncio.Event()
 
-    async def play(self) -> dict[str, Any]:
+    async def run(self) -> dict[str, Any]:
         """Send every arrival at its time, wait for all answers, write the records; returns figures as Locust's engine.
 
         After `stop` no request is sent, and requests in flight are cancelled after `GRACE_S`. HarnessError if the load
@@ -50,22 +50,22 @@ class AsyncioEngine(Shard):
         waiting = self._waiting()
         kept, fresh = self.site.session(), self.site.session(force_close=True)
         lanes = {number: _Lane(self) for number in {arrival.connection for arrival in self.arrivals} if number >= 0}
-        everything = asyncio.create_task(self._everything(waiting, kept, fresh, lanes))
+        sending = asyncio.create_task(self._send_all(waiting, kept, fresh, lanes))
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             left_s = self.ends_s - monotonic()
-            await asyncio.wait({everything, stopped}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, stopped}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if stopped.done():
-                await asyncio.wait({everything}, timeout=GRACE_S)
-            if everything.done():
-                everything.result()
+                await asyncio.wait({sending}, timeout=GRACE_S)
+            if sending.done():
+                sending.result()
         except ExceptionGroup as group:
             error = group.exceptions[0]
-            raise HarnessError(f"the load broke down: {type(error).__name__}: {error}") from error
+            raise HarnessError(f"the load crashed: {type(error).__name__}: {error}") from error
         finally:
-            everything.cancel()
+            sending.cancel()
             stopped.cancel()
-            await asyncio.gather(everything, stopped, return_exceptions=True)
+            await asyncio.gather(sending, stopped, return_exceptions=True)
             for client in (kept, fresh, *(lane.client for lane in lanes.values())):
                 await client.close()
             waiting.close()
@@ -103,23 +103,23 @@ class AsyncioEngine(Shard):
             self.request_ended(arrival, request.hex, answer, earliest_s)
         return answer
 
-    async def _everything(
+    async def _send_all(
         self, waiting: Waiting, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession, lanes: dict[int, _Lane]
     ) -> None:
         async with asyncio.TaskGroup() as group:
             for lane in lanes.values():
                 group.create_task(lane.work())
-            for chat in self.virtual_users.users:
-                group.create_task(self._talk(chat, kept, fresh))
-            walk = group.create_task(self._walk(group, waiting, kept, fresh, lanes))
+            for user in self.virtual_users.users:
+                group.create_task(self._run_user(user, kept, fresh))
+            schedule = group.create_task(self._follow_schedule(group, waiting, kept, fresh, lanes))
             stop = group.create_task(self._stopped.wait())
-            await asyncio.wait({walk, stop}, return_when=asyncio.FIRST_COMPLETED)
-            walk.cancel()  # it may be waiting
+            await asyncio.wait({schedule, stop}, return_when=asyncio.FIRST_COMPLETED)
+            schedule.cancel()  # it may be waiting
             stop.cancel()
             for lane in lanes.values():
                 lane.end()
 
-    async def _walk(
+    async def _follow_schedule(
         self,
         group: asyncio.TaskGroup,
         waiting: Waiting,
@@ -138,17 +138,17 @@ class AsyncioEngine(Shard):
             else:
                 group.create_task(self.send(fresh if arrival.fresh else kept, arrival, request, due_s))
 
-    async def _talk(self, chat: VirtualUser, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession) -> None:
+    async def _run_user(self, user: VirtualUser, kept: aiohttp.ClientSession, fresh: aiohttp.ClientSession) -> None:
         """One virtual user, until the end of its time or a stop of the job."""
         start_s = self.job.start_s
-        free_s, failed = start_s + chat.start_s, False
-        while (due_s := chat.due_s(free_s - start_s, failed)) is not None:
+        free_s, failed = start_s + user.start_s, False
+        while (due_s := user.due_s(free_s - start_s, failed)) is not None:
             while (left_s := start_s + due_s - monotonic()) > 0 and not self.stopped:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopped.wait(), left_s)
             if self.stopped:
                 return
-            arrival = chat.next_request(due_s)
+            arrival = user.next_request(due_s)
             client = fresh if arrival.fresh else kept
             answer = await self.send(client, arrival, self.request(arrival), start_s + due_s)
             free_s, failed = monotonic(), answer_failed(answer.failure, answer.status)

@@ -52,7 +52,7 @@ class TimerfdWaiting:
             await asyncio.sleep(0)
             return
         if self._waiter is not None:
-            raise RuntimeError("somebody waits for this timer already; make one for each task")
+            raise RuntimeError("another task waits for this timer; create one timer for each task")
         self._waiter = self._loop.create_future()
         try:
             self._timer.set(due_s)

@@ -5,7 +5,7 @@ standard output.
     -> {"job": "run-1", "file": "/tmp/run-1/job.json"}
     <- {"job": "run-1", "done": true, "requests": 1000, "sent": 1000, "failed": 3, "lateness_s": {...}}
     <- {"job": "run-1", "error": "one line"}            instead, if the job failed
-    -> {"stop": true}                                   abandons all jobs without an answer
+    -> {"stop": true}                                   abandons all unanswered jobs
 
 A job may request progress reports while it runs, on requests ended since the last report
 (harness.load.results.progress):
@@ -14,7 +14,7 @@ A job may request progress reports while it runs, on requests ended since the la
     <- {"job": "run-1", "news": {"at_s": 3.5, "sent": 700, "ended": 690, "failed": 2, "per_s": 201.0, "p99_s": ...}}
 
 An abandoned job writes its records and answers `done`; unsent requests are NOT_SENT. End of input, SIGTERM and SIGINT
-abandon all jobs and end the process. With `--with-parent` (Linux) it dies with its parent.
+abandon all jobs and end the process. With `--with-parent` (Linux) it is killed when its parent ends.
 """
 
 import locust  # noqa: F401, I001  before anything else: it patches the interpreter, and ssl must not be loaded yet
@@ -34,9 +34,9 @@ import gevent.event
 import gevent.queue
 import gevent.socket
 
-from harness.load.job import LoadJob, asked_in, not_asked
+from harness.load.job import LoadJob, message_in, not_a_message
 from harness.load.results.progress import ProgressMessage
-from harness.load.locust_engine.engine import perform
+from harness.load.locust_engine.engine import run_job
 from harness.parent_death import die_with_parent
 from harness.scenario.model import SteelyardError
 
@@ -58,8 +58,8 @@ class LocustJobLoop:
             gevent.signal_handler(number, self.leave)
         reader = gevent.spawn(self._read)
         self._answer({"ready": True, "pid": os.getpid()})
-        for asked, stopped in iter(self._jobs.get, None):
-            self._answer(self._played(asked, stopped))
+        for message, stopped in iter(self._jobs.get, None):
+            self._answer(self._run_job(message, stopped))
             self._unanswered.remove(stopped)
             gc.collect()  # collect reference cycles of the job between timed runs
         reader.kill()
@@ -76,34 +76,34 @@ class LocustJobLoop:
 
     def _read(self) -> None:
         for line in _lines(_STANDARD_INPUT):
-            asked = asked_in(line)
-            if asked is None:
-                self._answer(not_asked(line))
-            elif asked.get("stop"):
+            message = message_in(line)
+            if message is None:
+                self._answer(not_a_message(line))
+            elif message.get("stop"):
                 self.abandon()
             else:
                 stopped = gevent.event.Event()
                 self._unanswered.append(stopped)
-                self._jobs.put((asked, stopped))
+                self._jobs.put((message, stopped))
         self.leave()
 
-    def _played(self, asked: dict[str, Any], stopped: gevent.event.Event) -> dict[str, Any]:
-        name = asked.get("job")
-        if not isinstance(name, str) or not isinstance(asked.get("file"), str):
-            return {"job": None, "error": f'expected {{"job": NAME, "file": PATH}}, saw {json.dumps(asked)[:80]}'}
+    def _run_job(self, message: dict[str, Any], stopped: gevent.event.Event) -> dict[str, Any]:
+        name = message.get("job")
+        if not isinstance(name, str) or not isinstance(message.get("file"), str):
+            return {"job": None, "error": f'expected {{"job": NAME, "file": PATH}}, saw {json.dumps(message)[:80]}'}
 
-        def tell(news: ProgressMessage) -> None:
-            self._answer({"job": name, "news": news})
+        def report(progress: ProgressMessage) -> None:
+            self._answer({"job": name, "news": progress})
 
         try:
-            news_s = float(asked.get("news_s") or 0.0)
-            job = LoadJob.read(Path(asked["file"]))
-            return {"job": name, "done": True, **perform(job, stopped, tell if news_s > 0 else None, news_s)}
+            progress_s = float(message.get("news_s") or 0.0)
+            job = LoadJob.read(Path(message["file"]))
+            return {"job": name, "done": True, **run_job(job, stopped, report if progress_s > 0 else None, progress_s)}
         except SteelyardError as error:
-            told = str(error)
+            reason = str(error)
         except Exception as error:  # the process continues with the next job
-            told = f"{type(error).__name__}: {error}"
-        return {"job": name, "error": " ".join(told.split())}
+            reason = f"{type(error).__name__}: {error}"
+        return {"job": name, "error": " ".join(reason.split())}
 
     def _answer(self, answer: dict[str, Any]) -> None:
         os.write(self._answers, json.dumps(answer).encode() + b"\n")

@@ -1,8 +1,8 @@
-"""One exchange over a socket: send a request once, read the answer, say how it ended.
+"""One exchange over a socket: send a request once, read the answer, record how it ended.
 
 Own sockets, geventhttpclient's parser. FastHttpUser and geventhttpclient's HTTPClient are not used, because they hide
 evidence: HTTPClient.request resends idempotent methods after a bare close (up to pool size + 2 times), its answers
-hide a missing end of the body, and its pool does not tell whether a connection was reused.
+hide a missing end of the body, and its pool does not show whether a connection was reused.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Pool:
         try:
             if connection is None:
                 connection = self._connect()
-            _converse(connection, request, message, answer)
+            _send_and_read(connection, request, message, answer)
             answer.failure = Failure.NONE
         except gevent.Timeout as fired:
             if fired is not timer:
@@ -163,7 +163,7 @@ class _Message(HTTPResponse):
             raise _BareCloseError
 
 
-def _converse(connection: gevent.socket.socket, request: bytes, message: _Message, answer: ExchangeResult) -> None:
+def _send_and_read(connection: gevent.socket.socket, request: bytes, message: _Message, answer: ExchangeResult) -> None:
     broken: OSError | None = None
     try:
         connection.sendall(request)

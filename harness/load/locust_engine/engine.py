@@ -1,7 +1,7 @@
 """One job under Locust, one record for each request.
 
-`Play` follows a schedule drawn before the run: every request is sent at its time, independent of the others. Virtual
-users of the closed loop, if any, run beside it: each waits for its answer, thinks, and sends the next request.
+`LocustEngine` follows a schedule drawn before the run: every request is sent at its time, independent of the others.
+Virtual users of the closed loop, if any, run beside it: each waits for its answer, thinks, and sends the next request.
 """
 
 from __future__ import annotations
@@ -39,68 +39,70 @@ class OpenLoopUser(User):
     """The only user of a job. Its task runs the whole schedule, once."""
 
     abstract = True
-    play: Play
+    engine: LocustEngine
 
     @task
-    def walk(self) -> None:
+    def send_all(self) -> None:
         """Run the schedule. Raises StopUser only: Locust restarts a task that raises anything else."""
         try:
-            self.play.walk()
+            self.engine.send_all()
         except Exception as error:
-            self.play.error = error
-        self.play.over.set()
+            self.engine.error = error
+        self.engine.finished.set()
         raise StopUser
 
 
-def perform(
+def run_job(
     job: LoadJob,
     stopped: gevent.event.Event,
-    on_news: Callable[[ProgressMessage], None] | None = None,
-    news_s: float = 0.0,
+    on_progress: Callable[[ProgressMessage], None] | None = None,
+    progress_s: float = 0.0,
 ) -> dict[str, Any]:
     """Run `job` until every request has ended, its time is up or `stopped` is set; write its records.
 
     Returns the job's figures: `requests` (rows written), `sent` and `failed` as Locust counted them, `dropped` (not
-    sent because too many were in flight), `lateness_s`. `on_news`, if given, is called every `news_s`. Raises
+    sent because too many were in flight), `lateness_s`. `on_progress`, if given, is called every `progress_s`. Raises
     ValueError for an impossible job, OSError if its host is unknown or its records cannot be written, HarnessError if
     the load crashed.
     """
     environment = Environment()
-    play = Play(job, environment)
-    environment.user_classes = [type("SteelyardUser", (OpenLoopUser,), {"abstract": False, "play": play})]
+    engine = LocustEngine(job, environment)
+    environment.user_classes = [type("SteelyardUser", (OpenLoopUser,), {"abstract": False, "engine": engine})]
     runner = environment.create_local_runner()
-    telling = gevent.spawn(_tell, play, on_news, news_s) if on_news is not None else None
+    reporting = gevent.spawn(_report_progress, engine, on_progress, progress_s) if on_progress is not None else None
     try:
         runner.start(1, spawn_rate=1)
-        gevent.wait([stopped, play.over], timeout=max(0.0, play.ends_s - monotonic()), count=1)
+        gevent.wait([stopped, engine.finished], timeout=max(0.0, engine.ends_s - monotonic()), count=1)
     finally:
-        if telling is not None:
-            telling.kill()
+        if reporting is not None:
+            reporting.kill()
         runner.quit()
-        play.close()
-    if play.error is not None:
-        raise HarnessError(f"the load broke down: {type(play.error).__name__}: {play.error}")
-    about = {"backends": play.ledger.backends, "leaving": sorted(play.leaving)}
-    records.write_requests(Path(job.out), play.ledger.rows(), about)
+        engine.close()
+    if engine.error is not None:
+        raise HarnessError(f"the load crashed: {type(engine.error).__name__}: {engine.error}")
+    about = {"backends": engine.ledger.backends, "leaving": sorted(engine.leaving)}
+    records.write_requests(Path(job.out), engine.ledger.rows(), about)
     total = environment.stats.total
     return {
-        "requests": play.ledger.count,
+        "requests": engine.ledger.count,
         "sent": total.num_requests,
         "failed": total.num_failures,
-        "dropped": play.dropped,
-        "lateness_s": spread(play.ledger.delays_s),
+        "dropped": engine.dropped,
+        "lateness_s": spread(engine.ledger.delays_s),
     }
 
 
-def _tell(play: Play, on_news: Callable[[ProgressMessage], None], news_s: float) -> None:
-    news = LoadProgress(play)
+def _report_progress(engine: LocustEngine, on_progress: Callable[[ProgressMessage], None], progress_s: float) -> None:
+    progress = LoadProgress(engine)
     while True:
-        gevent.sleep(news_s)
-        on_news(news.since_last(monotonic()))
+        gevent.sleep(progress_s)
+        on_progress(progress.since_last(monotonic()))
 
 
-class Play(Shard):
-    """A worker's shard of a job, run in greenlets. `over` is set at its end, `error` is the exception that ended it.
+class LocustEngine(Shard):
+    """A worker's shard of a job, run in greenlets.
+
+    `finished` is set at its end, `error` is the exception that ended it.
 
     ValueError if it is impossible, OSError if its host is unknown.
     """
@@ -109,10 +111,10 @@ class Play(Shard):
         super().__init__(job)
         self.environment = environment
         self.site = Destination.of(job.url)
-        self.over = gevent.event.Event()
+        self.finished = gevent.event.Event()
         self.error: Exception | None = None
         self._shared = Pool(self.site)
-        self._at_work = gevent.pool.Group()
+        self._greenlets = gevent.pool.Group()
         numbers = sorted({arrival.connection for arrival in self.arrivals if arrival.connection >= 0})
         self._lanes = {number: _Lane(self) for number in numbers}
 
@@ -120,11 +122,11 @@ class Play(Shard):
         """Set second 0 to `start_s` on CLOCK_MONOTONIC, instead of the job's. Call it before sending."""
         self.ledger.start_s = start_s
 
-    def walk(self) -> None:
+    def send_all(self) -> None:
         """Send all requests, then wait for all answers."""
-        talking = [self._at_work.spawn(self._talk, chat) for chat in self.virtual_users.users]
+        users = [self._greenlets.spawn(self._run_user, user) for user in self.virtual_users.users]
         for lane in self._lanes.values():
-            self._at_work.spawn(lane.work)
+            self._greenlets.spawn(lane.work)
         with Pacer() as pacer:
             for arrival in self.arrivals:
                 ready = self.ready(arrival)  # built in advance: at its time only a greenlet has to start
@@ -132,23 +134,23 @@ class Play(Shard):
                     start: Callable[[], object] = partial(self._lanes[arrival.connection].queue.put, ready)
                 else:
                     sending = gevent.Greenlet(self.send, self._shared, ready, ready.due_s)
-                    self._at_work.add(sending)
+                    self._greenlets.add(sending)
                     start = sending.start
                 pacer.sleep_until(ready.due_s)
                 if arrival.connection < 0 and self.full:
-                    self._at_work.discard(sending)
+                    self._greenlets.discard(sending)
                     self.dropped += 1
                 else:
                     start()
                 gevent.sleep(0)  # send it now, not after building the next one
         for lane in self._lanes.values():
             lane.queue.put(None)
-        gevent.joinall(talking, raise_error=True)
-        self._at_work.join()
+        gevent.joinall(users, raise_error=True)
+        self._greenlets.join()
 
     def close(self) -> None:
         """Cancel requests in flight, record them, and close all connections."""
-        self._at_work.kill()
+        self._greenlets.kill()
         self._shared.close()
         for lane in self._lanes.values():
             lane.pool.close()
@@ -169,20 +171,20 @@ class Play(Shard):
             pool.exchange(ready.data, answer, arrival.patience_s, keep=not arrival.fresh)
         finally:  # also when the job is stopped
             self.request_ended(arrival, ready.request.hex, answer, earliest_s)
-            self._tell_locust(ready, answer)
+            self._report_to_locust(ready, answer)
         return answer
 
-    def _talk(self, chat: VirtualUser) -> None:
+    def _run_user(self, user: VirtualUser) -> None:
         """One virtual user, until the end of its time."""
         start_s = self.ledger.start_s
-        free_s, failed = start_s + chat.start_s, False
-        while (due_s := chat.due_s(free_s - start_s, failed)) is not None:
+        free_s, failed = start_s + user.start_s, False
+        while (due_s := user.due_s(free_s - start_s, failed)) is not None:
             if start_s + due_s > monotonic():
                 sleep_until(start_s + due_s)
-            answer = self.send(self._shared, self.ready(chat.next_request(due_s)), start_s + due_s)
+            answer = self.send(self._shared, self.ready(user.next_request(due_s)), start_s + due_s)
             free_s, failed = monotonic(), answer_failed(answer.failure, answer.status)
 
-    def _tell_locust(self, ready: Ready, answer: ExchangeResult) -> None:
+    def _report_to_locust(self, ready: Ready, answer: ExchangeResult) -> None:
         """Report a request to Locust's statistics, with latency from the intended time, like the record."""
         aborted = answer.failure is Failure.TIMEOUT and ready.arrival.number in self.leaving  # on purpose: no failure
         self.environment.events.request.fire(  # type: ignore[no-untyped-call]
@@ -190,7 +192,7 @@ class Play(Shard):
             name=ready.request.name,
             response_time=(answer.end_s - ready.due_s) * 1000.0,
             response_length=len(answer.body),
-            exception=None if aborted else _complaint(answer),
+            exception=None if aborted else _error_of(answer),
             context={},
         )
 
@@ -208,20 +210,20 @@ class Ready:
 class _Lane:
     """A single kept connection: each request waits for the previous answer."""
 
-    def __init__(self, play: Play) -> None:
-        self.play = play
-        self.pool = Pool(play.site)
+    def __init__(self, engine: LocustEngine) -> None:
+        self.engine = engine
+        self.pool = Pool(engine.site)
         self.queue: gevent.queue.SimpleQueue[Ready | None] = gevent.queue.SimpleQueue()
 
     def work(self) -> None:
         free_s = -math.inf
         while (ready := self.queue.get()) is not None:
             # Waiting for the previous answer is not generator delay.
-            self.play.send(self.pool, ready, max(ready.due_s, free_s))
+            self.engine.send(self.pool, ready, max(ready.due_s, free_s))
             free_s = monotonic()
 
 
-def _complaint(answer: ExchangeResult) -> HarnessError | None:
+def _error_of(answer: ExchangeResult) -> HarnessError | None:
     """Why Locust counts this answer as a failure; None if it does not."""
     if answer.failure is not Failure.NONE:
         return HarnessError(answer.failure.name)

@@ -25,7 +25,7 @@ from harness.load.job import LoadJob, text_of
 from harness.load.locust_engine.coordinator import Coordinator
 from harness.load.locust_engine.messages import Plan
 from harness.load.locust_engine.worker import Worker
-from harness.load.workloads.profiles import PROFILES, chats_in, crowd_of, load_of, planned
+from harness.load.workloads.profiles import PROFILES, closed_loop_of, load_of, planned, virtual_users_in
 from harness.scenario.model import ClaimsError, HarnessError, SteelyardError
 from harness.scenario.validation import nearest
 
@@ -44,12 +44,12 @@ class SteelyardUser(User):
     def wait_for_the_end(self) -> None:
         """Wait for the end of the run."""
         if self.worker is not None:
-            self.worker.over.wait()
+            self.worker.idle.wait()
         raise StopUser
 
 
 class SteelyardShape(LoadTestShape):
-    """As many users as workers or virtual users, until the run ends. Locust's page then asks for no number."""
+    """As many users as workers or virtual users, until the run ends. Locust's page has no field for their number."""
 
     coordinator: ClassVar[Coordinator | None] = None
 
@@ -58,17 +58,17 @@ class SteelyardShape(LoadTestShape):
         coordinator = self.coordinator
         if coordinator is None or coordinator.finished:
             return None
-        users = max(coordinator.chats, coordinator.size, 1)
+        users = max(coordinator.virtual_users, coordinator.size, 1)
         return users, users
 
 
 def add_arguments(parser: LocustArgumentParser) -> None:
-    """Steelyard's own options, on the command line and on Locust's page. `--profile` is Locust's, with our meaning."""
+    """Steelyard's own options, on the command line and on Locust's page. `--profile` replaces Locust's own."""
     profile = parser._option_string_actions["--profile"]
     profile.type, profile.default, profile.metavar = _profile, "steady", "NAME"
-    profile.help = f"The load to make: {', '.join(PROFILES)}; trace:FILE plays a recorded trace"
+    profile.help = f"The load to send: {', '.join(PROFILES)}; trace:FILE replays a recorded trace"
     add = parser.add_argument_group("Steelyard").add_argument
-    add("--job", type=_job, default="", metavar="FILE", help="Play the load of this job of a live run instead")
+    add("--job", type=_job, default="", metavar="FILE", help="Send the load of this job of a live run instead")
     add("--rate", type=_above_0, default=50.0, metavar="PER_SECOND", help="Mean rate of requests per second")
     add(
         "--duration",
@@ -80,8 +80,8 @@ def add_arguments(parser: LocustArgumentParser) -> None:
     add("--seed", type=int, default=1, help="The same seed gives the same load")
     add("--protocol", type=_protocol, default="http", help=f"Form of the requests: {', '.join(PROTOCOLS)}")
     add("--records", default="", metavar="FILE", help="Write one record for every request to this file")
-    add("--chats", type=_count, default=0, help="Closed loop: so many chats, each waits for its answer. 0: open loop")
-    add("--think-time", type=_number, default=1.0, metavar="SECONDS", help="Mean time to think of a chat")
+    add("--chats", type=_count, default=0, help="Closed loop of this number of virtual users; 0: open loop")
+    add("--think-time", type=_number, default=1.0, metavar="SECONDS", help="Mean think time of a virtual user")
 
 
 def set_up(environment: Environment, runner: Runner, **_: Any) -> None:
@@ -128,14 +128,14 @@ def _plan(environment: Environment) -> Plan:
     if job is not None:
         load = job.load
     elif options.chats:
-        load = crowd_of(options.profile, options.chats, options.think_time, options.duration)
+        load = closed_loop_of(options.profile, options.chats, options.think_time, options.duration)
     else:
         load = load_of(options.profile, options.rate, options.duration)
     requests = planned(load)
     lasts_s = max((stream.end_s for stream in load.streams), default=0.0) if job else options.duration
-    chats = chats_in(load)
+    users = virtual_users_in(load)
     rate_per_s = requests / max(lasts_s, 1e-9) if job else options.rate
-    if chats:
+    if users:
         rate_per_s = 0.0  # a closed loop has none
     return Plan(
         run=0,
@@ -146,7 +146,7 @@ def _plan(environment: Environment) -> Plan:
         nonce=0,
         url=_site(environment.host or (job.url if job else "")),
         protocol=job.protocol if job else options.protocol,
-        chats=chats,
+        chats=users,
         think_s=options.think_time,
         worker=0,
         workers=1,
@@ -162,10 +162,10 @@ def _site(host: str) -> str:
         raise ClaimsError(f"--host {host!r}: https is not supported; give an http://HOST:PORT in front of TLS")
     try:
         parts = urlsplit(host)
-        fine = parts.scheme == "http" and parts.hostname and parts.port != 0
+        valid = parts.scheme == "http" and parts.hostname and parts.port != 0
     except ValueError:  # an invalid port
-        fine = False
-    if not fine or parts.query or parts.fragment or parts.username:
+        valid = False
+    if not valid or parts.query or parts.fragment or parts.username:
         raise ClaimsError(f"--host {host!r}: expected http://HOST:PORT, with a path before every request's at most")
     return host
 

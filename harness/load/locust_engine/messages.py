@@ -38,7 +38,7 @@ class Plan:
     """Plan of a run, the same for all workers except `worker`. Fields as in harness.load.job.LoadJob.
 
     `load` is the load itself (harness.load.job.text_of), so workers need no file and cannot build a different load of
-    the same name; `profile`, `rate_per_s`, `duration_s`, `chats` and `think_s` say how it was made.
+    the same name; `profile`, `rate_per_s`, `duration_s`, `chats` (virtual users) and `think_s` describe its origin.
     """
 
     run: int
@@ -71,7 +71,7 @@ class Receipts:
         self.lateness_s: dict[str, float] = {}
         self.leaving: list[int] = []
         self._batches: dict[int, tuple[bytes, list[str]]] = {}
-        self._told: tuple[int, int] | None = None
+        self._announced: tuple[int, int] | None = None
         self.rows = 0
 
     def put(self, batch: int, rows: bytes, backends: list[str]) -> None:
@@ -80,19 +80,19 @@ class Receipts:
             self._batches[batch] = (rows, backends)
             self.rows += len(rows) // records.ROW.size
 
-    def told(self, batches: int, rows: int) -> None:
+    def announce(self, batches: int, rows: int) -> None:
         """Note the totals announced by the worker."""
-        self._told = (batches, rows)
+        self._announced = (batches, rows)
 
     @property
     def complete(self) -> bool:
         """Whether all announced rows are present."""
-        return self._told == (len(self._batches), self.rows)
+        return self._announced == (len(self._batches), self.rows)
 
     @property
     def missing(self) -> int:
         """Number of missing rows, as far as known: of those announced, else of those planned."""
-        return max((self._told[1] if self._told else self.requests) - self.rows, 0)
+        return max((self._announced[1] if self._announced else self.requests) - self.rows, 0)
 
     def all_rows(self, numbers: dict[str, int]) -> records.Rows:
         """All rows, with backends numbered as in `numbers`, which is extended by new names."""
@@ -106,12 +106,12 @@ class Receipts:
         return np.concatenate(parts) if parts else np.zeros(0, dtype=records.REQUEST)
 
 
-def twice(rows: records.Rows) -> str:
-    """One line if a request has two rows; else empty."""
+def duplicates(rows: records.Rows) -> str:
+    """One line if a request has more than one row; else empty."""
     numbers, counts = np.unique(rows["number"], return_counts=True)
     if not (counts > 1).any():
         return ""
     return (
         f"{int((counts > 1).sum())} requests have more than one record (the first: number "
-        f"{int(numbers[counts > 1][0])}); two workers played the same share, and the file has what both made"
+        f"{int(numbers[counts > 1][0])}); two workers sent the same shard, and the file has the records of both"
     )

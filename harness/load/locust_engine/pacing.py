@@ -15,7 +15,7 @@ from gevent.hub import Waiter
 
 from harness.load.timerfd import Timerfd
 
-_NAP_S = 0.05
+_MAX_SLEEP_S = 0.05
 _READABLE = 1
 
 
@@ -65,6 +65,6 @@ class Pacer:
 def sleep_until(due_s: float) -> None:
     """Return at or after `due_s` on CLOCK_MONOTONIC, never before, up to a millisecond after; for any greenlet."""
     while True:
-        gevent.sleep(min(max(due_s - monotonic(), 0.0), _NAP_S))
+        gevent.sleep(min(max(due_s - monotonic(), 0.0), _MAX_SLEEP_S))
         if monotonic() >= due_s:
             return

@@ -1,6 +1,6 @@
 """Named loads for use without a scenario: each is built for a mean rate and a length. Pure.
 
-`load_of("spike", 50.0, 60.0)` is about 3,000 requests in a minute, most of them at a steady rate and a rush in between.
+`load_of("spike", 50.0, 60.0)` is about 3,000 requests in a minute, at a constant rate with a spike in the middle.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ LONG_S = 60.0
 """Patience of clients whose answers may be long."""
 
 QUICK_S = 0.1
-LEAST_DIFFERENT, MOST_DIFFERENT, A_CHAT = 1_000, 20_000, 12
-"""Numbers of different requests drawn for virtual users: the second, or `A_CHAT` each for very many users."""
+"""Answer time in seconds from which that number is computed."""
+LEAST_DIFFERENT, MOST_DIFFERENT, PER_USER = 1_000, 20_000, 12
+"""Limits of the number of different requests drawn for virtual users; the upper one is at least `PER_USER` for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A named load. `make(rate_per_s, duration_s)` builds it; `about` says what it is for, in one paragraph."""
+    """A named load. `make(rate_per_s, duration_s)` builds it; `about` describes it and its use, in one paragraph."""
 
     name: str
     about: str
@@ -54,7 +55,7 @@ class Profile:
 
 
 def load_of(name: str, rate_per_s: float, duration_s: float) -> Load:
-    """The load called `name` at `rate_per_s` on average, for `duration_s`. ClaimsError, one line, if there is none.
+    """The load called `name` at `rate_per_s` on average, for `duration_s`. ClaimsError, one line, for an unknown name.
 
     `trace:FILE` is a recorded trace.
     """
@@ -68,18 +69,20 @@ def load_of(name: str, rate_per_s: float, duration_s: float) -> Load:
     return PROFILES[name].make(rate_per_s, duration_s)
 
 
-def talking(load: Load, count: int, think_s: float) -> Load:
+def closed_loop(load: Load, count: int, think_s: float) -> Load:
     """The requests of `load`, made by `load_of`, as a closed loop of the same length with `count` virtual users.
 
     With sessions, each user has one at a time. ClaimsError for a load that cannot be a closed loop.
     """
     if count < 1 or not 0 <= think_s < math.inf:
-        raise ClaimsError(f"{count} chats that think {think_s:g} s: expected 1 at least, and a time from 0 on")
+        raise ClaimsError(
+            f"{count} virtual users, think time {think_s:g} s: expected at least 1 user and a time of at least 0"
+        )
     if len(load.streams) != 1 or load.streams[0].connections is Connections.ONE:
-        raise ClaimsError("only a load of one stream, on many connections, can be chats; take another one")
+        raise ClaimsError("only a load of one stream, on many connections, can be a closed loop; use another one")
     (stream,) = load.streams
     if stream.requests < 1:
-        raise ClaimsError("a load of no request has nothing for chats to ask; take a higher rate or a longer one")
+        raise ClaimsError("a load without requests cannot be a closed loop; use a higher rate or a longer load")
     content = stream.content
     if content is not None and content.sessions is not None:
         content = replace(content, sessions=replace(content.sessions, count=count))
@@ -87,27 +90,27 @@ def talking(load: Load, count: int, think_s: float) -> Load:
     return replace(load, streams=(replace(stream, chats=chats, shape=None, content=content),))
 
 
-def crowd_of(name: str, count: int, think_s: float, duration_s: float) -> Load:
+def closed_loop_of(name: str, count: int, think_s: float, duration_s: float) -> Load:
     """`count` virtual users with the requests of the load called `name`, for `duration_s`. ClaimsError as in `load_of`.
 
     As many different requests are drawn as the users could send with answers in `QUICK_S`, up to a limit; then they
-    repeat. ClaimsError also for more requests than there are numbers, and for a load that consists of its times, which
-    a closed loop does not keep.
+    repeat. ClaimsError also for more requests than there are numbers, and for a load whose rate changes, because
+    a closed loop has no send times.
     """
-    asked = max(count, 1) * (duration_s / (max(think_s, 0.0) + QUICK_S) + 1.0)
-    if asked >= 1 << NUMBER_BITS:
-        told = f"{count} chats for {duration_s:g} s may ask {asked:.0f} requests"
-        raise ClaimsError(f"{told}: expected less than {1 << NUMBER_BITS}; make it shorter, or have fewer")
-    different = min(max(asked, LEAST_DIFFERENT), max(MOST_DIFFERENT, count * A_CHAT))
+    requested = max(count, 1) * (duration_s / (max(think_s, 0.0) + QUICK_S) + 1.0)
+    if requested >= 1 << NUMBER_BITS:
+        what = f"{count} virtual users for {duration_s:g} s may send {requested:.0f} requests"
+        raise ClaimsError(f"{what}: expected less than {1 << NUMBER_BITS}; use a shorter load or fewer users")
+    different = min(max(requested, LEAST_DIFFERENT), max(MOST_DIFFERENT, count * PER_USER))
     load = load_of(name, different / duration_s, duration_s)
     if not all(isinstance(stream.shape, Constant | Poisson | Recorded) for stream in load.streams):
-        raise ClaimsError(f"load profile {name!r} as chats: expected one of a constant rate, as poisson or chat")
-    (stream,) = talking(load, count, think_s).streams
+        raise ClaimsError(f"load profile {name!r} as a closed loop: expected one of constant rate, as poisson or chat")
+    (stream,) = closed_loop(load, count, think_s).streams
     # A trace of few requests would end early.
     return replace(load, streams=(replace(stream, chats=Chats(count, think_s, duration_s)),))
 
 
-def chats_in(load: Load) -> int:
+def virtual_users_in(load: Load) -> int:
     """Number of virtual users in all closed loops of `load`."""
     return sum(stream.chats.count for stream in load.streams if stream.chats)
 
@@ -135,9 +138,9 @@ def shaped(name: str, shape: Shape, **fields: Any) -> Stream:
 
 
 def steady(rate_per_s: float, duration_s: float) -> Load:
-    """One request after another at equal distances, for models of equal popularity.
+    """Requests at equal intervals, for models of equal popularity.
 
-    The plainest load there is: what varies under it varies because of the balancer.
+    The simplest load: any variation in its results is caused by the target.
     """
     return _one("steady", Constant(rate_per_s, duration_s), keys=Keys(MODELS))
 
@@ -145,40 +148,40 @@ def steady(rate_per_s: float, duration_s: float) -> Load:
 def poisson(rate_per_s: float, duration_s: float) -> Load:
     """Many independent users: exponential gaps, and popularity of models by Zipf's law.
 
-    What queueing theory speaks of; use it to compare with what a simulator or a formula says.
+    The arrival process of queueing theory; use it to compare results with a simulator or a formula.
     """
     return _one("poisson", Poisson(rate_per_s, duration_s))
 
 
 def bursts(rate_per_s: float, duration_s: float) -> Load:
-    """Half of all requests come in six bursts, each more than ten times as dense as the mean rate.
+    """Half of all requests arrive in six bursts, each more than ten times as dense as the mean rate.
 
-    For queues, limits and hedges: whether a burst is taken, spread or refused, and how long it is felt.
+    For queues, limits and hedges: whether a burst is accepted, spread or rejected, and how long it raises latency.
     """
     every_s = duration_s / 6
     return _one("bursts", Bursts(rate_per_s / 2, rate_per_s / 2 * every_s, every_s, every_s / 20, duration_s))
 
 
 def diurnal(rate_per_s: float, duration_s: float) -> Load:
-    """Two days and nights: the rate swings like a sine from a fifth of the mean to nearly twice of it.
+    """Two days and nights: the rate follows a sine from a fifth of the mean to nearly twice the mean.
 
-    For whatever adapts slowly: scores by window, slow start, scaling.
+    For features that adapt slowly: scores by window, slow start, scaling.
     """
     return _one("diurnal", Diurnal(rate_per_s, duration_s / 2, duration_s))
 
 
 def ramp(rate_per_s: float, duration_s: float) -> Load:
-    """From nothing to twice the mean rate in a straight line.
+    """From zero to twice the mean rate in a straight line.
 
-    Shows from which rate on latency leaves the ground.
+    Shows the rate from which latency rises.
     """
     return _one("ramp", Ramp(0.0, 2 * rate_per_s, duration_s))
 
 
 def spike(rate_per_s: float, duration_s: float) -> Load:
-    """A rush of five times the usual rate, for a tenth of the time, in the middle.
+    """Five times the usual rate, for a tenth of the time, in the middle.
 
-    Shows what a sudden crowd does to latency, and whether it leaves something behind when it is gone.
+    Shows how a sudden overload changes latency, and whether it has effects after its end.
     """
     calm_per_s = rate_per_s / 1.4
     return _one("spike", Spike(calm_per_s, 5 * calm_per_s, 0.45 * duration_s, 0.1 * duration_s, duration_s))
@@ -187,24 +190,24 @@ def spike(rate_per_s: float, duration_s: float) -> Load:
 def step(rate_per_s: float, duration_s: float) -> Load:
     """Four levels of equal length, from two fifths of the mean rate to eight fifths.
 
-    Each level lasts long enough to be read off on its own: for the capacity of a fleet.
+    Each level is long enough for figures of its own: for the capacity of a fleet.
     """
     return _one("step", Step(0.4 * rate_per_s, 1.6 * rate_per_s, 4, duration_s))
 
 
 def on_off(rate_per_s: float, duration_s: float) -> Load:
-    """Twice the mean rate and silence in turn, five times each.
+    """Twice the mean rate and no requests in turn, five times each.
 
-    For what happens in silence: idle connections close, models are evicted, windows run empty.
+    For effects of silence: idle connections close, models are evicted, windows become empty.
     """
     return _one("on-off", OnOff(2 * rate_per_s, duration_s / 10, duration_s / 10, duration_s))
 
 
 def chat(rate_per_s: float, duration_s: float) -> Load:
-    """Conversations of six turns, each some seconds after the one before, all answers streamed.
+    """Conversations of six turns, each some seconds after the previous one, all answers streamed.
 
-    The prompt of a turn begins with all that was said before, so that a balancer that keeps a session where its prefix
-    is cached does better than one that does not.
+    The prompt of a turn begins with all previous turns, so a balancer that sends a session to the backend with its
+    prefix in the cache has lower latency than one that does not.
     """
     content = Content(
         prompt=LongTail(60, 0.8, 2_000),
@@ -216,7 +219,7 @@ def chat(rate_per_s: float, duration_s: float) -> Load:
 
 
 def mixed(rate_per_s: float, duration_s: float) -> Load:
-    """A mix of everything: updates among inferences, three urgencies, GET and POST, streams, clients that abort.
+    """A mix of all features: updates among inferences, three urgencies, GET and POST, streams, clients that abort.
 
     One in five requests is an update and one in ten uses a new connection. Needs protocol http.
     """
@@ -234,9 +237,10 @@ def mixed(rate_per_s: float, duration_s: float) -> Load:
 
 
 def hot_model(rate_per_s: float, duration_s: float) -> Load:
-    """Three in five requests ask for one model, and four times in the run another one becomes the hot one.
+    """Three in five requests are for one model, and four times in the run another one becomes the hot one.
 
-    For affinity with bounded loads: the hot model must spill over, and its home must recover when the heat has moved.
+    For affinity with bounded loads: the hot model must spill over to other backends, and its own backend must recover
+    when another model is hot.
     """
     keys = Keys(MODELS, "hot", hot_share=0.6, moves_every_s=duration_s / 5)
     return _one("hot-model", Poisson(rate_per_s, duration_s), keys=keys)
@@ -245,7 +249,7 @@ def hot_model(rate_per_s: float, duration_s: float) -> Load:
 def long_tail(rate_per_s: float, duration_s: float) -> Load:
     """Prompts and answers of very unequal length: most are short, and a few are dozens of times as long.
 
-    Counting requests is not counting work here: for balancers that look at tokens or queues.
+    The number of requests does not measure work here: for balancers that count tokens or observe queues.
     """
     content = Content(prompt=LongTail(300, 1.2, 16_000), output=LongTail(100, 1.0, 2_000), streaming_share=0.5)
     return _one("long-tail", Poisson(rate_per_s, duration_s), content=content, timeout_s=LONG_S)
@@ -254,24 +258,24 @@ def long_tail(rate_per_s: float, duration_s: float) -> Load:
 def payloads(rate_per_s: float, duration_s: float) -> Load:
     """Bodies from some kilobytes to eight megabytes.
 
-    For buffers and limits of body size, and for retries, which must be able to send a body again.
+    For buffers and limits of body size, and for retries, which must be able to resend a body.
     """
     content = Content(payload_bytes=LongTail(32_000, 1.8, 8_000_000))
     return _one("payloads", Poisson(rate_per_s, duration_s), content=content, timeout_s=LONG_S)
 
 
 def trace(rate_per_s: float, duration_s: float) -> Load:
-    """A recorded trace, as trace:FILE: its first requests, played so fast that the mean rate and the length come out.
+    """A recorded trace, as trace:FILE: its first requests, with times scaled to the mean rate and length of the load.
 
-    CSV or JSON lines; the Azure LLM inference, BurstGPT and Mooncake traces are read as they are.
+    CSV or JSON lines; the Azure LLM inference, BurstGPT and Mooncake traces are read without conversion.
     """
-    raise ClaimsError("load profile 'trace' needs a file to play; write trace:FILE")
+    raise ClaimsError("load profile 'trace' needs a file; write trace:FILE")
 
 
 def trace_of(path: Path, rate_per_s: float, duration_s: float) -> Load:
     """The first `rate_per_s` × `duration_s` requests of the trace at `path`, in `duration_s`.
 
-    A trace with fewer requests is played at the same mean rate and ends earlier. ClaimsError if it cannot be read.
+    A trace with fewer requests is replayed at the same mean rate and ends earlier. ClaimsError if it cannot be read.
     """
     rows = traces.read(path, limit=max(round(rate_per_s * duration_s), 1))
     lasts_s = rows[-1].at_s

@@ -57,7 +57,7 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request of a trace. `at_s` from the trace's first; `model` and `session` empty where it does not say."""
+    """One request of a trace. `at_s` counts from the first request; `model` and `session` are empty if not recorded."""
 
     at_s: float
     input_tokens: int
@@ -111,8 +111,8 @@ def _of_csv(path: Path, file: Iterable[str], columns: Mapping[str, str]) -> Iter
                 names = _names(path, reader.line_num, header, columns)
                 continue
             if len(values) != len(header):
-                told = f"saw {len(values)} values, expected {len(header)}"
-                raise ClaimsError(f"{path}: line {reader.line_num}: {told}: {', '.join(header)}")
+                counts = f"saw {len(values)} values, expected {len(header)}"
+                raise ClaimsError(f"{path}: line {reader.line_num}: {counts}: {', '.join(header)}")
             yield _Reading(path, reader.line_num, dict(zip(header, values, strict=True)), names)
     except csv.Error as error:
         raise ClaimsError(f"{path}: line {reader.line_num}: not CSV ({error})") from None
@@ -161,8 +161,8 @@ def _names(path: Path, number: int, header: list[str], columns: Mapping[str, str
         if name is not None:
             found[meaning] = name
         elif meaning in NEEDED:
-            told = f"no column for {meaning} among {', '.join(header) or 'none'}"
-            raise ClaimsError(f"{path}: line {number}: {told}; expected one like {aliases[1]}, or its name given")
+            missing = f"no column for {meaning} among {', '.join(header) or 'none'}"
+            raise ClaimsError(f"{path}: line {number}: {missing}; expected one like {aliases[1]}, or its name given")
     return found
 
 
@@ -231,8 +231,8 @@ class _Reading:
 
     def _bad(self, meaning: str, expected: str) -> ClaimsError:
         name = self.names[meaning]
-        seen = f"saw {_shown(self.values[name])}" if name in self.values else "it is missing"
-        return ClaimsError(f"{self.path}: line {self.line}, column {name!r}: {seen}, expected {expected}")
+        observed = f"saw {_shown(self.values[name])}" if name in self.values else "it is missing"
+        return ClaimsError(f"{self.path}: line {self.line}, column {name!r}: {observed}, expected {expected}")
 
 
 def _number(value: object) -> float | None:
@@ -255,8 +255,8 @@ def _shown(value: object) -> str:
 def scaled(rows: list[TraceRow], time_scale: float = 1.0, rate_scale: float = 1.0, seed: int = 0) -> list[TraceRow]:
     """`rows` with all times multiplied by `time_scale` and their rate by `rate_scale`; contents unchanged.
 
-    A rate below 1 is made by thinning: that share of the sessions, and of the rows without one, is kept. A rate above
-    1 is made by superposition: each row gets copies at random times before the next row, which keeps the trace's
+    A rate scale below 1 thins: that share of the sessions, and of the rows without one, is kept. A rate scale above
+    1 superposes: each row gets copies at random times before the next row, which keeps the trace's
     variation. Copies have sessions and prompts of their own. ClaimsError unless both scales are above 0, and for more
     requests than request numbers.
     """
@@ -264,8 +264,8 @@ def scaled(rows: list[TraceRow], time_scale: float = 1.0, rate_scale: float = 1.
         if not 0 < scale < math.inf:
             raise ClaimsError(f"{name} {scale:g} of a trace: expected a number above 0")
     if len(rows) * rate_scale >= 1 << NUMBER_BITS:
-        told = f"rate scale {rate_scale:g} of a trace of {len(rows)} requests"
-        raise ClaimsError(f"{told}: expected less than {1 << NUMBER_BITS} in the end; take a smaller one")
+        scaling = f"rate scale {rate_scale:g} of a trace of {len(rows)} requests"
+        raise ClaimsError(f"{scaling}: expected less than {1 << NUMBER_BITS} requests as the result; use a smaller one")
     found: list[TraceRow] = []
     apart = 1 + max((block for row in rows for block in row.blocks), default=0)
     for position, row in enumerate(rows):
@@ -298,7 +298,7 @@ def load_of_rows(rows: list[TraceRow], content: Content | None = None, timeout_s
     A row without a model gets the default one; without any model no row has a key. ClaimsError without rows.
     """
     if not rows:
-        raise ClaimsError("no request is left of this trace; take more of its rows, or a greater rate scale")
+        raise ClaimsError("the trace has no request left; use more of its rows, or a greater rate scale")
     numbers: dict[str, dict[str, int]] = defaultdict(dict)
 
     def number(kind: str, word: str) -> int:

@@ -29,7 +29,7 @@ NONCE = 0x5EED5
 
 
 @dataclass(frozen=True)
-class Seen:
+class ReceivedRequest:
     """One request as the server read it: number of its connection, its index there, head and body."""
 
     connection: int
@@ -52,11 +52,11 @@ class Reply:
 
 
 class RawServer:
-    """A server with threads and plain sockets. `reply` makes the response, `seen` has all requests by arrival."""
+    """A server with threads and plain sockets. `reply` makes the response, `requests` has all requests by arrival."""
 
     def __init__(self) -> None:
-        self.reply: Callable[[Seen], Reply] = self.ok
-        self.seen: list[Seen] = []
+        self.reply: Callable[[ReceivedRequest], Reply] = self.ok
+        self.requests: list[ReceivedRequest] = []
         self.arrived = threading.Condition()
         self.connections: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
@@ -65,16 +65,16 @@ class RawServer:
         self._threads[0].start()
 
     @staticmethod
-    def ok(seen: Seen) -> Reply:
+    def ok(request: ReceivedRequest) -> Reply:
         """A complete answer with the request's own tag."""
-        body = b'{"id": "%s"}' % seen.id.encode()
+        body = b'{"id": "%s"}' % request.id.encode()
         head = b"HTTP/1.1 200 OK\r\nX-Backend-Id: gpu-1\r\nContent-Length: %d\r\n\r\n" % len(body)
-        return Reply(head + body, "close" if "connection: close" in seen.head.lower() else "keep")
+        return Reply(head + body, "close" if "connection: close" in request.head.lower() else "keep")
 
     def wait_for(self, count: int) -> None:
         """Return once `count` requests have arrived."""
         with self.arrived:
-            assert self.arrived.wait_for(lambda: len(self.seen) >= count, PATIENCE_S)
+            assert self.arrived.wait_for(lambda: len(self.requests) >= count, PATIENCE_S)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -113,12 +113,12 @@ class RawServer:
                 size = int(length[1]) if length else 0
                 while len(rest) < size:
                     rest += connection.recv(65536)
-                seen = Seen(number, nth, head.decode(), rest[:size])
+                request = ReceivedRequest(number, nth, head.decode(), rest[:size])
                 rest, nth = rest[size:], nth + 1
                 with self.arrived:
-                    self.seen.append(seen)
+                    self.requests.append(request)
                     self.arrived.notify_all()
-                if not self._do(connection, self.reply(seen)):
+                if not self._do(connection, self.reply(request)):
                     return
 
     @staticmethod
@@ -136,7 +136,7 @@ class RawServer:
 
 @dataclass
 class LoadProcess:
-    """A running `python -m harness.load.locust_engine`; `play` runs one job and returns its answer and its records."""
+    """A running `python -m harness.load.locust_engine`; `run` runs one job and returns its answer and its records."""
 
     folder: Path
     child: subprocess.Popen[bytes]
@@ -156,7 +156,7 @@ class LoadProcess:
         assert process.answer() == {"ready": True, "pid": child.pid}
         return process
 
-    def tell(self, line: dict[str, Any] | bytes) -> None:
+    def send(self, line: dict[str, Any] | bytes) -> None:
         assert self.child.stdin
         self.child.stdin.write(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
 
@@ -172,7 +172,7 @@ class LoadProcess:
         answer: dict[str, Any] = json.loads(self._lines.pop(0))
         return answer
 
-    def ask(self, url: str, *streams: Stream, lead_s: float = 0.02, **others: Any) -> Path:
+    def submit(self, url: str, *streams: Stream, lead_s: float = 0.02, **others: Any) -> Path:
         """Request a job whose second 0 is `lead_s` from now; returns the path of its records."""
         self._jobs += 1
         name = f"job-{self._jobs}"
@@ -182,11 +182,11 @@ class LoadProcess:
         start_s = time.monotonic() + lead_s
         settings: dict[str, Any] = {"seed": 7, "nonce": NONCE, "backends": ("gpu-0", "gpu-1"), **others}
         LoadJob(load=load, url=url, start_s=start_s, out=str(out), **settings).write(self.folder / f"{name}.json")
-        self.tell({"job": name, "file": str(self.folder / f"{name}.json"), **more})
+        self.send({"job": name, "file": str(self.folder / f"{name}.json"), **more})
         return out
 
-    def play(self, url: str, *streams: Stream, **others: Any) -> tuple[dict[str, Any], records.Rows]:
-        out = self.ask(url, *streams, **others)
+    def run(self, url: str, *streams: Stream, **others: Any) -> tuple[dict[str, Any], records.Rows]:
+        out = self.submit(url, *streams, **others)
         answer = self.answer()
         assert answer.get("done"), answer
         return answer, records.read_requests(out)

@@ -50,7 +50,7 @@ class Locust:
             self.child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def ends(self, patience_s: float = 60.0) -> int:
@@ -58,11 +58,11 @@ class Locust:
         try:
             return self.child.wait(patience_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {patience_s:.0f} s: {self.said[-2000:]}") from None
+            raise AssertionError(f"still running after {patience_s:.0f} s: {self.output[-2000:]}") from None
 
-    def says(self, words: str) -> None:
+    def wait_for_output(self, words: str) -> None:
         """Return once its output contains `words`."""
-        until(lambda: words in self.said, lambda: f"did not print {words!r}: {self.said[-2000:]}")
+        until(lambda: words in self.output, lambda: f"did not print {words!r}: {self.output[-2000:]}")
 
     def close(self) -> None:
         self.child.kill()

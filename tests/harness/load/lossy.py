@@ -1,6 +1,6 @@
-"""A run in one process whose messages get lost or come twice. Usage: ``python -m tests.harness.load.lossy URL FILE``.
+"""A run in one process with lost and duplicate messages. Usage: ``python -m tests.harness.load.lossy URL FILE``.
 
-Prints which kinds were lost. To be run as a process of its own: it imports Locust.
+Prints which kinds were lost. Run it in a process of its own: it imports Locust.
 """
 
 import locust  # noqa: F401, I001  before anything else: it patches the interpreter
@@ -20,17 +20,17 @@ from harness.load.workloads.profiles import load_of
 
 
 class Lossy(LocalRunner):
-    """Loses the first, third, fifth message of each kind that carries records, and says records twice else."""
+    """Loses every second message of records, done and ack; sends the other messages of records twice."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
         self.lost: list[str] = []
-        self._said: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
 
     def send_message(self, msg_type: str, data: Any = None, client_id: str | None = None) -> None:
-        """Pass the message on, or lose it."""
-        self._said[msg_type] = self._said.get(msg_type, 0) + 1
-        if msg_type in ("steelyard_records", "steelyard_done", "steelyard_ack") and self._said[msg_type] % 2:
+        """Send the message, or lose it."""
+        self._sent[msg_type] = self._sent.get(msg_type, 0) + 1
+        if msg_type in ("steelyard_records", "steelyard_done", "steelyard_ack") and self._sent[msg_type] % 2:
             self.lost.append(msg_type)
             return
         for _ in range(2 if msg_type == "steelyard_records" else 1):
@@ -38,7 +38,7 @@ class Lossy(LocalRunner):
 
 
 def main() -> None:
-    """Play 150 requests and write their records."""
+    """Send 150 requests and write their records."""
     environment = Environment()
     environment.runner = runner = Lossy(environment)
     coordinator, _ = Coordinator(environment, runner), Worker(environment, runner)

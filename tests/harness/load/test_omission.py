@@ -1,7 +1,7 @@
 """Coordinated omission: a server that stops for 2 s of 10 answers slowly for a fifth of its time.
 
 A closed loop sends nothing while it waits, which hides the stop: each of its users has a single slow answer. An open
-loop with latency from the intended time measures what users would have seen; its expected value can be computed.
+loop with latency from the intended time measures the waiting time of users; its expected value can be computed.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def test_the_99th_percentile_of_a_server_that_stops_for_two_seconds(tmp_path: Pa
                 common = ("--headless", "--only-summary", "--host", url, "--json-file", str(tmp_path / name))
                 file = {"file": PLAIN} if name == "plain" else {}
                 started.append(Locust(tmp_path, name, *common, *options, **file))
-            started[0].says("plays")
+            started[0].wait_for_output("sending requests")
             time.sleep(4.0)
             server.send_signal(signal.SIGSTOP)
             stopped_s = time.time()
             time.sleep(STILL_S)
             server.send_signal(signal.SIGCONT)
             still_s = time.time() - stopped_s
-            assert [locust.ends() for locust in started] == [0, 0], [locust.said for locust in started]
+            assert [locust.ends() for locust in started] == [0, 0], [locust.output for locust in started]
         finally:
             for locust in started:
                 locust.close()

@@ -64,7 +64,7 @@ def test_help_lists_the_profiles() -> None:
         (("--search", "p99 <= 5ms", "--chats", "3"), "leave out --chats"),
         (("--chats", "3", "--rate", "5"), "without a rate or given send times; leave out --rate"),
         (("--chats", "3", "--trace", "t.csv"), "leave out --trace"),
-        (("--chats", "3", "--profile", "spike"), "'spike' as chats: expected one of a constant rate"),
+        (("--chats", "3", "--profile", "spike"), "'spike' as a closed loop: expected one of constant rate"),
         (("--chats", "3", "--think-time", "-1s"), "expected a time of at least 0"),
         (("--think-time", "1s"), "think time needs --chats; leave out --think-time"),
         (("--column", "time=x"), "trace options need --trace; leave out --column"),

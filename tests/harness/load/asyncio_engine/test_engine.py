@@ -21,7 +21,7 @@ from harness.load.asyncio_engine.engine import AsyncioEngine
 from harness.load.job import LoadJob
 from harness.scenario.model import Connections, Failure, Load, Method
 from harness.scenario.request_mix import Content
-from tests.harness.load.conftest import NONCE, PATIENCE_S, LoadProcess, RawServer, Reply, Seen
+from tests.harness.load.conftest import NONCE, PATIENCE_S, LoadProcess, RawServer, ReceivedRequest, Reply
 from tests.harness.load.locust_engine.test_process import (
     CHUNKED,
     FULL,
@@ -64,10 +64,10 @@ def test_each_ending_is_named_and_sent_once_here_too(
     load_process: LoadProcess, server: RawServer, reply: Reply, failure: Failure, status: int
 ) -> None:
     server.reply = lambda _: reply
-    answer, rows = load_process.play(server.url, stream(6, 400.0, timeout_s=0.4 if reply.then == "hang" else 5.0))
+    answer, rows = load_process.run(server.url, stream(6, 400.0, timeout_s=0.4 if reply.then == "hang" else 5.0))
     assert failures(rows) == {failure}
     assert set(rows["status"]) == {status}
-    assert len(server.seen) == answer["sent"] == 6
+    assert len(server.requests) == answer["sent"] == 6
     assert answer["failed"] == (0 if failure is Failure.NONE else 6)
     assert_never_early(rows)
 
@@ -76,47 +76,47 @@ def test_each_ending_is_named_and_sent_once_here_too(
 def test_a_pool_whose_connections_are_dropped_repeats_nothing(
     load_process: LoadProcess, server: RawServer, method: Method
 ) -> None:
-    server.reply = lambda seen: Reply(then="close") if seen.nth else RawServer.ok(seen)
-    answer, rows = load_process.play(server.url, stream(60, 100.0, methods=(method,), connections=Connections.KEPT))
+    server.reply = lambda request: Reply(then="close") if request.nth else RawServer.ok(request)
+    answer, rows = load_process.run(server.url, stream(60, 100.0, methods=(method,), connections=Connections.KEPT))
     assert failures(rows) == {Failure.NONE, Failure.STALE_CONNECTION}
-    assert len(server.seen) == answer["sent"] == 60
-    assert len({seen.id for seen in server.seen}) == 60
+    assert len(server.requests) == answer["sent"] == 60
+    assert len({request.id for request in server.requests}) == 60
 
 
 def test_workers_share_a_job(load_process: LoadProcess, server: RawServer) -> None:
     numbers = [
-        set(load_process.play(server.url, stream(20), worker=worker, workers=2)[1]["number"]) for worker in (0, 1)
+        set(load_process.run(server.url, stream(20), worker=worker, workers=2)[1]["number"]) for worker in (0, 1)
     ]
     assert not numbers[0] & numbers[1] and numbers[0] | numbers[1] == set(range(20))
 
 
-def test_a_stop_ends_what_waits_for_its_one_connection_too(server: RawServer, tmp_path: Path) -> None:
+def test_a_stop_ends_requests_that_wait_for_their_only_connection(server: RawServer, tmp_path: Path) -> None:
     stopped = threading.Event()
 
-    def reply(seen: Seen) -> Reply:
+    def reply(request: ReceivedRequest) -> Reply:
         assert stopped.wait(PATIENCE_S)
-        return RawServer.ok(seen)
+        return RawServer.ok(request)
 
     server.reply = reply
     load = Load((stream(10, 1000.0, timeout_s=15.0, connections=Connections.ONE),))
     job = LoadJob(load, 1, NONCE, server.url, time.monotonic() + 0.1, (), str(tmp_path / "out"))
 
-    async def play() -> dict[str, Any]:
+    async def run() -> dict[str, Any]:
         engine = AsyncioEngine(job)
-        playing = asyncio.create_task(engine.play())
+        running = asyncio.create_task(engine.run())
         await asyncio.to_thread(server.wait_for, 1)
-        await asyncio.sleep(0.2)  # by now all are due, and wait for the first one's answer
+        await asyncio.sleep(0.2)  # all are due by then, and wait for the answer to the first
         engine.stop()
         stopped.set()
-        return await playing
+        return await running
 
-    answer = asyncio.run(play())
-    assert (answer["sent"], answer["requests"], len(server.seen)) == (1, 10, 1)
+    answer = asyncio.run(run())
+    assert (answer["sent"], answer["requests"], len(server.requests)) == (1, 10, 1)
 
 
 def test_leaves_at_the_end_of_input_and_on_sigterm(tmp_path: Path, server: RawServer) -> None:
     process = LoadProcess.start(tmp_path, ENGINE)
-    out = process.ask(server.url, stream(200, 10.0))
+    out = process.submit(server.url, stream(200, 10.0))
     server.wait_for(1)
     assert process.child.stdin
     process.child.stdin.close()
@@ -130,22 +130,22 @@ def test_leaves_at_the_end_of_input_and_on_sigterm(tmp_path: Path, server: RawSe
 
 
 def test_a_stream_is_read_to_its_end(load_process: LoadProcess, server: RawServer) -> None:
-    def reply(seen: Seen) -> Reply:
-        server.connections[seen.connection].sendall(CHUNKED + b"4\r\none \r\n")
+    def reply(request: ReceivedRequest) -> Reply:
+        server.connections[request.connection].sendall(CHUNKED + b"4\r\none \r\n")
         time.sleep(0.2)
         return Reply(b"3\r\ntwo\r\n0\r\n\r\n")
 
     server.reply = reply
-    _, rows = load_process.play(server.url, stream(3, 100.0))
+    _, rows = load_process.run(server.url, stream(3, 100.0))
     assert failures(rows) == {Failure.NONE}
     assert set(rows["bytes"]) == {7}
     assert (rows["end_s"] - rows["first_byte_s"] > 0.15).all()
 
 
-def test_a_client_gives_up_when_its_arrival_says_so(load_process: LoadProcess, server: RawServer) -> None:
+def test_a_client_aborts_at_the_time_of_its_arrival(load_process: LoadProcess, server: RawServer) -> None:
     server.reply = lambda _: Reply(then="hang")
     content = Content(abort_share=1.0, abort_after_s=0.2)
-    _, rows = load_process.play(server.url, stream(3, 100.0, content=content, timeout_s=15.0))
+    _, rows = load_process.run(server.url, stream(3, 100.0, content=content, timeout_s=15.0))
     assert failures(rows) == {Failure.TIMEOUT}
     waited_s = rows["end_s"] - rows["sent_s"]
     assert (waited_s > 0.15).all() and (waited_s < 10.0).all()

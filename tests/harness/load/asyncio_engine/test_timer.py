@@ -58,7 +58,7 @@ def test_a_cancelled_wait_harms_no_later_one() -> None:
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        time.sleep(0.02)  # noqa: ASYNC251  the timer expires with nobody waiting, and the loop has not seen it yet
+        time.sleep(0.02)  # noqa: ASYNC251  the timer expires while no task waits, before the loop polls it
         due_s = time.monotonic() + 0.05
         await waiting.until(due_s)
         waiting.close()
@@ -79,5 +79,5 @@ def test_two_tasks_at_a_time_are_refused() -> None:
             first.cancel()
             waiting.close()
 
-    with pytest.raises(RuntimeError, match="make one for each task"):
+    with pytest.raises(RuntimeError, match="create one timer for each task"):
         asyncio.run(both())

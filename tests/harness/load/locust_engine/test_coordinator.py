@@ -1,4 +1,4 @@
-"""A coordinator and its worker, one faster than the other. In processes of their own, as they import Locust."""
+"""A coordinator and its worker with messages in an unusual order, in processes of their own: they import Locust."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from harness.scenario.model import HarnessError
 
 url, out = sys.argv[1:]
 load = text_of(load_of("steady", 100.0, 300.0))
-# What the load was made of is only told: players need no file and know no profile.
+# The profile is information only: workers need neither a file nor a profile.
 plan = Plan(0, "trace:/no/such/file", 100.0, 300.0, 1, 0, url, "http", 0, 0.0, 0, 1, load)
 environment = Environment()
 """
@@ -38,16 +38,16 @@ environment.runner = runner = LocalRunner(environment)
 coordinator, worker = Coordinator(environment, runner), Worker(environment, runner)
 with gevent.Timeout(60.0):
     coordinator.begin(plan, out)
-    coordinator.stop()  # nobody had a chance to say the plan yet
+    coordinator.stop()  # the plan is not sent yet
 print("ended", coordinator._now.ended.is_set())
 """
 
-OVERTAKEN = """
-said = []
+REPLACED = """
+sent = []
 
 class Silent(LocalRunner):
     def send_message(self, msg_type, data=None, client_id=None):
-        said.append((msg_type.removeprefix("steelyard_"), data))
+        sent.append((msg_type.removeprefix("steelyard_"), data))
 
 environment.runner = runner = Silent(environment)
 worker = Worker(environment, runner)
@@ -56,25 +56,25 @@ def until(holds):
     while not holds():
         gevent.sleep(0.01)
 
-def heard(kind, run):
-    return [data for name, data in said if name == kind and data["run"] == run]
+def messages(kind, run):
+    return [data for name, data in sent if name == kind and data["run"] == run]
 
 with gevent.Timeout(60.0):
     for run in (1, 2):
-        worker._on_plan(replace(plan, run=run).as_data())  # the second one while the first still plays
-        until(lambda: heard("ready", run))
+        worker._on_plan(replace(plan, run=run).as_data())  # the second one while the first still runs
+        until(lambda: messages("ready", run))
         worker._on_go({"run": run, "start_s": monotonic()})
-        until(lambda: len(heard("records", run)) > 1)
+        until(lambda: len(messages("records", run)) > 1)
     worker._on_stop({"run": 2})
-    until(lambda: heard("done", 2))
-    assert not worker.over.is_set()
+    until(lambda: messages("done", 2))
+    assert not worker.idle.is_set()
     worker._on_thanks({"run": 2})
-    until(worker.over.is_set)
+    until(worker.idle.is_set)
 for run in (1, 2):
-    receipts, done = Receipts(), heard("done", run)[0]
-    for batch in heard("records", run):
+    receipts, done = Receipts(), messages("done", run)[0]
+    for batch in messages("records", run):
         receipts.put(batch["batch"], batch["rows"], batch["backends"])
-    receipts.told(done["batches"], done["rows"])
+    receipts.announce(done["batches"], done["rows"])
     print(run, receipts.complete, receipts.rows)
 """
 
@@ -86,46 +86,46 @@ except HarnessError as error:
     print(error)
 """
 
-DEAF = """
+SILENT_WORKER = """
 from types import SimpleNamespace
 from harness.load.locust_engine import coordinator as ours
 from harness.scenario.model import Load, Stream
 
-deaf_to = out.rpartition("-")[2]  # a kind of message, and what comes after it
+ignored = out.rpartition("-")[2]  # the silent worker ignores this kind of message and all later ones
 
-class Deaf(LocalRunner):
+class WithSilentWorker(LocalRunner):
     def send_message(self, msg_type, data=None, client_id=None):
-        self.deaf = getattr(self, "deaf", False) or (client_id == "deaf" and msg_type == "steelyard_" + deaf_to)
-        if client_id != "deaf":
+        self.silent = getattr(self, "silent", False) or (client_id == "silent" and msg_type == "steelyard_" + ignored)
+        if client_id != "silent":
             super().send_message(msg_type, data, client_id)
-        elif not self.deaf:
-            for told in answers.get(msg_type.removeprefix("steelyard_"), []):
-                super().send_message(*told(data))
+        elif not self.silent:
+            for answer in answers.get(msg_type.removeprefix("steelyard_"), []):
+                super().send_message(*answer(data))
 
 answers = {
-    "clock": [lambda data: ("steelyard_clock_told", {"worker_id": "deaf", "told_s": monotonic(), **data})],
-    "plan": [lambda data: ("steelyard_ready", {"worker_id": "deaf", "run": data["run"], "requests": 50, "lasts_s": 1.0,
-                                               "error": ""})],
+    "clock": [lambda data: ("steelyard_clock_told", {"worker_id": "silent", "told_s": monotonic(), **data})],
+    "plan": [lambda data: ("steelyard_ready", {"worker_id": "silent", "run": data["run"], "requests": 50,
+                                               "lasts_s": 1.0, "error": ""})],
 }
 
 ours.SILENT_S = 2.0
-environment.runner = runner = Deaf(environment)
+environment.runner = runner = WithSilentWorker(environment)
 coordinator, worker = Coordinator(environment, runner), Worker(environment, runner)
-coordinator.worker_ids = lambda: [runner.client_id, "deaf"]
-if deaf_to == "clock":  # which only a master asks for
-    ours.MasterRunner = Deaf
+coordinator.worker_ids = lambda: [runner.client_id, "silent"]
+if ignored == "clock":  # only a master sends it
+    ours.MasterRunner = WithSilentWorker
     runner.clients = dict.fromkeys(coordinator.worker_ids(), SimpleNamespace(state="ready"))
 plan = replace(plan, load=text_of(Load((Stream("short", 0.0, 100.0, 100, timeout_s=0.5),))))
 with gevent.Timeout(60.0):
     coordinator.begin(plan, out)
     coordinator._now.ended.wait()
-print(*(told["msg"] for told in runner.exceptions.values()))
+print(*(error["msg"] for error in runner.exceptions.values()))
 """
 
-TWICE = """
+DUPLICATING_WORKER = """
 class Echo(LocalRunner):
     def send_message(self, msg_type, data=None, client_id=None):
-        if client_id == "echo":  # is said nothing, and says what the other one says
+        if client_id == "echo":  # receives nothing, and repeats the messages of the other worker
             return
         super().send_message(msg_type, data, client_id)
         if client_id is None:
@@ -137,7 +137,7 @@ coordinator.worker_ids = lambda: [runner.client_id, "echo"]
 with gevent.Timeout(60.0):
     coordinator.begin(replace(plan, load=text_of(load_of("steady", 100.0, 0.2))), out)
     coordinator._now.ended.wait()
-print(*(told["msg"] for told in runner.exceptions.values()))
+print(*(error["msg"] for error in runner.exceptions.values()))
 """
 
 
@@ -146,52 +146,52 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "run.records"
 
 
-def says(script: str, url: str, out: Path) -> str:
-    """What a script behind `BEGIN` prints."""
+def output_of(script: str, url: str, out: Path) -> str:
+    """The output of `BEGIN` followed by `script`."""
     command = [sys.executable, "-c", BEGIN + script, url, str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_a_stop_before_there_is_a_plan_stops(out: Path) -> None:
+def test_a_stop_before_the_plan_stops_the_run(out: Path) -> None:
     with serving() as (url, _):
-        assert says(STOPPED_BEFORE_THE_PLAN, url, out) == "ended True\n"
+        assert output_of(STOPPED_BEFORE_THE_PLAN, url, out) == "ended True\n"
     rows = read_requests(out)
     assert len(rows) == 30_000
     assert set(rows["failure"]) == {Failure.NOT_SENT}
 
 
 @pytest.mark.slow
-def test_a_run_that_another_one_overtakes_is_handed_over_whole_and_so_is_the_other(out: Path) -> None:
+def test_a_replaced_run_and_its_replacement_deliver_all_records(out: Path) -> None:
     with serving() as (url, _):
-        assert says(OVERTAKEN, url, out).splitlines() == ["1 True 30000", "2 True 30000"]
+        assert output_of(REPLACED, url, out).splitlines() == ["1 True 30000", "2 True 30000"]
 
 
-def test_a_file_that_cannot_be_written_is_said_before_the_run(out: Path) -> None:
-    told = says(UNWRITABLE, "http://127.0.0.1:9", out)
-    assert told == f"--records {out}/no/such/folder: cannot be written; expected a file in a folder that can\n"
+def test_an_unwritable_file_is_reported_before_the_run(out: Path) -> None:
+    error = output_of(UNWRITABLE, "http://127.0.0.1:9", out)
+    assert error == f"--records {out}/no/such/folder: cannot be written; expected a file in a folder that can\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("deaf_to", "told", "left"),
+    ("ignored", "consequence", "records"),
     [
         ("clock", "before the load began; nothing was sent", 0),
         ("plan", "before the load began; nothing was sent", 0),
-        ("go", "and with them the records of 50 or more requests; what came before is in the file", 50),
+        ("go", "and with them the records of 50 or more requests; the other records are in the file", 50),
     ],
 )
-def test_who_says_no_word_any_more_is_given_up(tmp_path: Path, deaf_to: str, told: str, left: int) -> None:
-    out = tmp_path / f"deaf-to-{deaf_to}"
+def test_a_worker_that_goes_silent_is_lost(tmp_path: Path, ignored: str, consequence: str, records: int) -> None:
+    out = tmp_path / f"ignores-{ignored}"
     with serving() as (url, _):
-        said = says(DEAF, url, out)
-    assert said.startswith(f"1 of 2 workers were lost {told}")
-    assert (len(read_requests(out)) if out.exists() else 0) == left
+        error = output_of(SILENT_WORKER, url, out)
+    assert error.startswith(f"1 of 2 workers were lost {consequence}")
+    assert (len(read_requests(out)) if out.exists() else 0) == records
 
 
-def test_a_request_with_two_records_is_said_and_all_of_them_are_in_the_file(out: Path) -> None:
+def test_a_request_with_two_records_is_reported_and_both_are_in_the_file(out: Path) -> None:
     with serving() as (url, _):
-        said = says(TWICE, url, out)
-    assert said.startswith("10 requests have more than one record (the first: number 0)")
+        error = output_of(DUPLICATING_WORKER, url, out)
+    assert error.startswith("10 requests have more than one record (the first: number 0)")
     assert sorted(read_requests(out)["number"]) == sorted([*range(0, 20, 2)] * 2)

@@ -1,4 +1,4 @@
-"""The locustfile as its users run it: by hand, with Locust's page, and distributed."""
+"""The locustfile as users run it: from the command line, with Locust's page, and distributed."""
 
 from __future__ import annotations
 
@@ -41,32 +41,32 @@ def assert_whole(rows: Rows, profile: str, rate_per_s: float, duration_s: float,
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--profile", "steddy"), "load profile 'steddy' is unknown; did you mean steady"),
         (("--rate", "0"), "'0': expected a number above 0"),
         (("--job", "/no/such/job.json"), "/no/such/job.json: cannot read the job"),
     ],
 )
-def test_a_bad_word_is_one_line_and_exit_status_2(options: tuple[str, ...], told: str) -> None:
+def test_an_invalid_option_is_one_line_and_exit_status_2(options: tuple[str, ...], message: str) -> None:
     command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *HEADLESS, *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_missing_host_ends_the_run_with_an_error(tmp_path: Path) -> None:
     with locusts(tmp_path, alone=HEADLESS) as running:
         assert running["alone"].ends() == 1
-        assert "--host is missing" in running["alone"].said
+        assert "--host is missing" in running["alone"].output
 
 
 def test_more_requests_than_numbers_are_refused_before_they_are_drawn(tmp_path: Path) -> None:
     options = ("--rate", "1e9", "--duration", "1e9", "--host", "http://127.0.0.1:9")
     with locusts(tmp_path, alone=(*HEADLESS, *options)) as running:
         assert running["alone"].ends() == 1
-        assert "expected less than 2097152; make it shorter" in running["alone"].said
+        assert "expected less than 2097152; make it shorter" in running["alone"].output
 
 
 PLANNED = """
@@ -101,11 +101,11 @@ JOB = LoadJob(
 )
 
 
-def test_what_cannot_be_played_is_one_line_and_a_job_says_where_it_goes(tmp_path: Path) -> None:
+def test_an_invalid_option_is_one_line_and_a_job_names_its_target(tmp_path: Path) -> None:
     job = tmp_path / "job.json"
     JOB.write(job)
     http = "expected http://HOST:PORT"
-    seen_and_told = {
+    expected = {
         "none": "--host is missing: " + http,
         "127.0.0.1:80": f"--host '127.0.0.1:80': {http}",
         "localhost:80": f"--host 'localhost:80': {http}",
@@ -119,28 +119,28 @@ def test_what_cannot_be_played_is_one_line_and_a_job_says_where_it_goes(tmp_path
         f"http://h:80 {tmp_path}/none": f"{tmp_path}/none: cannot read the job",
     }
     command = [sys.executable, "-c", PLANNED]
-    lines = "".join(f"{seen}\n" for seen in seen_and_told)
+    lines = "".join(f"{line}\n" for line in expected)
     done = subprocess.run(command, cwd=ROOT, input=lines, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for said, told in zip(done.stdout.splitlines(), seen_and_told.values(), strict=True):
-        assert said.startswith(told)
+    for printed, begin in zip(done.stdout.splitlines(), expected.values(), strict=True):
+        assert printed.startswith(begin)
 
 
-def test_a_form_that_a_protocol_has_not_got_ends_the_run_with_one_line(tmp_path: Path) -> None:
+def test_a_form_that_a_protocol_lacks_ends_the_run_with_one_line(tmp_path: Path) -> None:
     options = ("--profile", "mixed", "--protocol", "chat", "--host", "http://127.0.0.1:9")
     with locusts(tmp_path, alone=(*HEADLESS, *options)) as running:
         assert running["alone"].ends() == 1
-        assert "--profile mixed with --protocol chat: " in running["alone"].said
-        assert "ValueError" not in running["alone"].said
+        assert "--profile mixed with --protocol chat: " in running["alone"].output
+        assert "ValueError" not in running["alone"].output
 
 
 @pytest.mark.slow
-def test_the_job_of_a_live_run_is_played_again(tmp_path: Path) -> None:
+def test_the_job_of_a_live_run_is_sent_again(tmp_path: Path) -> None:
     job, out = tmp_path / "job.json", tmp_path / "job.records"
     with serving() as (url, _):
         replace(JOB, url=url, protocol="http").write(job)
         with locusts(tmp_path, alone=(*HEADLESS, "--job", str(job), "--records", str(out))) as running:
-            assert running["alone"].ends() == 0, running["alone"].said
+            assert running["alone"].ends() == 0, running["alone"].output
     rows, arrivals = read_requests(out), draw(JOB.load, JOB.seed)
     assert list(rows["number"]) == list(range(80))
     for name in ("stream", "key", "connection"):
@@ -151,34 +151,34 @@ def test_the_job_of_a_live_run_is_played_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_trace_is_played_from_its_file(tmp_path: Path) -> None:
+def test_a_trace_is_replayed_from_its_file(tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.csv", tmp_path / "trace.records"
     rows = "".join(f"{number * 0.02:.2f},llama-8b,{number + 1},4\n" for number in range(60))
     trace.write_text(f"time,model,input,output\n{rows}")
     options = ("--profile", f"trace:{trace}", "--rate", "50", "--duration", "1", "--records", str(out))
     with serving() as (url, _), locusts(tmp_path, alone=(*HEADLESS, *options, "--host", url)) as running:
-        assert running["alone"].ends() == 0, running["alone"].said
+        assert running["alone"].ends() == 0, running["alone"].output
     assert_whole(read_requests(out), f"trace:{trace}", 50.0, 1.0)
     assert len(read_requests(out)) == 50
 
 
 @pytest.mark.slow
-def test_by_hand_every_arrival_becomes_a_record(tmp_path: Path) -> None:
+def test_every_arrival_has_a_record(tmp_path: Path) -> None:
     out = tmp_path / "by-hand.records"
     options = ("--profile", "spike", "--rate", "200", "--run-time", "2s", "--seed", "9", "--records", str(out))
     with serving() as (url, _), locusts(tmp_path, alone=(*HEADLESS, *options, "--host", url)) as running:
-        assert running["alone"].ends() == 0, running["alone"].said
+        assert running["alone"].ends() == 0, running["alone"].output
     assert_whole(read_requests(out), "spike", 200.0, 2.0, seed=9)
     about = read_about(out)
     assert (about["backends"], about["profile"], about["lost"], about["workers"]) == (["gpu-0"], "spike", 0, 1)
 
 
 @pytest.mark.slow
-def test_chats_wait_for_their_answer_and_think(tmp_path: Path) -> None:
-    out = tmp_path / "chats.records"
+def test_virtual_users_wait_for_their_answer_and_think(tmp_path: Path) -> None:
+    out = tmp_path / "closed-loop.records"
     options = ("--chats", "5", "--think-time", "0.05", "--duration", "2", "--records", str(out))
     with serving() as (url, _), locusts(tmp_path, alone=(*HEADLESS, *options, "--host", url)) as running:
-        assert running["alone"].ends() == 0, running["alone"].said
+        assert running["alone"].ends() == 0, running["alone"].output
     rows = read_requests(out)
     assert list(rows["number"]) == list(range(len(rows)))
     assert set(rows["failure"]) == {Failure.NONE}
@@ -244,17 +244,17 @@ def shared(port: int, url: str, *options: str) -> dict[str, tuple[str, ...]]:
 
 
 SERVICE_S = (0.01, 0.11, 0.21, 0.31)
-"""The server keeps a request waiting for one of these; its tag says which one."""
+"""Service times of the server; the tag of a request selects one."""
 
 EARLY_S = 0.002
-"""asyncio's timers may fire so much too early, with room to spare."""
+"""Upper bound of the time by which asyncio's timers may fire early."""
 
 
 def assert_measured(path: Path) -> None:
-    """That nine tenths were answered, and that the times of each are those of this very request.
+    """Nine tenths of the requests were answered, and the times of each are its own.
 
-    Noise only ever adds to a time, and as much to long ones as to short ones: no time may be less than the server took
-    over this request, and the medians must lie as far apart as those of the server, whatever the machine is doing.
+    Noise of the machine only adds to a time, equally to long and short ones: no time may be less than the service time
+    of its request, and the medians must be as far apart as the service times.
     """
     rows, nonce = read_requests(path), read_about(path)["nonce"]
     answered = rows[rows["failure"] == Failure.NONE]
@@ -280,16 +280,16 @@ def test_two_workers_lose_none_of_50_000_records_and_measure_as_one_process_does
         with locusts(tmp_path, **shares) as running:
             status = running["master"].ends(120.0)
             assert [running[name].ends() for name in ("one", "two")] == [0, 0]
-            said = running["master"].said
+            output = running["master"].output
         rest = ("--rate", "1250", "--duration", "2", "--host", url)  # as much in a second as either worker
         with locusts(tmp_path, alone=(*HEADLESS, *steady, str(alone), *rest)) as running:
-            assert running["alone"].ends() in (0, 3), running["alone"].said
+            assert running["alone"].ends() in (0, 3), running["alone"].output
     rows, arrivals = read_requests(out), draw(load_of("steady", 2500.0, 20.0), 1)
     assert list(rows["number"]) == list(range(50_000))
     assert rows["intended_s"].tolist() == [arrival.at_s for arrival in arrivals]
     assert rows["key"].tolist() == [arrival.key for arrival in arrivals]
     failed = ~np.isin(rows["failure"], (Failure.NONE, Failure.NOT_SENT))
-    assert status == 0 or (status == 3 and failed.any()), said
+    assert status == 0 or (status == 3 and failed.any()), output
     about = read_about(out)
     assert about["lost"] == 0
     assert [worker["rows"] for worker in about["players"]] == [25_000, 25_000]
@@ -306,15 +306,15 @@ def test_of_three_workers_one_dies_and_one_leaves_and_what_they_had_is_kept(tmp_
         each = {**each, "three": each["one"], "master": (*each["master"], "--host", url, "--expect-workers", "3")}
         with locusts(tmp_path, **each) as running:
             for name in ("one", "two"):
-                running[name].says("plays")
+                running[name].wait_for_output("sending requests")
             time.sleep(1.2)
             running["one"].child.kill()
             running["two"].child.terminate()
             assert running["master"].ends() == 1
-            said = running["master"].said
-    assert "does not answer any more" in said
-    assert "left before the end and abandoned" in said
-    assert "1 of 3 workers were lost" in said
+            output = running["master"].output
+    assert "does not answer; the others continue" in output
+    assert "left before the end and abandoned" in output
+    assert "1 of 3 workers were lost" in output
     rows, about = read_requests(out), read_about(out)
     assert about["lost"] == 450 - len(rows)
     assert sorted(worker["rows"] for worker in about["players"])[1:] == [150, 150]  # all but the dead one's

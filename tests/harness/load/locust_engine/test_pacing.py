@@ -19,7 +19,7 @@ gevent.spawn(lambda: [(ticks.append(1), gevent.sleep(0.001)) for _ in range(20)]
 with Pacer(use_timerfd) as pacer:
     due_s = monotonic() + 0.01
     for number in range(200):
-        # Counted from now where a busy machine has let the time pass: catching up lets nobody else run.
+        # Counted from now if that time has passed on a busy machine: catching up lets no other greenlet run.
         due_s = max(due_s, monotonic()) + 0.0003 + 0.0004 * (number % 2)
         pacer.sleep_until(due_s)
         assert monotonic() >= due_s, "early"

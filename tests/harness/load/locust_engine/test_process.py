@@ -1,4 +1,4 @@
-"""The load process as its parent sees it, against servers that count what really arrives."""
+"""The Locust process as its parent uses it, against servers that count the requests that arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from harness.evidence import records
 from harness.scenario.model import Chats, Connections, Echo, Failure, Keys, Kind, Method, Stream
-from tests.harness.load.conftest import NONCE, PATIENCE_S, ROOT, LoadProcess, RawServer, Reply, Seen
+from tests.harness.load.conftest import NONCE, PATIENCE_S, ROOT, LoadProcess, RawServer, ReceivedRequest, Reply
 from tests.processes import runs
 
 BOTH = (Method.GET, Method.POST)
@@ -40,12 +40,12 @@ def assert_never_early(rows: records.Rows) -> None:
     assert (sent["end_s"] >= sent["sent_s"]).all()
 
 
-# --- what is recorded -------------------------------------------------------------------------------------
+# --- records -------------------------------------------------------------------------------------
 
 
-def test_records_say_what_the_server_did(load_process: LoadProcess, server: RawServer) -> None:
-    answer, rows = load_process.play(server.url, stream(20, keys=Keys(5, "sweep")))
-    assert answer["requests"] == answer["sent"] == len(rows) == len(server.seen) == 20
+def test_records_agree_with_the_server(load_process: LoadProcess, server: RawServer) -> None:
+    answer, rows = load_process.run(server.url, stream(20, keys=Keys(5, "sweep")))
+    assert answer["requests"] == answer["sent"] == len(rows) == len(server.requests) == 20
     assert answer["failed"] == 0
     assert failures(rows) == {Failure.NONE}
     assert set(rows["status"]) == {200}
@@ -58,12 +58,12 @@ def test_records_say_what_the_server_did(load_process: LoadProcess, server: RawS
     assert (rows["first_byte_s"] >= rows["sent_s"]).all()
     assert (rows["end_s"] >= rows["first_byte_s"]).all()
     assert_never_early(rows)
-    assert {seen.id for seen in server.seen} == {f"sy-{NONCE << 21 | number:013x}" for number in range(20)}
+    assert {request.id for request in server.requests} == {f"sy-{NONCE << 21 | number:013x}" for number in range(20)}
 
 
-def test_reused_tells_first_from_later_requests_of_a_connection(load_process: LoadProcess, server: RawServer) -> None:
-    _, rows = load_process.play(server.url, stream(20))
-    nth = {seen.id: seen.nth for seen in server.seen}
+def test_reused_marks_all_but_the_first_request_of_a_connection(load_process: LoadProcess, server: RawServer) -> None:
+    _, rows = load_process.run(server.url, stream(20))
+    nth = {request.id: request.nth for request in server.requests}
     assert [bool(nth[f"sy-{NONCE << 21 | number:013x}"]) for number in range(20)] == [bool(r) for r in rows["reused"]]
     assert len(server.connections) < 20
 
@@ -71,12 +71,12 @@ def test_reused_tells_first_from_later_requests_of_a_connection(load_process: Lo
 def test_foreign_and_missing_tags_and_unknown_backends(load_process: LoadProcess, server: RawServer) -> None:
     bodies = {0: b'{"id": "sy-00000000000ff"}', 1: b'{"id": "sy-none"}'}
 
-    def reply(seen: Seen) -> Reply:
-        body = bodies[int(seen.id[-1], 16)]
+    def reply(request: ReceivedRequest) -> Reply:
+        body = bodies[int(request.id[-1], 16)]
         return Reply(b"HTTP/1.1 503 Busy\r\nX-Backend-Id: gpu-9\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
 
     server.reply = reply
-    answer, rows = load_process.play(server.url, stream(2))
+    answer, rows = load_process.run(server.url, stream(2))
     assert list(rows["echo"]) == [Echo.OTHER, Echo.NONE]
     assert set(rows["answered_by"]) == {-1}
     assert set(rows["status"]) == {503}
@@ -85,9 +85,9 @@ def test_foreign_and_missing_tags_and_unknown_backends(load_process: LoadProcess
 
 
 def test_an_update_and_its_kind(load_process: LoadProcess, server: RawServer) -> None:
-    _, rows = load_process.play(server.url, stream(3, kind=Kind.UPDATE, methods=(Method.POST,)))
+    _, rows = load_process.run(server.url, stream(3, kind=Kind.UPDATE, methods=(Method.POST,)))
     assert set(rows["kind"]) == {Kind.UPDATE}
-    assert {seen.head.split("\r\n")[0] for seen in server.seen} == {"POST /v1/updates HTTP/1.1"}
+    assert {request.head.split("\r\n")[0] for request in server.requests} == {"POST /v1/updates HTTP/1.1"}
 
 
 # --- failures, each sent exactly once ---------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_an_update_and_its_kind(load_process: LoadProcess, server: RawServer) ->
 
 def test_refused(load_process: LoadProcess, server: RawServer) -> None:
     server.close()
-    answer, rows = load_process.play(server.url, stream(6))
+    answer, rows = load_process.run(server.url, stream(6))
     assert failures(rows) == {Failure.REFUSED}
     assert answer["failed"] == 6
     assert not np.isnan(rows["sent_s"]).any()
@@ -130,10 +130,10 @@ def test_each_ending_is_named_and_sent_once(
     load_process: LoadProcess, server: RawServer, reply: Reply, failure: Failure, status: int
 ) -> None:
     server.reply = lambda _: reply
-    answer, rows = load_process.play(server.url, stream(6, 400.0, timeout_s=0.4 if reply.then == "hang" else 5.0))
+    answer, rows = load_process.run(server.url, stream(6, 400.0, timeout_s=0.4 if reply.then == "hang" else 5.0))
     assert failures(rows) == {failure}
     assert set(rows["status"]) == {status}
-    assert len(server.seen) == answer["sent"] == 6
+    assert len(server.requests) == answer["sent"] == 6
     assert answer["failed"] == (0 if failure is Failure.NONE else 6)
     assert_never_early(rows)
     if failure is Failure.TIMEOUT:
@@ -146,17 +146,17 @@ def test_each_ending_is_named_and_sent_once(
 def test_a_close_on_a_used_connection_is_stale_and_not_sent_again(
     load_process: LoadProcess, server: RawServer, then: str, method: Method
 ) -> None:
-    server.reply = lambda seen: Reply(then=then) if seen.nth else RawServer.ok(seen)
+    server.reply = lambda request: Reply(then=then) if request.nth else RawServer.ok(request)
     load = stream(6, 100.0, methods=(method,), connections=Connections.ONE)
-    _, rows = load_process.play(server.url, load)
+    _, rows = load_process.run(server.url, load)
     assert list(rows["failure"]) == [Failure.NONE, Failure.STALE_CONNECTION] * 3
     assert list(rows["reused"]) == [0, 1] * 3
-    assert len(server.seen) == 6
+    assert len(server.requests) == 6
 
 
-def test_a_connection_seen_closed_is_not_used_again(load_process: LoadProcess, server: RawServer) -> None:
-    server.reply = lambda seen: Reply(RawServer.ok(seen).data, "close")
-    _, rows = load_process.play(server.url, stream(3, 5.0))
+def test_a_closed_idle_connection_is_not_used_again(load_process: LoadProcess, server: RawServer) -> None:
+    server.reply = lambda request: Reply(RawServer.ok(request).data, "close")
+    _, rows = load_process.run(server.url, stream(3, 5.0))
     assert failures(rows) == {Failure.NONE}
     assert not rows["reused"].any()
 
@@ -165,38 +165,38 @@ def test_a_connection_seen_closed_is_not_used_again(load_process: LoadProcess, s
 
 
 def test_open_loop_has_no_cap(load_process: LoadProcess, server: RawServer) -> None:
-    everyone = threading.Barrier(150)
+    all_arrived = threading.Barrier(150)
 
-    def reply(seen: Seen) -> Reply:
-        everyone.wait(PATIENCE_S)  # nobody is answered before all have arrived
-        return RawServer.ok(seen)
+    def reply(request: ReceivedRequest) -> Reply:
+        all_arrived.wait(PATIENCE_S)  # no answer before all requests have arrived
+        return RawServer.ok(request)
 
     server.reply = reply
-    _, rows = load_process.play(server.url, stream(150, 1000.0, timeout_s=PATIENCE_S))
+    _, rows = load_process.run(server.url, stream(150, 1000.0, timeout_s=PATIENCE_S))
     assert failures(rows) == {Failure.NONE}
 
 
 def test_one_connection_keeps_order(load_process: LoadProcess, server: RawServer) -> None:
-    def reply(seen: Seen) -> Reply:
+    def reply(request: ReceivedRequest) -> Reply:
         time.sleep(0.02)
-        return RawServer.ok(seen)
+        return RawServer.ok(request)
 
     server.reply = reply
-    answer, rows = load_process.play(server.url, stream(10, 1000.0, connections=Connections.ONE))
-    assert [seen.id for seen in server.seen] == [f"sy-{NONCE << 21 | number:013x}" for number in range(10)]
+    answer, rows = load_process.run(server.url, stream(10, 1000.0, connections=Connections.ONE))
+    assert [request.id for request in server.requests] == [f"sy-{NONCE << 21 | number:013x}" for number in range(10)]
     assert len(server.connections) == 1
     assert set(rows["connection"]) == {0}
     assert (rows["sent_s"][1:] >= rows["end_s"][:-1]).all()
     assert_never_early(rows)
     waited_s = (rows["sent_s"] - rows["intended_s"]).max()
     assert waited_s > 0.15
-    assert answer["lateness_s"]["max"] < waited_s  # waiting for an answer is no lateness of the load process
+    assert answer["lateness_s"]["max"] < waited_s  # waiting for an answer is not generator delay
 
 
-def test_fresh_is_really_fresh(load_process: LoadProcess, server: RawServer) -> None:
-    _, rows = load_process.play(server.url, stream(12, connections=Connections.FRESH))
-    assert len(server.connections) == len(server.seen) == 12
-    assert all(seen.nth == 0 and "connection: close" in seen.head.lower() for seen in server.seen)
+def test_fresh_connections_are_new(load_process: LoadProcess, server: RawServer) -> None:
+    _, rows = load_process.run(server.url, stream(12, connections=Connections.FRESH))
+    assert len(server.connections) == len(server.requests) == 12
+    assert all(request.nth == 0 and "connection: close" in request.head.lower() for request in server.requests)
     assert not rows["reused"].any()
     assert failures(rows) == {Failure.NONE}
 
@@ -205,19 +205,19 @@ def test_descriptors_do_not_grow(load_process: LoadProcess, server: RawServer) -
     process = psutil.Process(load_process.child.pid)
     counts = []
     for _ in range(5):
-        load_process.play(server.url, stream(100, 5000.0), stream(20, 1000.0, connections=Connections.ONE))
+        load_process.run(server.url, stream(100, 5000.0), stream(20, 1000.0, connections=Connections.ONE))
         counts.append(process.num_fds())
     assert max(counts) <= counts[0]
     assert counts[0] < 40
 
 
 @pytest.mark.slow
-def test_two_thousand_a_second_lose_nothing(load_process: LoadProcess) -> None:
+def test_at_2000_requests_a_second_none_is_lost(load_process: LoadProcess) -> None:
     script = Path(__file__).parents[1] / "lean_server.py"
     with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lean:
         assert lean.stdout
         url = f"http://127.0.0.1:{int(lean.stdout.readline())}"
-        answer, rows = load_process.play(url, stream(4000, 2000.0, arrivals="poisson"), lead_s=0.3)
+        answer, rows = load_process.run(url, stream(4000, 2000.0, arrivals="poisson"), lead_s=0.3)
         lean.communicate()
     assert failures(rows) == {Failure.NONE}
     assert set(rows["echo"]) == {Echo.OWN}
@@ -229,11 +229,11 @@ def test_two_thousand_a_second_lose_nothing(load_process: LoadProcess) -> None:
 
 
 def test_stop_in_the_middle(load_process: LoadProcess, server: RawServer) -> None:
-    server.reply = lambda seen: Reply(then="hang") if seen.id.endswith("1") else RawServer.ok(seen)
+    server.reply = lambda request: Reply(then="hang") if request.id.endswith("1") else RawServer.ok(request)
     began_s = time.monotonic()
-    out = load_process.ask(server.url, stream(200, 10.0))
+    out = load_process.submit(server.url, stream(200, 10.0))
     server.wait_for(4)  # so that the third is answered
-    load_process.tell({"stop": True})
+    load_process.send({"stop": True})
     assert load_process.answer()["done"]
     assert time.monotonic() - began_s < 10.0
     rows = records.read_requests(out)
@@ -245,10 +245,10 @@ def test_stop_in_the_middle(load_process: LoadProcess, server: RawServer) -> Non
     assert not np.isnan(unsent["intended_s"]).any()
 
 
-def test_stop_right_behind_the_job_is_not_lost(load_process: LoadProcess, server: RawServer) -> None:
-    load_process.tell({"stop": True})  # nothing to stop, and no answer
-    out = load_process.ask(server.url, stream(200, 10.0))
-    load_process.tell({"stop": True})
+def test_a_stop_immediately_after_the_job_has_effect(load_process: LoadProcess, server: RawServer) -> None:
+    load_process.send({"stop": True})  # nothing to stop, and no answer
+    out = load_process.submit(server.url, stream(200, 10.0))
+    load_process.send({"stop": True})
     assert load_process.answer()["done"]
     assert Failure.NOT_SENT in failures(records.read_requests(out))
 
@@ -257,7 +257,7 @@ def test_a_job_ends_by_itself(load_process: LoadProcess, server: RawServer) -> N
     server.reply = lambda _: Reply(then="hang")
     load = stream(40, 1000.0, connections=Connections.ONE, timeout_s=0.3)
     began_s = time.monotonic()
-    _, rows = load_process.play(server.url, load)
+    _, rows = load_process.run(server.url, load)
     assert 2.2 < time.monotonic() - began_s < 10.0
     assert failures(rows) >= {Failure.TIMEOUT, Failure.NOT_SENT}
 
@@ -275,27 +275,27 @@ def garbled(_: LoadProcess, folder: Path) -> str:
 def test_a_bad_job_file_is_one_line(
     load_process: LoadProcess, server: RawServer, tmp_path: Path, make: Callable[[LoadProcess, Path], str]
 ) -> None:
-    load_process.tell({"job": "bad", "file": make(load_process, tmp_path)})
+    load_process.send({"job": "bad", "file": make(load_process, tmp_path)})
     answer = load_process.answer()
     assert answer["job"] == "bad"
     assert "job" in answer["error"] and "\n" not in answer["error"]
-    load_process.play(server.url, stream(2))
+    load_process.run(server.url, stream(2))
 
 
-def test_a_job_that_cannot_be_said_sends_nothing(load_process: LoadProcess, server: RawServer) -> None:
-    load_process.ask(server.url, stream(4), protocol="openai")
+def test_an_impossible_job_sends_nothing(load_process: LoadProcess, server: RawServer) -> None:
+    load_process.submit(server.url, stream(4), protocol="openai")
     assert "openai" in load_process.answer()["error"]
-    load_process.ask("https://127.0.0.1:1", stream(4))
+    load_process.submit("https://127.0.0.1:1", stream(4))
     assert "expected http://HOST:PORT" in load_process.answer()["error"]
-    load_process.ask(server.url, stream(4), out="/nowhere/at/all")
+    load_process.submit(server.url, stream(4), out="/nowhere/at/all")
     assert "/nowhere/at/all" in load_process.answer()["error"]
-    assert len(server.seen) == 4
+    assert len(server.requests) == 4
 
 
 def test_a_line_that_is_no_job(load_process: LoadProcess) -> None:
-    load_process.tell(b"hello\n")
+    load_process.send(b"hello\n")
     assert "JSON object" in load_process.answer()["error"]
-    load_process.tell({"job": 3})
+    load_process.send({"job": 3})
     assert "file" in load_process.answer()["error"]
 
 
@@ -304,7 +304,7 @@ def test_a_line_that_is_no_job(load_process: LoadProcess) -> None:
 
 def test_leaves_at_the_end_of_input(tmp_path: Path, server: RawServer) -> None:
     process = LoadProcess.start(tmp_path)
-    out = process.ask(server.url, stream(200, 10.0))
+    out = process.submit(server.url, stream(200, 10.0))
     server.wait_for(1)
     assert process.child.stdin
     process.child.stdin.close()
@@ -349,43 +349,43 @@ def test_dies_with_its_parent() -> None:
 
 
 def most_at_once(rows: records.Rows) -> int:
-    """How many requests were under way at the same time, at most."""
+    """Maximum number of requests in flight at the same time."""
     changes = np.concatenate([np.ones(len(rows)), -np.ones(len(rows))])
     order = np.lexsort((changes, np.concatenate([rows["sent_s"], rows["end_s"]])))
     return int(np.cumsum(changes[order]).max())
 
 
-def test_chats_wait_think_and_back_off(load_process: LoadProcess, server: RawServer) -> None:
-    chats = Chats(count=4, think_s=0.01, duration_s=0.6)
-    answer, rows = load_process.play(server.url, stream(20, chats=chats))
-    assert answer["requests"] == len(rows) == len(server.seen) > 20
+def test_virtual_users_wait_think_and_back_off(load_process: LoadProcess, server: RawServer) -> None:
+    users = Chats(count=4, think_s=0.01, duration_s=0.6)
+    answer, rows = load_process.run(server.url, stream(20, chats=users))
+    assert answer["requests"] == len(rows) == len(server.requests) > 20
     assert list(rows["number"]) == list(range(len(rows)))
     assert failures(rows) == {Failure.NONE}
     assert_never_early(rows)
     assert most_at_once(rows) <= 4
     assert rows["intended_s"].max() < 0.6
-    server.reply = lambda seen: Reply(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
-    _, refused = load_process.play(server.url, stream(20, chats=Chats(count=4, think_s=0.0, duration_s=0.6)))
+    server.reply = lambda request: Reply(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
+    _, refused = load_process.run(server.url, stream(20, chats=Chats(count=4, think_s=0.0, duration_s=0.6)))
     assert 4 < len(refused) <= 4 * (1 + 0.6 / 0.05)
 
 
-def test_chats_of_several_workers_are_dealt(load_process: LoadProcess, server: RawServer) -> None:
-    chats = stream(8, rate_per_s=40.0, chats=Chats(count=3, think_s=0.02, duration_s=0.3))
-    parts = [load_process.play(server.url, chats, worker=worker, workers=2)[1] for worker in (0, 1)]
+def test_virtual_users_are_divided_between_workers(load_process: LoadProcess, server: RawServer) -> None:
+    closed_loop = stream(8, rate_per_s=40.0, chats=Chats(count=3, think_s=0.02, duration_s=0.3))
+    parts = [load_process.run(server.url, closed_loop, worker=worker, workers=2)[1] for worker in (0, 1)]
     assert [most_at_once(rows) <= most for rows, most in zip(parts, (2, 1), strict=True)] == [True, True]
     assert [set(rows["number"] % 2) for rows in parts] == [{0}, {1}]
 
 
-def test_chats_and_an_open_loop_go_side_by_side(load_process: LoadProcess, server: RawServer) -> None:
-    open_loop, chats = stream(20), stream(8, name="chats", chats=Chats(count=2, think_s=0.02, duration_s=0.3))
-    _, rows = load_process.play(server.url, open_loop, chats)
+def test_virtual_users_and_an_open_loop_run_side_by_side(load_process: LoadProcess, server: RawServer) -> None:
+    open_loop, closed_loop = stream(20), stream(8, name="closed", chats=Chats(count=2, think_s=0.02, duration_s=0.3))
+    _, rows = load_process.run(server.url, open_loop, closed_loop)
     assert list(rows["stream"][:20]) == [0] * 20
     assert len(rows) > 22
     assert set(rows["stream"][20:]) == {1}
     assert rows["intended_s"][:20] == pytest.approx([number / 200.0 for number in range(20)])
 
 
-def test_stop_reaches_chats_that_think(load_process: LoadProcess, server: RawServer) -> None:
-    load_process.ask(server.url, stream(8, chats=Chats(count=2, think_s=60.0, duration_s=600.0)))
-    load_process.tell({"stop": True})
+def test_a_stop_ends_virtual_users_that_think(load_process: LoadProcess, server: RawServer) -> None:
+    load_process.submit(server.url, stream(8, chats=Chats(count=2, think_s=60.0, duration_s=600.0)))
+    load_process.send({"stop": True})
     assert load_process.answer()["done"]

@@ -13,7 +13,7 @@ import pytest
 from harness.evidence import records
 from harness.scenario.model import Chats, Failure, Stream
 from harness.scenario.request_mix import Content
-from tests.harness.load.conftest import PATIENCE_S, LoadProcess, RawServer, Reply, Seen
+from tests.harness.load.conftest import PATIENCE_S, LoadProcess, RawServer, ReceivedRequest, Reply
 from tests.harness.load.locust_engine.test_process import failures, stream
 
 MOST_FILES, SPARE_FILES = 130, 100
@@ -22,7 +22,7 @@ MOST_FILES, SPARE_FILES = 130, 100
 @pytest.fixture(scope="module", params=["harness.load.locust_engine", "harness.load.asyncio_engine"])
 def load_process(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadProcess]:
     """Each engine, in a process with a low limit of open files."""
-    process = LoadProcess.start(tmp_path_factory.mktemp("news"), request.param, most_files=MOST_FILES)
+    process = LoadProcess.start(tmp_path_factory.mktemp("progress"), request.param, most_files=MOST_FILES)
     yield process
     process.close()
 
@@ -31,7 +31,7 @@ def reported(
     process: LoadProcess, url: str, *streams: Stream
 ) -> tuple[list[dict[str, Any]], dict[str, Any], records.Rows]:
     """Progress reports of a job, its answer and its records."""
-    out = process.ask(url, *streams, news_s=0.1)
+    out = process.submit(url, *streams, news_s=0.1)
     progress = []
     while "done" not in (answer := process.answer()):
         progress.append(answer["news"])
@@ -44,14 +44,14 @@ def leaving(requests: int, chats: Chats | None = None) -> Stream:
     return stream(requests, 100.0, content=content, timeout_s=15.0, chats=chats)
 
 
-def hang(seen: Seen) -> Reply:
+def hang(request: ReceivedRequest) -> Reply:
     return Reply(then="hang")
 
 
 def test_progress_of_a_running_job(load_process: LoadProcess, server: RawServer) -> None:
-    def reply(seen: Seen) -> Reply:
-        if int(seen.id[-1], 16) % 2:
-            return RawServer.ok(seen)
+    def reply(request: ReceivedRequest) -> Reply:
+        if int(request.id[-1], 16) % 2:
+            return RawServer.ok(request)
         return Reply(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
 
     server.reply = reply
@@ -70,7 +70,7 @@ def test_progress_of_a_running_job(load_process: LoadProcess, server: RawServer)
 
 
 def test_no_progress_reports_unless_requested(load_process: LoadProcess, server: RawServer) -> None:
-    answer, _ = load_process.play(server.url, stream(30, 100.0))
+    answer, _ = load_process.run(server.url, stream(30, 100.0))
     assert answer["done"]
 
 
@@ -93,7 +93,7 @@ def test_a_virtual_user_that_aborts_on_purpose_has_not_failed(load_process: Load
 
 
 def test_unnamed_backends_are_named_by_their_answers(load_process: LoadProcess, server: RawServer) -> None:
-    out = load_process.ask(server.url, stream(3), leaving(2), backends=())
+    out = load_process.submit(server.url, stream(3), leaving(2), backends=())
     assert load_process.answer()["done"]
     about = records.read_about(out)
     assert about["backends"] == ["gpu-1"]
@@ -105,15 +105,15 @@ def test_unnamed_backends_are_named_by_their_answers(load_process: LoadProcess, 
 def test_beyond_the_cap_arrivals_are_dropped_and_recorded(load_process: LoadProcess, server: RawServer) -> None:
     opened = threading.Event()
 
-    def reply(seen: Seen) -> Reply:
+    def reply(request: ReceivedRequest) -> Reply:
         assert opened.wait(PATIENCE_S)
-        return RawServer.ok(seen)
+        return RawServer.ok(request)
 
     server.reply = reply
     cap = MOST_FILES - SPARE_FILES
-    out = load_process.ask(server.url, stream(50, 1000.0, timeout_s=60.0), news_s=0.1)
+    out = load_process.submit(server.url, stream(50, 1000.0, timeout_s=60.0), news_s=0.1)
     while load_process.answer()["news"]["dropped"] < 50 - cap:
-        assert len(server.seen) <= cap
+        assert len(server.requests) <= cap
     opened.set()
     until_s = time.monotonic() + PATIENCE_S
     while "done" not in (answer := load_process.answer()):
@@ -122,6 +122,6 @@ def test_beyond_the_cap_arrivals_are_dropped_and_recorded(load_process: LoadProc
     rows = records.read_requests(out)
     assert (answer["sent"], answer["dropped"], answer["requests"]) == (cap, 50 - cap, 50)
     assert list(rows["failure"]) == [Failure.NONE] * cap + [Failure.NOT_SENT] * (50 - cap)
-    answer, rows = load_process.play(server.url, stream(50, 1000.0))  # the next job has the whole cap again
+    answer, rows = load_process.run(server.url, stream(50, 1000.0))  # the next job has the whole cap again
     assert failures(rows) == {Failure.NONE}
     assert answer["dropped"] == 0

@@ -16,10 +16,10 @@ from harness.load.workloads.profiles import (
     LEAST_DIFFERENT,
     MOST_DIFFERENT,
     PROFILES,
-    crowd_of,
+    closed_loop,
+    closed_loop_of,
     load_of,
     planned,
-    talking,
 )
 from harness.scenario.arrival_rates import expected
 from harness.scenario.arrivals import draw, stream_arrivals
@@ -86,7 +86,7 @@ def test_the_hot_model_moves_four_times() -> None:
     assert all(count > 0.5 * RATE * 8 for _, count in hot)
 
 
-def test_a_chat_comes_back_after_some_seconds() -> None:
+def test_turns_of_a_chat_follow_after_some_seconds() -> None:
     arrivals = draw(load_of("chat", 10.0, 60.0), 1)
     last: dict[int, float] = {}
     gaps_s = []
@@ -140,7 +140,7 @@ def test_invalid_profiles_rates_and_lengths(name: str, rate_per_s: float, durati
 @pytest.mark.parametrize("name", DRAWN)
 def test_virtual_users_send_the_requests_of_their_load(name: str) -> None:
     load = load_of(name, 20.0, 10.0)
-    (open_loop,), (stream,) = load.streams, talking(load, 7, 0.5).streams
+    (open_loop,), (stream,) = load.streams, closed_loop(load, 7, 0.5).streams
     assert stream.chats == Chats(7, 0.5, 10.0) and stream.shape is None
     assert stream.end_s == open_loop.end_s == 10.0
     same = ("name", "keys", "kind", "methods", "connections", "prompt_tokens", "output_tokens", "timeout_s", "requests")
@@ -151,25 +151,27 @@ def test_virtual_users_send_the_requests_of_their_load(name: str) -> None:
         assert stream.content == replace(open_loop.content, sessions=seven), "as many conversations as virtual users"
     else:
         assert stream.content == open_loop.content
-    assert draw(talking(load, 7, 0.5), 1) == () and len(VirtualUsers(talking(load, 7, 0.5), 1, 0).users) == 7
-    assert planned(talking(load, 7, 0.5)) == 200
+    assert draw(closed_loop(load, 7, 0.5), 1) == () and len(VirtualUsers(closed_loop(load, 7, 0.5), 1, 0).users) == 7
+    assert planned(closed_loop(load, 7, 0.5)) == 200
 
 
 def test_virtual_users_have_whole_conversations_in_a_short_load() -> None:
-    turns = Counter(arrival.session for arrival in stream_arrivals(crowd_of("chat", 10, 0.1, 2.0), 0, 1))
+    turns = Counter(arrival.session for arrival in stream_arrivals(closed_loop_of("chat", 10, 0.1, 2.0), 0, 1))
     assert sum(count == 6 for count in turns.values()) > 0.8 * len(turns)
 
 
 def test_number_of_different_requests_of_virtual_users() -> None:
-    found = {case: planned(crowd_of("poisson", *case)) for case in [(1, 1.0, 10.0), (50, 0.4, 30.0), (500, 0.0, 60.0)]}
+    found = {
+        case: planned(closed_loop_of("poisson", *case)) for case in [(1, 1.0, 10.0), (50, 0.4, 30.0), (500, 0.0, 60.0)]
+    }
     assert list(found.values()) == [LEAST_DIFFERENT, pytest.approx(50 * 61, abs=2), MOST_DIFFERENT]
-    assert crowd_of("poisson", 3, 0.0, 12.0).streams[0].chats == Chats(3, 0.0, 12.0)
+    assert closed_loop_of("poisson", 3, 0.0, 12.0).streams[0].chats == Chats(3, 0.0, 12.0)
 
 
 def test_virtual_users_send_the_requests_of_a_trace_for_the_requested_time(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("time,input,output\n" + "".join(f"{n},{100 + n},1\n" for n in range(5)))
-    load = crowd_of(f"trace:{path}", 3, 0.0, 12.0)
+    load = closed_loop_of(f"trace:{path}", 3, 0.0, 12.0)
     assert load.streams[0].chats == Chats(3, 0.0, 12.0)
     assert [arrival.prompt_tokens for arrival in stream_arrivals(load, 0, 1)] == [100, 101, 102, 103, 104]
 
@@ -183,22 +185,22 @@ ONE = Stream("one", 0.0, 1.0, 1)
         ((ONE, ONE), 1, 1.0, "only a load of one stream"),
         ((), 1, 1.0, "only a load of one stream"),
         ((replace(ONE, connections=Connections.ONE),), 1, 1.0, "on many connections"),
-        ((replace(ONE, requests=0),), 1, 1.0, "a load of no request"),
-        ((ONE,), 0, 1.0, "0 chats that think 1 s: expected 1 at least"),
-        ((ONE,), 1, -1.0, "expected 1 at least, and a time from 0 on"),
-        ((ONE,), 1, math.inf, "a time from 0 on"),
+        ((replace(ONE, requests=0),), 1, 1.0, "a load without requests"),
+        ((ONE,), 0, 1.0, "0 virtual users, think time 1 s: expected at least 1 user"),
+        ((ONE,), 1, -1.0, "expected at least 1 user and a time of at least 0"),
+        ((ONE,), 1, math.inf, "a time of at least 0"),
     ],
 )
 def test_loads_without_a_closed_loop(streams: tuple[Stream, ...], count: int, think_s: float, message: str) -> None:
     with pytest.raises(ClaimsError, match=message):
-        talking(Load(streams), count, think_s)
+        closed_loop(Load(streams), count, think_s)
 
 
 def test_invalid_closed_loops() -> None:
-    with pytest.raises(ClaimsError, match="'spike' as chats: expected one of a constant rate"):
-        crowd_of("spike", 3, 1.0, 10.0)
-    with pytest.raises(ClaimsError, match="200 chats for 1200 s may ask 2400200 requests: expected less than 2097152"):
-        crowd_of("poisson", 200, 0.0, 1200.0)
-    for count, think_s, message in ((0, 1.0, "0 chats"), (1, -1.0, "1 chats that think -1 s")):
+    with pytest.raises(ClaimsError, match="'spike' as a closed loop: expected one of constant rate"):
+        closed_loop_of("spike", 3, 1.0, 10.0)
+    with pytest.raises(ClaimsError, match="200 virtual users for 1200 s may send 2400200 requests"):
+        closed_loop_of("poisson", 200, 0.0, 1200.0)
+    for count, think_s, message in ((0, 1.0, "0 virtual users"), (1, -1.0, "1 virtual users, think time -1 s")):
         with pytest.raises(ClaimsError, match=message):
-            crowd_of("poisson", count, think_s, 10.0)
+            closed_loop_of("poisson", count, think_s, 10.0)

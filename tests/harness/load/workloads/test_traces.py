@@ -264,5 +264,5 @@ def test_the_longest_prompt_is_below_the_cap_of_a_body() -> None:
 
 
 def test_nothing_left_is_an_error() -> None:
-    with pytest.raises(ClaimsError, match="no request is left of this trace"):
+    with pytest.raises(ClaimsError, match="the trace has no request left"):
         load_of_rows([])

@@ -1,4 +1,4 @@
-"""Fixtures: a load process, and a raw socket server that records the requests it reads."""
+"""Fixtures: a load process, and a raw socket server that records the requests it reads; streams and checks of rows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.evidence import records
 from harness.load.job import LoadJob
-from harness.scenario.model import Load, Stream
+from harness.scenario.model import Failure, Load, Method, Stream
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 20.0
 NONCE = 0x5EED5
+BOTH = (Method.GET, Method.POST)
+
+
+def stream(requests: int = 10, rate_per_s: float = 200.0, name: str = "load", **others: object) -> Stream:
+    """A short stream; `others` are fields of harness.scenario.model.Stream."""
+    settings: dict[str, object] = {"timeout_s": 5.0, "methods": BOTH, **others}
+    return Stream(name, 0.0, rate_per_s, requests, **settings)  # type: ignore[arg-type]
+
+
+def failures(rows: records.Rows) -> set[Failure]:
+    """The different failures in `rows`."""
+    return {Failure(value) for value in rows["failure"]}
+
+
+def assert_never_early(rows: records.Rows) -> None:
+    """No request was sent before its intended time, or ended before it was sent."""
+    sent = rows[~np.isnan(rows["sent_s"])]
+    assert (sent["sent_s"] >= sent["intended_s"]).all()
+    assert (sent["end_s"] >= sent["sent_s"]).all()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""The aiohttp engine: the tests of the Locust process, run against it, and what is its own.
-
-Both engines are processes that speak the same words and write the same records, so what holds for one is asked of the
-other by the very same tests.
-"""
+"""The aiohttp engine: the table of endings that it shares with the Locust process, and tests of its own."""
 
 from __future__ import annotations
 
@@ -21,14 +17,18 @@ from harness.load.asyncio_engine.engine import AsyncioEngine
 from harness.load.job import LoadJob
 from harness.scenario.model import Connections, Failure, Load, Method
 from harness.scenario.request_mix import Content
-from tests.harness.load.conftest import NONCE, PATIENCE_S, LoadProcess, RawServer, ReceivedRequest, Reply
-from tests.harness.load.locust_engine.test_process import (
-    CHUNKED,
-    FULL,
-    assert_never_early,
+from tests.harness.load.conftest import (
+    BOTH,
+    NONCE,
+    PATIENCE_S,
+    LoadProcess,
+    RawServer,
+    ReceivedRequest,
+    Reply,
     failures,
     stream,
 )
+from tests.harness.load.endings import CHUNKED, ENDINGS, Ending, assert_recorded_once
 
 ENGINE = "harness.load.asyncio_engine"
 
@@ -41,38 +41,12 @@ def load_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadProce
     process.close()
 
 
-@pytest.mark.parametrize(
-    ("reply", "failure", "status"),
-    [
-        (Reply(then="reset"), Failure.RESET, 0),
-        (Reply(then="close"), Failure.CLOSED, 0),
-        (Reply(FULL + b"half", "close"), Failure.TRUNCATED, 200),
-        (Reply(FULL, "close"), Failure.TRUNCATED, 200),
-        (Reply(CHUNKED + b"4\r\nhalf\r\n", "close"), Failure.TRUNCATED, 200),
-        (Reply(b"HTTP/1.1 200 OK\r\nConte", "close"), Failure.CLOSED, 0),
-        (Reply(then="hang"), Failure.TIMEOUT, 0),
-        (Reply(FULL + b"half", "hang"), Failure.TIMEOUT, 200),
-        (Reply(b"no HTTP at all\r\n\r\n", "hang"), Failure.OTHER, 0),
-        (Reply(b"HTTP/1.1 200 OK\r\n\r\nuntil the end", "close"), Failure.NONE, 200),
-        (Reply(b"HTTP/1.1 100 Continue\r\n\r\n" + FULL + b"0123456789"), Failure.NONE, 200),
-        (Reply(CHUNKED + b"4\r\nhalf\r\n0\r\n\r\n"), Failure.NONE, 200),
-        (Reply(b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"), Failure.NONE, 302),
-    ],
-    ids=lambda value: value.name if isinstance(value, Failure) else None,
-)
-def test_each_ending_is_named_and_sent_once_here_too(
-    load_process: LoadProcess, server: RawServer, reply: Reply, failure: Failure, status: int
-) -> None:
-    server.reply = lambda _: reply
-    answer, rows = load_process.run(server.url, stream(6, 400.0, timeout_s=0.4 if reply.then == "hang" else 5.0))
-    assert failures(rows) == {failure}
-    assert set(rows["status"]) == {status}
-    assert len(server.requests) == answer["sent"] == 6
-    assert answer["failed"] == (0 if failure is Failure.NONE else 6)
-    assert_never_early(rows)
+@pytest.mark.parametrize("ending", ENDINGS, ids=str)
+def test_each_ending_is_recorded_and_sent_once(load_process: LoadProcess, server: RawServer, ending: Ending) -> None:
+    assert_recorded_once(load_process, server, ending, ending.aiohttp or ending.result)
 
 
-@pytest.mark.parametrize("method", [Method.GET, Method.POST])
+@pytest.mark.parametrize("method", BOTH)
 def test_a_pool_whose_connections_are_dropped_repeats_nothing(
     load_process: LoadProcess, server: RawServer, method: Method
 ) -> None:

@@ -17,28 +17,22 @@ import psutil
 import pytest
 
 from harness.evidence import records
-from harness.scenario.model import Chats, Connections, Echo, Failure, Keys, Kind, Method, Stream
-from tests.harness.load.conftest import NONCE, PATIENCE_S, ROOT, LoadProcess, RawServer, ReceivedRequest, Reply
+from harness.scenario.model import Chats, Connections, Echo, Failure, Keys, Kind, Method
+from tests.harness.load.conftest import (
+    BOTH,
+    NONCE,
+    PATIENCE_S,
+    ROOT,
+    LoadProcess,
+    RawServer,
+    ReceivedRequest,
+    Reply,
+    assert_never_early,
+    failures,
+    stream,
+)
+from tests.harness.load.endings import ENDINGS, Ending, assert_recorded_once
 from tests.processes import runs
-
-BOTH = (Method.GET, Method.POST)
-
-
-def stream(requests: int = 10, rate_per_s: float = 200.0, name: str = "load", **others: object) -> Stream:
-    """A short stream; `others` as in harness.scenario.model.Stream."""
-    settings: dict[str, object] = {"timeout_s": 5.0, "methods": BOTH, **others}
-    return Stream(name, 0.0, rate_per_s, requests, **settings)  # type: ignore[arg-type]
-
-
-def failures(rows: records.Rows) -> set[Failure]:
-    return {Failure(value) for value in rows["failure"]}
-
-
-def assert_never_early(rows: records.Rows) -> None:
-    sent = rows[~np.isnan(rows["sent_s"])]
-    assert (sent["sent_s"] >= sent["intended_s"]).all()
-    assert (sent["end_s"] >= sent["sent_s"]).all()
-
 
 # --- records -------------------------------------------------------------------------------------
 
@@ -93,52 +87,15 @@ def test_an_update_and_its_kind(load_process: LoadProcess, server: RawServer) ->
 # --- failures, each sent exactly once ---------------------------------------------------------------------
 
 
-def test_refused(load_process: LoadProcess, server: RawServer) -> None:
-    server.close()
-    answer, rows = load_process.run(server.url, stream(6))
-    assert failures(rows) == {Failure.REFUSED}
-    assert answer["failed"] == 6
-    assert not np.isnan(rows["sent_s"]).any()
-    assert np.isnan(rows["first_byte_s"]).all()
-
-
-FULL = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("reply", "failure", "status"),
-    [
-        (Reply(then="reset"), Failure.RESET, 0),
-        (Reply(then="close"), Failure.CLOSED, 0),
-        (Reply(FULL + b"half", "close"), Failure.TRUNCATED, 200),
-        (Reply(FULL, "close"), Failure.TRUNCATED, 200),
-        (Reply(CHUNKED + b"4\r\nhalf\r\n", "close"), Failure.TRUNCATED, 200),
-        (Reply(b"HTTP/1.1 200 OK\r\nConte", "close"), Failure.TRUNCATED, 0),
-        (Reply(b"HTTP/1.1 100 Continue\r\n\r\n", "close"), Failure.TRUNCATED, 0),
-        (Reply(then="hang"), Failure.TIMEOUT, 0),
-        (Reply(FULL + b"half", "hang"), Failure.TIMEOUT, 200),
-        (Reply(b"no HTTP at all\r\n\r\n", "hang"), Failure.OTHER, 0),
-        (Reply(FULL + b"0123456789" + FULL + b"0123456789", "hang"), Failure.OTHER, 200),
-        (Reply(b"HTTP/1.1 200 OK\r\n\r\nuntil the end", "close"), Failure.NONE, 200),
-        (Reply(b"HTTP/1.1 100 Continue\r\n\r\n" + FULL + b"0123456789"), Failure.NONE, 200),
-        (Reply(CHUNKED + b"4\r\nhalf\r\n0\r\n\r\n"), Failure.NONE, 200),
-    ],
-    ids=lambda value: value.name if isinstance(value, Failure) else None,
-)
-def test_each_ending_is_named_and_sent_once(
-    load_process: LoadProcess, server: RawServer, reply: Reply, failure: Failure, status: int
-) -> None:
-    server.reply = lambda _: reply
-    answer, rows = load_process.run(server.url, stream(6, 400.0, timeout_s=0.4 if reply.then == "hang" else 5.0))
-    assert failures(rows) == {failure}
-    assert set(rows["status"]) == {status}
-    assert len(server.requests) == answer["sent"] == 6
-    assert answer["failed"] == (0 if failure is Failure.NONE else 6)
-    assert_never_early(rows)
-    if failure is Failure.TIMEOUT:
+@pytest.mark.parametrize("ending", ENDINGS, ids=str)
+def test_each_ending_is_recorded_and_sent_once(load_process: LoadProcess, server: RawServer, ending: Ending) -> None:
+    rows = assert_recorded_once(load_process, server, ending, ending.result)
+    if ending.result[0] is Failure.TIMEOUT:
         waited_s = rows["end_s"] - rows["sent_s"]
         assert (waited_s > 0.39).all()
+    if ending.result[0] is Failure.REFUSED:
+        assert not np.isnan(rows["sent_s"]).any()
+        assert np.isnan(rows["first_byte_s"]).all()
 
 
 @pytest.mark.parametrize("then", ["close", "reset"])

@@ -13,8 +13,7 @@ import pytest
 from harness.evidence import records
 from harness.scenario.model import Chats, Failure, Stream
 from harness.scenario.request_mix import Content
-from tests.harness.load.conftest import PATIENCE_S, LoadProcess, RawServer, ReceivedRequest, Reply
-from tests.harness.load.locust_engine.test_process import failures, stream
+from tests.harness.load.conftest import PATIENCE_S, LoadProcess, RawServer, ReceivedRequest, Reply, failures, stream
 
 MOST_FILES, SPARE_FILES = 130, 100
 

@@ -50,7 +50,7 @@ def played(url: str, out: Path, waiting: Callable[[], Waiting], seed: int) -> Ro
 
     async def play() -> None:
         load = Load((Stream("load", 0.0, RATE_PER_S, REQUESTS, arrivals="poisson", timeout_s=20.0),))
-        await AsyncioEngine(LoadJob(load, seed, 1, url, time.monotonic() + 0.3, (), str(out)), waiting).play()
+        await AsyncioEngine(LoadJob(load, seed, 1, url, time.monotonic() + 0.3, (), str(out)), waiting).run()
 
     gc.collect()
     gc.freeze()  # as the engine's own process does

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
-from harness.evidence.history import UNSEEN, History, Mask, Numbers, Times
+from harness.evidence.history import History
+from harness.evidence.tables import UNSEEN, Mask, Numbers, Times
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.scenario.model import Failure, Keys, Load, ModelServer, Phase, Scenario, Stream, UnsupportedError

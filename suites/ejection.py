@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
-from harness.evidence.history import History, Mask, Times
+from harness.evidence.history import History
+from harness.evidence.tables import Mask, Times
 from harness.property.declare import declare
 from harness.property.findings import Findings, held
 from harness.scenario.faults import FailingStatus

@@ -113,8 +113,8 @@ def rush_nothing_lost(history: History, claims: Claims) -> Findings:
     At its peak, about eight requests are in flight at each of four backends, and each backend takes 64. A loss is
     therefore the balancer's: an undeclared limit on its queue, its connections or the size of a request.
     """
-    patient = history.patient()
-    lost = int(np.count_nonzero(patient & ~history.answered()))
-    waited = int(patient.sum())
-    note = f"{lost} of {waited} lost; {len(patient) - waited} more clients aborted on purpose"
+    sent = history.all_requests()
+    patient = sent.patient()
+    lost, waited = len(patient.lost()), len(patient)
+    note = f"{lost} of {waited} lost; {len(sent) - waited} more clients aborted on purpose"
     yield held(lost == 0, 0.0, lost, 0, until_s=history.scenario.end_s, sample=waited, note=note)

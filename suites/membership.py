@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from harness.claims.features import Affinity, Claims
-from harness.evidence.history import UNSEEN, History, StepSeen
+from harness.evidence.history import History, StepSeen
+from harness.evidence.tables import UNSEEN
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.scenario.faults import Join, Leave

@@ -15,7 +15,8 @@ from harness.claims.features import (
     Hedge,
     Retry,
 )
-from harness.evidence.history import UNSEEN, History
+from harness.evidence.history import History
+from harness.evidence.tables import UNSEEN
 from harness.scenario.faults import Join, Leave
 from harness.scenario.model import Keys, Load, Scenario, Stream
 

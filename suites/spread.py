@@ -10,7 +10,8 @@ import math
 import numpy as np
 
 from harness.claims.features import Claims, HealthShare, Spread
-from harness.evidence.history import UNSEEN, History
+from harness.evidence.history import History
+from harness.evidence.tables import UNSEEN
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, sampled, undecided
 from harness.scenario.faults import Slow

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.evidence.history import ATTEMPT, RESIDENCY, UNSEEN, History, StepSeen, empty_requests
+from harness.evidence.history import History, StepSeen, empty_requests
+from harness.evidence.tables import ATTEMPT, RESIDENCY, UNSEEN
 from harness.scenario.arrivals import draw
 from harness.scenario.faults import Kill
 from harness.scenario.model import Ending, Failure, Keys, Kind, Load, Residency, Scenario, Stream

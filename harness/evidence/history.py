@@ -12,61 +12,28 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.evidence import store
+from harness.evidence.queries import AttemptSelection, RequestSelection
 from harness.evidence.records import REQUEST, Rows
+from harness.evidence.tables import (
+    ATTEMPT,
+    CONNECTION,
+    HEALTH_CHECK,
+    RESIDENCY,
+    TABLES,
+    UNSEEN,
+    Mask,
+    Numbers,
+    Tables,
+    Times,
+)
 from harness.scenario.fast_dataclass import canonical
 from harness.scenario.model import Ending, EvidenceError, Failure, Residency, Scenario
 from harness.scenario.text_form import scenario_of
-
-Times = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.int64]
-
-ATTEMPT = np.dtype(
-    [
-        ("request", "<i4"),
-        ("backend", "<i4"),
-        ("kind", "u1"),
-        ("ending", "u1"),
-        ("cold", "u1"),
-        ("carriers", "u1"),
-        ("status", "<u2"),
-        ("start_s", "<f8"),
-        ("first_byte_s", "<f8"),
-        ("end_s", "<f8"),
-        ("queue_wait_s", "<f8"),
-        ("service_asked_s", "<f8"),
-        ("service_actual_s", "<f8"),
-    ]
-)
-"""One attempt as observed by its backend. `request` -1: foreign (without this run's tag)."""
-
-HEALTH_CHECK = np.dtype([("backend", "<i4"), ("status", "<u2"), ("at_s", "<f8")])
-"""A health check or load poll sent by the balancer."""
-
-RESIDENCY = np.dtype([("backend", "<i4"), ("event", "u1"), ("model", "S64"), ("at_s", "<f8")])
-"""A model's weights started loading, were loaded, or were evicted (`event`: harness.scenario.model.Residency)."""
-
-CONNECTION = np.dtype(
-    [
-        ("backend", "<i4"),
-        ("bytes_up", "<u8"),
-        ("bytes_down", "<u8"),
-        ("ended", "S16"),
-        ("opened_s", "<f8"),
-        ("closed_s", "<f8"),
-    ]
-)
-"""A connection between balancer and backend, as observed by the fault proxy."""
-
-UNSEEN = -1
-"""No backend received the request, or a request with the key."""
 
 SEVERAL = -2
 """More than one backend was the first for requests with the key."""
@@ -107,18 +74,6 @@ class StepSeen:
 
 _STEP_TIMES = ("asked_s", "effective_s", "healed_s")
 
-TABLES: Mapping[str, np.dtype[Any]] = MappingProxyType(
-    {
-        "requests": REQUEST,
-        "attempts": ATTEMPT,
-        "health_checks": HEALTH_CHECK,
-        "residency": RESIDENCY,
-        "connections": CONNECTION,
-        "slack_s": np.dtype("<f8"),
-    }
-)
-"""The columns of a history's tables, by the name of their field."""
-
 
 def _empty(dtype: np.dtype[Any]) -> Rows:
     return np.zeros(0, dtype=dtype)
@@ -156,6 +111,42 @@ class History:
 
     # --- selections ---------------------------------------------------------------------------------------
 
+    def all_requests(self) -> RequestSelection:
+        """All requests, to be narrowed (`harness.evidence.queries`).
+
+        >>> len(history.all_requests().lost())
+        1
+        """
+        return RequestSelection(self._tables(), np.arange(len(self.requests)))
+
+    def requests_in(self, *streams: str) -> RequestSelection:
+        """The requests of the streams with these names. KeyError for an unknown name.
+
+        >>> history.requests_in("chat").first_backends().tolist()
+        [0, 1, 0]
+        """
+        return self.all_requests().in_streams(*streams)
+
+    def all_attempts(self) -> AttemptSelection:
+        """All attempts of this run's requests; foreign ones, without a tag of the run, are left out.
+
+        >>> history.all_attempts().of_request("key").tolist()
+        [0, 1, 0]
+        """
+        return AttemptSelection(self._tables(), np.flatnonzero(self.attempts["request"] >= 0))
+
+    def attempts_on(self, *backends: str | int) -> AttemptSelection:
+        """The attempts of this run's requests at these backends, given by name or number.
+
+        >>> len(history.attempts_on("gpu-0"))
+        2
+        """
+        return self.all_attempts().on(*backends)
+
+    def _tables(self) -> Tables:
+        streams = tuple((stream.name, stream.timeout_s) for stream in self.scenario.load.streams)
+        return Tables(self.requests, self.attempts, self.scenario.backend_ids, streams)
+
     def in_stream(self, name: str) -> Mask:
         """Mask of the requests of the stream called `name`. KeyError if there is none.
 
@@ -175,26 +166,13 @@ class History:
         mask: Mask = (status >= 200) & (status < 300) & (self.requests["failure"] == Failure.NONE)
         return mask
 
-    def patient(self) -> Mask:
-        """Mask of the requests whose clients wait for the whole timeout of their stream.
-
-        >>> history.patient().tolist()
-        [True, True, True, True]
-        """
-        timeouts_s = np.array([stream.timeout_s for stream in self.scenario.load.streams])
-        mask: Mask = ~(self.requests["patience_s"] < timeouts_s[self.requests["stream"]])
-        return mask
-
     def first_attempts(self) -> Numbers:
         """For each request the row of its first attempt, -1 where no backend received it.
 
         >>> history.first_attempts().tolist()
         [0, 1, 2, -1]
         """
-        rows = np.full(len(self.requests), UNSEEN, dtype=np.int64)
-        own = np.flatnonzero(self.attempts["request"] >= 0)[::-1]  # reversed: the last write is the earliest attempt
-        rows[self.attempts["request"][own]] = own
-        return rows
+        return self.all_requests().first_attempts()
 
     def first_backends(self) -> Numbers:
         """For each request the backend of its first attempt, -1 where no backend received it.
@@ -202,10 +180,7 @@ class History:
         >>> history.first_backends().tolist()
         [0, 1, 0, -1]
         """
-        rows = self.first_attempts()
-        if not len(self.attempts):
-            return rows
-        return np.where(rows >= 0, self.attempts["backend"][rows], UNSEEN).astype(np.int64)
+        return self.all_requests().first_backends()
 
     def owners(self, stream: str) -> Numbers:
         """For each key of a stream the backend of the first attempts of all its requests.

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.evidence.history import ATTEMPT, CONNECTION, HEALTH_CHECK, RESIDENCY, Numbers
 from harness.evidence.records import Rows
+from harness.evidence.tables import ATTEMPT, CONNECTION, HEALTH_CHECK, RESIDENCY, Numbers
 from harness.scenario.model import HarnessError, Residency
 from harness.toxiproxy.client import LoggedConnection
 from mockgpu.api.tags import NUMBER_BITS

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.evidence.history import StepSeen, Times
+from harness.evidence.history import StepSeen
 from harness.evidence.records import Rows
+from harness.evidence.tables import Times
 from harness.live.process.http import call
 from harness.live.process.ports import HOST
 from harness.scenario.faults import Pause

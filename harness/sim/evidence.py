@@ -8,8 +8,9 @@ from operator import attrgetter
 
 import numpy as np
 
-from harness.evidence.history import ATTEMPT, HEALTH_CHECK, RESIDENCY, History, StepSeen, empty_requests
+from harness.evidence.history import History, StepSeen, empty_requests
 from harness.evidence.records import Rows
+from harness.evidence.tables import ATTEMPT, HEALTH_CHECK, RESIDENCY
 from harness.scenario.arrivals import Arrival
 from harness.scenario.faults import Step
 from harness.scenario.model import Echo, Failure, Scenario

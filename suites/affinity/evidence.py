@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from harness.claims.features import Claims
-from harness.evidence.history import History, Numbers
+from harness.evidence.history import History
+from harness.evidence.tables import Numbers
 from harness.property.findings import Held, held
 from suites.scenarios import too_few_reached, undisturbed
 

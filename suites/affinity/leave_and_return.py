@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from harness.claims.features import Affinity, Claims
-from harness.evidence.history import History, Numbers, StepSeen
+from harness.evidence.history import History, StepSeen
+from harness.evidence.tables import Numbers
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.stats import ALPHA, remap_band

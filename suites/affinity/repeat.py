@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from harness.claims.features import Affinity, Claims
-from harness.evidence.history import SEVERAL, UNSEEN, History
+from harness.evidence.history import SEVERAL, History
+from harness.evidence.tables import UNSEEN
 from harness.property.declare import declare
 from harness.property.findings import Findings, undecided
 from suites.affinity.evidence import key_count

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.evidence.history import History, Mask
+from harness.evidence.history import History
+from harness.evidence.tables import Mask
 from harness.scenario.faults import is_fault
 
 IN_FLIGHT_S = 0.2

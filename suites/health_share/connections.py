@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from harness.claims.features import BoundedLoad, Claims, HealthShare
-from harness.evidence.history import History, Mask, Numbers, Times
+from harness.evidence.history import History
+from harness.evidence.tables import Mask, Numbers, Times
 from harness.property.declare import declare
 from harness.property.findings import Findings
 from harness.scenario.faults import CutOff, Slow

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.claims.features import Claims, HealthShare
-from harness.evidence.history import UNSEEN, History, Numbers
+from harness.evidence.history import History
+from harness.evidence.tables import UNSEEN, Numbers
 from harness.property.findings import Findings, sampled, undecided
 from harness.scenario.model import Ending, Kind
 from harness.stats import ALPHA

@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from harness.claims.features import Breaker, Claims, Hedge, Retry
-from harness.evidence.history import UNSEEN, History, Mask, Times
+from harness.evidence.history import History
+from harness.evidence.tables import UNSEEN, Mask, Times
 from harness.property.declare import declare
 from harness.property.findings import Finding, Findings, held
 from harness.scenario.model import Kind

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.claims.features import Affinity, Breaker, Claims, Hedge
-from harness.evidence.history import UNSEEN, History, Mask, Numbers, Times
+from harness.evidence.history import History
+from harness.evidence.tables import UNSEEN, Mask, Numbers, Times
 from harness.scenario.model import Ending, Failure, Kind
 
 

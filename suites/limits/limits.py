@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from harness.claims.features import Claims, Limits
-from harness.evidence.history import UNSEEN, History, Mask, Times
+from harness.evidence.history import History
+from harness.evidence.tables import UNSEEN, Mask, Times
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided, within
 from harness.scenario.model import Failure

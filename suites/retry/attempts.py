@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
-from harness.evidence.history import UNSEEN, History
+from harness.evidence.history import History
+from harness.evidence.tables import UNSEEN
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, within
 from harness.scenario.faults import CutOff, FailingStatus, Hang, RequestFault, heals_at_s

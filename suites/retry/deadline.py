@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from harness.claims.features import Claims, Hedge, Retry
-from harness.evidence.history import UNSEEN, History
+from harness.evidence.history import History
+from harness.evidence.tables import UNSEEN
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, within
 from harness.scenario.faults import Hang

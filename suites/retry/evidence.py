@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from harness.claims.features import Claims, Retry
-from harness.evidence.history import UNSEEN, History, Mask, Numbers
+from harness.evidence.history import History
+from harness.evidence.tables import UNSEEN, Mask, Numbers
 from harness.scenario.model import Ending, Kind
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.claims.features import Claims, Hedge, Retry
-from harness.evidence.history import History, Numbers, Times
+from harness.evidence.history import History
+from harness.evidence.tables import Numbers, Times
 from harness.property.declare import declare
 from harness.property.findings import Finding, Findings, held, undecided, within
 from harness.scenario.faults import OverCapacity

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.evidence.history import History, Mask, StepSeen
+from harness.evidence.history import History, StepSeen
+from harness.evidence.tables import Mask
 from harness.scenario.model import Echo, Ending, Failure, Residency
 
 AT_S, FOR_S, END_S = 0.5, 1.5, 3.2

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.evidence.history import History, Mask, StepSeen
+from harness.evidence.history import History, StepSeen
+from harness.evidence.tables import Mask
 from harness.scenario.faults import Blackhole, Down, FailingStatus, Kill, Latency, Pause, Reset, Step
 from harness.scenario.model import Keys, Load, Method, Scenario, Stream
 from tests.harness.fault_effects import CALM, RATE_PER_S

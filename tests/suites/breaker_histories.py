@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.claims.features import Affinity, Backoff, Breaker, Claims
-from harness.evidence.history import ATTEMPT, History, empty_requests
+from harness.evidence.history import History, empty_requests
+from harness.evidence.tables import ATTEMPT
 from harness.scenario.arrivals import Arrival, draw
 from harness.scenario.faults import FailingStatus
 from harness.scenario.model import Ending, Failure, Scenario

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from harness.claims.features import Claims, HealthChecks, HealthShare
-from harness.evidence.history import History, Mask, Times
+from harness.evidence.history import History
+from harness.evidence.tables import Mask, Times
 from harness.property.declare import Property
 from harness.property.findings import Sampled, Undecided
 from harness.scenario.arrivals import Arrival

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.claims.features import Claims, Hedge
-from harness.evidence.history import ATTEMPT, History, empty_requests
+from harness.evidence.history import History, empty_requests
+from harness.evidence.tables import ATTEMPT
 from harness.scenario.model import Ending, Failure, Keys, Kind, Load, Phase, Scenario, Stream
 
 NAN = float("nan")

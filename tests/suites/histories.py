@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from harness.claims.features import Claims
-from harness.evidence.history import ATTEMPT, RESIDENCY, History, StepSeen, empty_requests
+from harness.evidence.history import History, StepSeen, empty_requests
+from harness.evidence.tables import ATTEMPT, RESIDENCY
 from harness.judge import decide
 from harness.property.declare import Property
 from harness.property.findings import Held

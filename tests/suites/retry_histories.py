@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.evidence.history import ATTEMPT, History, empty_requests
+from harness.evidence.history import History, empty_requests
+from harness.evidence.tables import ATTEMPT
 from harness.scenario.model import Ending, Failure, Kind, Method, Scenario
 from tests.suites.histories import on_time
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from harness.claims.features import Breaker, Claims, Ejection, Failover, HealthChecks
-from harness.evidence.history import HEALTH_CHECK, History
+from harness.evidence.history import History
+from harness.evidence.tables import HEALTH_CHECK
 from harness.property.findings import Finding, Within
 from harness.property.verdict import Outcome
 from harness.scenario.arrivals import Arrival

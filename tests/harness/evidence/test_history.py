@@ -10,18 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.evidence.history import (
-    ATTEMPT,
-    CONNECTION,
-    HEALTH_CHECK,
-    RESIDENCY,
-    SEVERAL,
-    UNSEEN,
-    History,
-    StepSeen,
-    empty_requests,
-)
+from harness.evidence.history import SEVERAL, History, StepSeen, empty_requests
 from harness.evidence.records import REQUEST
+from harness.evidence.tables import ATTEMPT, CONNECTION, HEALTH_CHECK, RESIDENCY, UNSEEN
 from harness.scenario.model import Ending, Failure, Keys, Load, Residency, Scenario, Stream
 
 LOAD = Load((Stream("warm", 0.0, 10.0, 2), Stream("sweep", 1.0, 10.0, 6, keys=Keys(4, "sweep"))))

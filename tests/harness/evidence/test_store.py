@@ -12,8 +12,9 @@ import pytest
 
 from harness.evidence import store
 from harness.evidence.example import example_history
-from harness.evidence.history import TABLES, History
+from harness.evidence.history import History
 from harness.evidence.records import Rows
+from harness.evidence.tables import TABLES
 from harness.scenario.model import EvidenceError
 
 RUN = replace(example_history(), facts={"port_block": 18000, "fault_proxy": {"kind": "embedded"}}, died="exit status 1")

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.evidence.history import ATTEMPT, empty_requests
+from harness.evidence.history import empty_requests
 from harness.evidence.records import Rows
+from harness.evidence.tables import ATTEMPT
 from harness.live.evidence import (
     attempts_of,
     connections_of,

@@ -12,8 +12,9 @@ from math import nan
 import numpy as np
 import pytest
 
-from harness.evidence.history import ATTEMPT, StepSeen, Times, empty_requests
+from harness.evidence.history import StepSeen, empty_requests
 from harness.evidence.records import Rows
+from harness.evidence.tables import ATTEMPT, Times
 from harness.live.slack import PINGS, SENTINEL_S, Sentinel, slack_by_second
 from harness.scenario.model import Connections, Load, Phase, Scenario, Stream
 from tests.harness.live.helpers import PATIENCE_S, Call, RawBackend, fine, until

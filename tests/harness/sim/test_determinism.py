@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from harness.claims.features import Affinity, Claims, Failover
-from harness.evidence.history import CONNECTION, History, StepSeen
+from harness.evidence.history import History, StepSeen
+from harness.evidence.tables import CONNECTION
 from harness.sim.world import play
 from harness.targets.reference import ReferenceTarget
 from suites.cache import more_models_than_fit_one

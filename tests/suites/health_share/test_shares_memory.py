@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.evidence.history import HEALTH_CHECK, RESIDENCY, History
+from harness.evidence.history import History
+from harness.evidence.tables import HEALTH_CHECK, RESIDENCY
 from harness.property.verdict import Outcome
 from harness.scenario.model import Kind, Residency
 from suites.health_share.scenarios import (

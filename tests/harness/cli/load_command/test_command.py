@@ -115,7 +115,7 @@ def test_a_trace_at_another_rate_or_with_more_of_it(tmp_path: Path) -> None:
     assert (info["duration_s"], info["scale"]) == (pytest.approx(0.49, abs=0.01), 3.0)
     fewer = [_replay(trace, columns, "ms", 0.4, None, None, seed)[0].streams[0].requests for seed in range(8)]
     assert 5 < min(fewer) < max(fewer) < 40, "the seed says which are left out"
-    with pytest.raises(ClaimsError, match="no request is left"):
+    with pytest.raises(ClaimsError, match="no request left"):
         _replay(trace, columns, "ms", 1e-6, 5.0, None, 1)
 
 

@@ -39,7 +39,7 @@ def test_help_lists_the_profiles() -> None:
     done = CliRunner().invoke(app, ["load", "--profile", "help"])
     assert done.exit_code == 0, done.output
     assert [line.split()[0] for line in done.output.splitlines()] == list(PROFILES)
-    assert "A rush of five times the usual rate" in done.output
+    assert "Five times the usual rate" in done.output
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ part = PARTS.part
 
 @part("slow_close", "upstream_closes")
 def upstream_closes(lab: Lab) -> list[object]:
-    with lab.way(answers(4)) as way:
-        way.toxic("slow_close", delay=300)
-        client = way.connect()
+    with lab.route(answers(4)) as route:
+        route.toxic("slow_close", delay=300)
+        client = route.connect()
         start_s = time.monotonic()
         client.sendall(b"x")
         reading = read(client)
@@ -27,45 +27,45 @@ def upstream_closes(lab: Lab) -> list[object]:
 
 @part("slow_close", "client_closes_slowup")
 def client_closes(lab: Lab) -> list[list[object]]:
-    with lab.way(collect) as way:
-        way.toxic("slow_close", "upstream", delay=300)
-        client = way.connect()
+    with lab.route(collect) as route:
+        route.toxic("slow_close", "upstream", delay=300)
+        client = route.connect()
         client.sendall(b"x")
-        way.await_event("data")
+        route.await_event("data")
         start_s = time.monotonic()
         client.close()
-        way.await_event("eof")
-        return way.ends_since(start_s)
+        route.await_event("eof")
+        return route.ends_since(start_s)
 
 
 @part("slow_close", "client_shutwr_slowdown")
 def client_stops_writing(lab: Lab) -> list[object]:
-    with lab.way(collect) as way:
-        way.toxic("slow_close", delay=300)
-        client = way.connect()
+    with lab.route(collect) as route:
+        route.toxic("slow_close", delay=300)
+        client = route.connect()
         client.sendall(b"x")
-        way.await_event("data")
+        route.await_event("data")
         start_s = time.monotonic()
         client.shutdown(socket.SHUT_WR)
         ending = read(client, patience_s=2).ending
-        return [ending, since(start_s), way.ends_since(start_s)]
+        return [ending, since(start_s), route.ends_since(start_s)]
 
 
 def changed_during_the_delay(delay_ms: int | None) -> Run:
     """A part that removes a slow_close during its delay (None), or changes the delay to `delay_ms`."""
 
     def run(lab: Lab) -> list[object]:
-        with lab.way(answers(4)) as way:
-            toxic = way.toxic("slow_close", delay=3000)
-            client = way.connect()
+        with lab.route(answers(4)) as route:
+            toxic = route.toxic("slow_close", delay=3000)
+            client = route.connect()
             client.sendall(b"x")
             read(client, 4)
             time.sleep(0.1)
             start_s = time.monotonic()
             if delay_ms is None:
-                way.remove(toxic)
+                route.remove(toxic)
             else:
-                way.update(toxic, delay=delay_ms)
+                route.update(toxic, delay=delay_ms)
             return [read(client, patience_s=4).ending, since(start_s)]
 
     return run
@@ -80,41 +80,41 @@ part("slow_close", "updated_to_200_during_delay")(changed_during_the_delay(200))
 
 @part("timeout_basic", "down_300")
 def timeout_down(lab: Lab) -> list[object]:
-    with lab.way(echo) as way:
-        way.toxic("timeout", timeout=300)
-        client = way.connect()
+    with lab.route(echo) as route:
+        route.toxic("timeout", timeout=300)
+        client = route.connect()
         start_s = time.monotonic()
         client.sendall(b"x")
         outcome, total = read(client).outcome, since(start_s)
-        way.await_event("eof")
-        return [*outcome, total, way.seen()]
+        route.await_event("eof")
+        return [*outcome, total, route.observed()]
 
 
 @part("timeout_basic", "up_300")
 def timeout_up(lab: Lab) -> list[object]:
-    with lab.way(collect) as way:
-        way.toxic("timeout", "upstream", timeout=300)
-        client = way.connect()
+    with lab.route(collect) as route:
+        route.toxic("timeout", "upstream", timeout=300)
+        client = route.connect()
         start_s = time.monotonic()
         client.sendall(b"x")
         outcome, total = read(client).outcome, since(start_s)
-        way.await_event("eof")
-        return [*outcome, total, way.seen_with_details()]
+        route.await_event("eof")
+        return [*outcome, total, route.seen_with_details()]
 
 
 @part("timeout_basic", "up_300_idle")
 def timeout_idle(lab: Lab) -> list[object]:
-    with lab.way(collect) as way:
-        way.toxic("timeout", "upstream", timeout=300)
+    with lab.route(collect) as route:
+        route.toxic("timeout", "upstream", timeout=300)
         start_s = time.monotonic()
-        return [read(way.connect()).ending, since(start_s)]
+        return [read(route.connect()).ending, since(start_s)]
 
 
 @part("timeout_basic", "up_300_with_data_every_50ms_for_1s")
 def timeout_restarts(lab: Lab) -> dict[str, object]:
-    with lab.way(collect) as way:
-        way.toxic("timeout", "upstream", timeout=300)
-        client = way.connect()
+    with lab.route(collect) as route:
+        route.toxic("timeout", "upstream", timeout=300)
+        client = route.connect()
         for _ in range(20):
             client.sendall(b"x")
             time.sleep(0.05)
@@ -125,32 +125,32 @@ def timeout_restarts(lab: Lab) -> dict[str, object]:
 
 @part("timeout_basic")
 def timeout_zero(lab: Lab) -> dict[str, object]:
-    with lab.way(echo) as way:
-        toxic = way.toxic("timeout", timeout=0)
-        client = way.connect()
+    with lab.route(echo) as route:
+        toxic = route.toxic("timeout", timeout=0)
+        client = route.connect()
         client.sendall(b"x")
         ending = read(client, patience_s=1).ending
         start_s = time.monotonic()
-        way.remove(toxic)
+        route.remove(toxic)
         removed = [*read(client, patience_s=2).outcome, since(start_s)]
-        return {"zero": ending, "zero_removed": removed, "new_conn_ok": len(trips(way.connect(), 1))}
+        return {"zero": ending, "zero_removed": removed, "new_conn_ok": len(trips(route.connect(), 1))}
 
 
 @part("timeout_basic", "toxicity0_removed")
 def timeout_without_toxicity(lab: Lab) -> str:
-    with lab.way(echo) as way:
-        toxic = way.toxic("timeout", toxicity=0, timeout=0)
-        client = way.connect()
+    with lab.route(echo) as route:
+        toxic = route.toxic("timeout", toxicity=0, timeout=0)
+        client = route.connect()
         trips(client, 1)
-        way.remove(toxic)
+        route.remove(toxic)
         return read(client, patience_s=1).ending
 
 
 @part("timeout_basic", "reset_removes", alone=True)  # a reset affects all proxies
 def timeout_reset(lab: Lab) -> str:
-    with lab.way(echo) as way:
-        way.toxic("timeout", timeout=0)
-        client = way.connect()
+    with lab.route(echo) as route:
+        route.toxic("timeout", timeout=0)
+        client = route.connect()
         client.sendall(b"x")
         time.sleep(0.1)
         lab.ask("POST", "/reset")
@@ -159,37 +159,37 @@ def timeout_reset(lab: Lab) -> str:
 
 @part("timeout_basic", "updated_0_to_200")
 def timeout_updated(lab: Lab) -> list[object]:
-    with lab.way(echo) as way:
-        toxic = way.toxic("timeout", timeout=0)
-        client = way.connect()
+    with lab.route(echo) as route:
+        toxic = route.toxic("timeout", timeout=0)
+        client = route.connect()
         client.sendall(b"x")
         time.sleep(0.1)
         start_s = time.monotonic()
-        way.update(toxic, timeout=200)
+        route.update(toxic, timeout=200)
         return [read(client, patience_s=1).ending, since(start_s)]
 
 
 @part("timeout_basic", "added_live_200")
 def timeout_added(lab: Lab) -> list[object]:
-    with lab.way(echo) as way:
-        client = way.connect()
+    with lab.route(echo) as route:
+        client = route.connect()
         trips(client, 1)
         start_s = time.monotonic()
-        way.toxic("timeout", timeout=200)
+        route.toxic("timeout", timeout=200)
         return [read(client, patience_s=1).ending, since(start_s)]
 
 
 @part("timeout_basic", "zero_down_client_close_seen_by_upstream")
 def timeout_and_the_clients_end(lab: Lab) -> list[list[object]]:
-    with lab.way(collect) as way:
-        way.toxic("timeout", timeout=0)
-        client = way.connect()
+    with lab.route(collect) as route:
+        route.toxic("timeout", timeout=0)
+        client = route.connect()
         client.sendall(b"x")
-        way.await_event("data")
+        route.await_event("data")
         start_s = time.monotonic()
         client.close()
-        way.await_event("eof")
-        return way.ends_since(start_s)
+        route.await_event("eof")
+        return route.ends_since(start_s)
 
 
 # Reset peer.
@@ -199,13 +199,13 @@ def reset(stream: str, serve: Serve, timeout_ms: int = 0, sends: bool = True, la
     """A part with a reset_peer; `late`: the toxic is added after the connection was opened."""
 
     def run(lab: Lab) -> dict[str, object]:
-        with lab.way(serve) as way:
+        with lab.route(serve) as route:
             if not late:
-                way.toxic("reset_peer", stream, timeout=timeout_ms)
-            client = way.connect()
+                route.toxic("reset_peer", stream, timeout=timeout_ms)
+            client = route.connect()
             if late:
                 trips(client, 1)
-                way.toxic("reset_peer", stream, timeout=timeout_ms)
+                route.toxic("reset_peer", stream, timeout=timeout_ms)
             start_s = time.monotonic()
             if sends:
                 client.sendall(b"x")
@@ -213,10 +213,10 @@ def reset(stream: str, serve: Serve, timeout_ms: int = 0, sends: bool = True, la
             total = since(start_s)
             if sends:
                 for _ in range(100):
-                    if way.events:
+                    if route.events:
                         break
                     time.sleep(0.002)
-            return {"client": reading.ending, "bytes": reading.size, "t": total, "upstream": way.seen_with_details()}
+            return {"client": reading.ending, "bytes": reading.size, "t": total, "upstream": route.seen_with_details()}
 
     return run
 
@@ -236,36 +236,36 @@ for key, run in {
 
 @part("reset_peer", "toxicity0_server_closes")
 def reset_lingers_for_the_client(lab: Lab) -> list[object]:
-    with lab.way(answers(3)) as way:
-        way.toxic("reset_peer", toxicity=0, timeout=0)
-        client = way.connect()
+    with lab.route(answers(3)) as route:
+        route.toxic("reset_peer", toxicity=0, timeout=0)
+        client = route.connect()
         client.sendall(b"x")
         return read(client, patience_s=2).outcome
 
 
 @part("reset_peer", "toxicity0_client_closes_upstream_sees")
 def reset_lingers_for_the_backend(lab: Lab) -> list[str]:
-    with lab.way(collect) as way:
-        way.toxic("reset_peer", toxicity=0, timeout=0)
-        client = way.connect()
+    with lab.route(collect) as route:
+        route.toxic("reset_peer", toxicity=0, timeout=0)
+        client = route.connect()
         client.sendall(b"x")
-        way.await_event("data")
+        route.await_event("data")
         client.close()
-        way.await_event("ECONNRESET")
-        return way.seen()
+        route.await_event("ECONNRESET")
+        return route.observed()
 
 
 @part("reset_peer", "removed_then_client_close_upstream_sees")
 def reset_lingers_after_removal(lab: Lab) -> list[list[object]]:
-    with lab.way(echo) as way:
-        toxic = way.toxic("reset_peer", toxicity=0, timeout=0)
-        client = way.connect()
+    with lab.route(echo) as route:
+        toxic = route.toxic("reset_peer", toxicity=0, timeout=0)
+        client = route.connect()
         trips(client, 1)
-        way.remove(toxic)
+        route.remove(toxic)
         trips(client, 1)
         client.close()
-        way.await_event("exc")
-        return way.seen_with_details()
+        route.await_event("exc")
+        return route.seen_with_details()
 
 
 # Limit data.
@@ -275,9 +275,9 @@ def limited(limit: int, *sizes: int) -> Run:
     """A part that requests answers of these sizes in turn, under a limit_data."""
 
     def run(lab: Lab) -> list[list[object]]:
-        with lab.way(answers(*sizes, then_close=False)) as way:
-            way.toxic("limit_data", bytes=limit)
-            client = way.connect()
+        with lab.route(answers(*sizes, then_close=False)) as route:
+            route.toxic("limit_data", bytes=limit)
+            client = route.connect()
             outcomes = []
             for size in sizes:
                 client.sendall(b"x")
@@ -303,22 +303,22 @@ for key, run in {
 
 @part("limit_data", "update_100_to_40_after_30")
 def limit_lowered(lab: Lab) -> list[object]:
-    with lab.way(echo) as way:
-        toxic = way.toxic("limit_data", bytes=100)
-        client = way.connect()
+    with lab.route(echo) as route:
+        toxic = route.toxic("limit_data", bytes=100)
+        client = route.connect()
         trips(client, 1, 30)
-        way.update(toxic, bytes=40)
+        route.update(toxic, bytes=40)
         client.sendall(bytes(30))
         return read(client, patience_s=0.5).outcome
 
 
 @part("limit_data")
 def limit_lowered_below(lab: Lab) -> dict[str, object]:
-    with lab.way(echo) as way:
-        toxic = way.toxic("limit_data", bytes=100)
-        client = way.connect()
+    with lab.route(echo) as route:
+        toxic = route.toxic("limit_data", bytes=100)
+        client = route.connect()
         trips(client, 1, 50)
-        way.update(toxic, bytes=20)
+        route.update(toxic, bytes=20)
         idle = read(client, patience_s=0.4).outcome
         client.sendall(b"q")
         return {"update_below_transmitted_idle": idle, "...then_send": read(client, patience_s=0.4).outcome}
@@ -326,13 +326,13 @@ def limit_lowered_below(lab: Lab) -> dict[str, object]:
 
 @part("limit_data", "removed_readded_counts_afresh")
 def limit_readded(lab: Lab) -> list[object]:
-    with lab.way(echo) as way:
-        toxic = way.toxic("limit_data", bytes=100)
-        client = way.connect()
+    with lab.route(echo) as route:
+        toxic = route.toxic("limit_data", bytes=100)
+        client = route.connect()
         trips(client, 1, 50)
-        way.remove(toxic)
+        route.remove(toxic)
         trips(client, 1, 100)
-        way.toxic("limit_data", bytes=60)
+        route.toxic("limit_data", bytes=60)
         trips(client, 1, 50)
         client.sendall(bytes(30))
         return read(client, patience_s=0.5).outcome
@@ -340,13 +340,13 @@ def limit_readded(lab: Lab) -> list[object]:
 
 @part("limit_data", "upstream10_of_30")
 def limit_upstream(lab: Lab) -> dict[str, object]:
-    with lab.way(collect) as way:
-        way.toxic("limit_data", "upstream", bytes=10)
-        client = way.connect()
+    with lab.route(collect) as route:
+        route.toxic("limit_data", "upstream", bytes=10)
+        client = route.connect()
         client.sendall(bytes(30))
         ending = read(client, patience_s=1).ending
-        way.await_event("eof")
-        return {"client": ending, "upstream": way.seen_with_details()}
+        route.await_event("eof")
+        return {"client": ending, "upstream": route.seen_with_details()}
 
 
 # Chains of several toxics.
@@ -357,14 +357,14 @@ def in_a_row(*kinds: str) -> Run:
 
     def run(lab: Lab) -> list[list[object]]:
         values = {"limit_data": {"bytes": 10}, "latency": {"latency": 200}}
-        with lab.way(collect) as way:
+        with lab.route(collect) as route:
             for kind in kinds:
-                way.toxic(kind, "upstream", **values[kind])
-            client = way.connect()
+                route.toxic(kind, "upstream", **values[kind])
+            client = route.connect()
             start_s = time.monotonic()
             client.sendall(bytes(20))
-            way.await_event("eof")
-            return [[event.what, event.detail, Lap.between(start_s, event.at_s)] for event in way.events]
+            route.await_event("eof")
+            return [[event.what, event.detail, Lap.between(start_s, event.at_s)] for event in route.events]
 
     return run
 
@@ -375,10 +375,10 @@ part("order_matters", "latency_then_limit")(in_a_row("latency", "limit_data"))
 
 @part("limit_then_slow_close")
 def limit_then_slow_close(lab: Lab) -> dict[str, object]:
-    with lab.way(echo) as way:
-        way.toxic("limit_data", bytes=5)
-        way.toxic("slow_close", delay=300)
-        client = way.connect()
+    with lab.route(echo) as route:
+        route.toxic("limit_data", bytes=5)
+        route.toxic("slow_close", delay=300)
+        client = route.connect()
         start_s = time.monotonic()
         client.sendall(bytes(20))
         reading = read(client, patience_s=2)

@@ -14,7 +14,7 @@ from tests.harness.toxiproxy.lab import (
     Event,
     Lab,
     Parts,
-    Way,
+    Route,
     answers,
     close_with_reset,
     collect,
@@ -59,9 +59,9 @@ def flood(connected: socket.socket, events: list[Event]) -> None:
 
 @part("half_close")
 def half_close(lab: Lab) -> dict[str, object]:
-    with lab.way(answer_late) as way:
+    with lab.route(answer_late) as route:
         outcomes = []
-        for port in (way.port, way.backend.port):
+        for port in (route.port, route.backend.port):
             with rig.connect(port) as client:
                 client.sendall(b"request")
                 start_s = time.monotonic()
@@ -89,8 +89,8 @@ def dial_refused(lab: Lab) -> dict[str, object]:
 
 @part("bad_upstream_name")
 def bad_upstream_name(lab: Lab) -> dict[str, object]:
-    wish = {"name": "unusable", "listen": "127.0.0.1:0", "upstream": "nonsense"}
-    status, answer = lab.ask("POST", "/proxies", wish)
+    requested = {"name": "unusable", "listen": "127.0.0.1:0", "upstream": "nonsense"}
+    status, answer = lab.ask("POST", "/proxies", requested)
     with rig.connect(int(answer["listen"].rpartition(":")[2])) as client:
         ending = read(client, patience_s=6).ending
     lab.ask("DELETE", "/proxies/unusable")
@@ -114,94 +114,94 @@ def bind_to(port: int, share: bool) -> socket.socket:
 
 @part("disable_live")
 def disable_live(lab: Lab) -> dict[str, object]:
-    seen: dict[str, object] = {}
-    with lab.way(echo) as way:
-        client = way.connect()
+    observed: dict[str, object] = {}
+    with lab.route(echo) as route:
+        client = route.connect()
         trips(client, 3)
-        way.change(enabled=False)
-        seen["idle_client"] = read(client, patience_s=2).ending
-        way.await_event("eof")
-        seen["upstream_log"] = way.seen()
-        seen["connect"] = fails_with(way.connect)
-        seen["plain_bind_no_reuseaddr"] = fails_with(lambda: bind_to(way.port, share=False).close())
-        with bind_to(way.port, share=True):
-            seen["bind_reuseaddr"] = "ok"
-            status, answer = way.change(enabled=True)
-            seen["enable_while_taken"] = [status, answer["error"][-22:]]
-        status, answer = way.change(enabled=True)
-        seen["enable"] = status
-        seen["same_port"] = answer["listen"].endswith(f":{way.port}")
-        seen["works"] = len(trips(way.connect(), 1)) == 1
-    return seen
+        route.change(enabled=False)
+        observed["idle_client"] = read(client, patience_s=2).ending
+        route.await_event("eof")
+        observed["upstream_log"] = route.observed()
+        observed["connect"] = fails_with(route.connect)
+        observed["plain_bind_no_reuseaddr"] = fails_with(lambda: bind_to(route.port, share=False).close())
+        with bind_to(route.port, share=True):
+            observed["bind_reuseaddr"] = "ok"
+            status, answer = route.change(enabled=True)
+            observed["enable_while_taken"] = [status, answer["error"][-22:]]
+        status, answer = route.change(enabled=True)
+        observed["enable"] = status
+        observed["same_port"] = answer["listen"].endswith(f":{route.port}")
+        observed["works"] = len(trips(route.connect(), 1)) == 1
+    return observed
 
 
 @part("disable_keeps_toxics")
 def disable_keeps_toxics(lab: Lab) -> dict[str, object]:
-    with lab.way(echo) as way:
-        way.toxic("latency", latency=50)
-        way.change(enabled=False)
-        toxics = way.change(enabled=True)[1]["toxics"]
-        return {"n": len(toxics), "rtt": trips(way.connect(), 1)[0]}
+    with lab.route(echo) as route:
+        route.toxic("latency", latency=50)
+        route.change(enabled=False)
+        toxics = route.change(enabled=True)[1]["toxics"]
+        return {"n": len(toxics), "rtt": trips(route.connect(), 1)[0]}
 
 
 @part("disable_busy", alone=True)
 def disable_busy(lab: Lab) -> dict[str, object]:
-    with lab.way(flood) as way:
-        client = way.connect()
+    with lab.route(flood) as route:
+        client = route.connect()
         assert read(client, 1).ending == "ok"
         time.sleep(0.3)  # until every buffer is full and the proxy is blocked
-        way.change(enabled=False)
+        route.change(enabled=False)
         reading = read(client, patience_s=2)
-        way.await_event("ECONNRESET")
-        return {"client": reading.ending, "upstream": way.seen(), "client_bytes_gt0": reading.size > 0}
+        route.await_event("ECONNRESET")
+        return {"client": reading.ending, "upstream": route.observed(), "client_bytes_gt0": reading.size > 0}
 
 
 @part("delete_live")
 def delete_live(lab: Lab) -> dict[str, object]:
-    with lab.way(echo) as way:
-        client = way.connect()
+    with lab.route(echo) as route:
+        client = route.connect()
         trips(client, 3)
-        lab.ask("DELETE", way.path)
+        lab.ask("DELETE", route.path)
         ending = read(client, patience_s=2).ending
-        way.await_event("eof")
-        return {"client": ending, "upstream": way.seen()}
+        route.await_event("eof")
+        return {"client": ending, "upstream": route.observed()}
 
 
 @part("update_upstream_drops")
 def update_upstream_drops(lab: Lab) -> dict[str, object]:
-    with lab.way(echo) as way, lab.way(echo) as other:
-        client = way.connect()
+    with lab.route(echo) as route, lab.route(echo) as other:
+        client = route.connect()
         trips(client, 1)
-        status, _ = way.change(upstream=f"127.0.0.1:{other.backend.port}")
+        status, _ = route.change(upstream=f"127.0.0.1:{other.backend.port}")
         ending = read(client, patience_s=2).ending
-        trips(way.connect(), 1)
+        trips(route.connect(), 1)
         return {"status": status, "client": ending, "new_upstream_conns": other.backend.accepted}
 
 
-def wait_for_data(way: Way) -> socket.socket:
+def wait_for_data(route: Route) -> socket.socket:
     """A connection whose first bytes have reached the (collecting) backend."""
-    client = way.connect()
+    client = route.connect()
     client.sendall(b"abc")
-    way.await_event("data")
+    route.await_event("data")
     return client
 
 
 @part("peer_close_propagation", "client_fin_to_upstream")
 def client_fin_to_upstream(lab: Lab) -> list[list[object]]:
-    with lab.way(collect) as way:
-        client = wait_for_data(way)
+    with lab.route(collect) as route:
+        client = wait_for_data(route)
         start_s = time.monotonic()
         client.close()
-        way.await_event("eof")
-        return way.ends_since(start_s)
+        route.await_event("eof")
+        return route.ends_since(start_s)
 
 
 @part("peer_close_propagation", "client_rst_to_upstream")
 def client_rst_to_upstream(lab: Lab) -> list[str]:
-    with lab.way(collect) as way:
-        close_with_reset(wait_for_data(way))
-        way.await_event("eof")
-        return way.seen()[1:]
+    with lab.route(collect) as route:
+        close_with_reset(wait_for_data(route))
+        route.await_event("eof")
+        return route.observed()[1:]
 
 
 @part("peer_close_propagation", "upstream_rst_to_client")
@@ -210,24 +210,24 @@ def upstream_rst_to_client(lab: Lab) -> str:
         connected.recv(10)
         close_with_reset(connected)
 
-    with lab.way(serve) as way:
-        client = way.connect()
+    with lab.route(serve) as route:
+        client = route.connect()
         client.sendall(b"x")
         return read(client, patience_s=2).ending
 
 
 @part("peer_close_propagation", "upstream_data_then_fin")
 def upstream_data_then_fin(lab: Lab) -> list[object]:
-    with lab.way(answers(200_000)) as way:
-        client = way.connect()
+    with lab.route(answers(200_000)) as route:
+        client = route.connect()
         client.sendall(b"x")
         return read(client, patience_s=2).outcome
 
 
 @part("noop_rtt", alone=True)
 def noop_rtt(lab: Lab) -> dict[str, object]:
-    with lab.way(echo) as way, rig.connect(way.backend.port) as direct:
-        return {"via": extent(trips(way.connect(), 500)), "direct": extent(trips(direct, 500))}
+    with lab.route(echo) as route, rig.connect(route.backend.port) as direct:
+        return {"via": extent(trips(route.connect(), 500)), "direct": extent(trips(direct, 500))}
 
 
 def hung_dial(lab: Lab) -> dict[str, object]:

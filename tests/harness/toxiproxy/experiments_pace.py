@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 
 from tests.harness.toxiproxy import rig
-from tests.harness.toxiproxy.lab import Lab, Lap, Parts, Run, Way, answers, collect, echo, extent, read, since, trips
+from tests.harness.toxiproxy.lab import Lab, Lap, Parts, Route, Run, answers, collect, echo, extent, read, since, trips
 
 PARTS = Parts()
 part = PARTS.part
 
 
-def drip(way: Way, count: int) -> list[float]:
+def drip(route: Route, count: int) -> list[float]:
     """Send messages of 1, 2, 3 ... bytes, 30 ms apart, over a new connection; returns their send times (seconds)."""
-    client = way.connect()
+    client = route.connect()
     time.sleep(0.05)  # exclude the dial from the measurement
     sent_s = []
     for size in range(1, count + 1):
@@ -23,15 +23,15 @@ def drip(way: Way, count: int) -> list[float]:
     return sent_s
 
 
-def arrivals_since(way: Way, start_s: float) -> list[list[object]]:
+def arrivals_since(route: Route, start_s: float) -> list[list[object]]:
     """Bytes and time of each read of a collecting backend."""
-    return [[event.detail, Lap.between(start_s, event.at_s)] for event in way.events if event.what == "data"]
+    return [[event.detail, Lap.between(start_s, event.at_s)] for event in route.events if event.what == "data"]
 
 
-def await_bytes(way: Way, size: int) -> None:
+def await_bytes(route: Route, size: int) -> None:
     """Return when a collecting backend has `size` bytes, or after 3 s."""
     deadline_s = time.monotonic() + 3
-    while sum(int(str(e.detail)) for e in way.events if e.what == "data") < size and time.monotonic() < deadline_s:
+    while sum(int(str(e.detail)) for e in route.events if e.what == "data") < size and time.monotonic() < deadline_s:
         time.sleep(0.002)
 
 
@@ -42,9 +42,9 @@ def latency_one_way(stream: str, latency_ms: int, count: int) -> tuple[str, Run]
     """Name and function of a part that measures round trips under latency in one direction."""
 
     def run(lab: Lab) -> dict[str, Lap]:
-        with lab.way(echo) as way:
-            way.toxic("latency", stream, latency=latency_ms)
-            return extent(trips(way.connect(), count))
+        with lab.route(echo) as route:
+            route.toxic("latency", stream, latency=latency_ms)
+            return extent(trips(route.connect(), count))
 
     return (stream if latency_ms == 100 else f"lat{latency_ms}"), run
 
@@ -62,20 +62,20 @@ for stream, latency_ms, count in (
 
 @part("latency_precision", "both")
 def latency_both(lab: Lab) -> dict[str, Lap]:
-    with lab.way(echo) as way:
-        way.toxic("latency", "upstream", latency=100)
-        way.toxic("latency", "downstream", latency=50)
-        return extent(trips(way.connect(), 10))
+    with lab.route(echo) as route:
+        route.toxic("latency", "upstream", latency=100)
+        route.toxic("latency", "downstream", latency=50)
+        return extent(trips(route.connect(), 10))
 
 
 @part("latency_precision")
 def connecting_is_not_delayed(lab: Lab) -> dict[str, Lap]:
     laps = {}
     for stream in ("downstream", "upstream"):
-        with lab.way(echo) as way:
-            way.toxic("latency", stream, latency=100)
+        with lab.route(echo) as route:
+            route.toxic("latency", stream, latency=100)
             start_s = time.monotonic()
-            way.connect()
+            route.connect()
             laps[f"{stream}_connect"] = since(start_s)
     return laps
 
@@ -84,9 +84,9 @@ def jittered(latency_ms: int, jitter_ms: int) -> Run:
     """A part that measures round trips under latency with jitter."""
 
     def run(lab: Lab) -> dict[str, Lap]:
-        with lab.way(echo) as way:
-            way.toxic("latency", latency=latency_ms, jitter=jitter_ms)
-            return extent(trips(way.connect(), 60))
+        with lab.route(echo) as route:
+            route.toxic("latency", latency=latency_ms, jitter=jitter_ms)
+            return extent(trips(route.connect(), 60))
 
     return run
 
@@ -97,21 +97,21 @@ for latency_ms, jitter_ms in ((50, 20), (5, 20), (0, 20), (20, -10)):
 
 @part("latency_pipelined")
 def latency_pipelined(lab: Lab) -> dict[str, object]:
-    with lab.way(collect) as way:
-        way.toxic("latency", "upstream", latency=200)
-        sent_s = drip(way, 6)
-        await_bytes(way, 21)
-        came = [event.at_s for event in way.events]
+    with lab.route(collect) as route:
+        route.toxic("latency", "upstream", latency=200)
+        sent_s = drip(route, 6)
+        await_bytes(route, 21)
+        came = [event.at_s for event in route.events]
         delays = [Lap.between(sent, at) for sent, at in zip(sent_s, came, strict=False)]
-        return {"delays": delays, "sizes": [event.detail for event in way.events]}
+        return {"delays": delays, "sizes": [event.detail for event in route.events]}
 
 
 @part("latency_pipelined")
 def latency_and_the_end(lab: Lab) -> dict[str, object]:
-    with lab.way(collect) as way, lab.way(collect) as idle:
-        for each in (way, idle):
+    with lab.route(collect) as route, lab.route(collect) as idle:
+        for each in (route, idle):
             each.toxic("latency", "upstream", latency=200)
-        quiet, client = idle.connect(), way.connect()
+        quiet, client = idle.connect(), route.connect()
         time.sleep(0.05)
         start_s = time.monotonic()
         quiet.close()
@@ -120,28 +120,28 @@ def latency_and_the_end(lab: Lab) -> dict[str, object]:
         start_s = time.monotonic()
         client.sendall(b"abc")
         client.close()
-        way.await_event("eof")
-        both = [[event.what, event.detail, Lap.between(start_s, event.at_s)] for event in way.events]
+        route.await_event("eof")
+        both = [[event.what, event.detail, Lap.between(start_s, event.at_s)] for event in route.events]
         return {"eof_delay": eof_delay, "send_then_close": both}
 
 
 @part("latency_two_chained_queued")
 def latency_two_chained(lab: Lab) -> dict[str, object]:
-    with lab.way(collect) as way:
-        way.toxic("latency", "upstream", name="first", latency=100)
-        way.toxic("latency", "upstream", name="second", latency=100)
-        sent_s = drip(way, 6)
-        await_bytes(way, 21)
-        came = [event.at_s for event in way.events]
+    with lab.route(collect) as route:
+        route.toxic("latency", "upstream", name="first", latency=100)
+        route.toxic("latency", "upstream", name="second", latency=100)
+        sent_s = drip(route, 6)
+        await_bytes(route, 21)
+        came = [event.at_s for event in route.events]
         delays = [Lap.between(sent, at) for sent, at in zip(sent_s, came, strict=False)]
-        return {"delays": delays, "sizes": [event.detail for event in way.events]}
+        return {"delays": delays, "sizes": [event.detail for event in route.events]}
 
 
 @part("latency_jitter_order")
 def latency_jitter_order(lab: Lab) -> dict[str, object]:
-    with lab.way(echo) as way:
-        way.toxic("latency", latency=30, jitter=30)
-        client = way.connect()
+    with lab.route(echo) as route:
+        route.toxic("latency", latency=30, jitter=30)
+        client = route.connect()
         data = bytes(range(200))
         for start in range(len(data)):
             client.sendall(data[start : start + 1])
@@ -151,9 +151,9 @@ def latency_jitter_order(lab: Lab) -> dict[str, object]:
 
 @part("latency_bulk", alone=True)
 def latency_bulk(lab: Lab) -> dict[str, object]:
-    with lab.way(answers(20 << 20)) as way:
-        way.toxic("latency", latency=100)
-        client = way.connect()
+    with lab.route(answers(20 << 20)) as route:
+        route.toxic("latency", latency=100)
+        client = route.connect()
         start_s = time.monotonic()
         client.sendall(b"x")
         reading = read(client, patience_s=10)
@@ -164,9 +164,9 @@ def latency_bulk(lab: Lab) -> dict[str, object]:
 
 @part("latency_update_live")
 def latency_update_live(lab: Lab) -> dict[str, object]:
-    with lab.way(collect) as way:
-        toxic = way.toxic("latency", "upstream", latency=1000)
-        client = way.connect()
+    with lab.route(collect) as route:
+        toxic = route.toxic("latency", "upstream", latency=1000)
+        client = route.connect()
         time.sleep(0.05)
         start_s = time.monotonic()
         client.sendall(b"a")
@@ -174,16 +174,16 @@ def latency_update_live(lab: Lab) -> dict[str, object]:
         client.sendall(b"bb")
         time.sleep(0.15)
         updated = since(start_s)
-        way.update(toxic, latency=400)
-        await_bytes(way, 3)
-        return {"update_at": updated, "arrive": arrivals_since(way, start_s)}
+        route.update(toxic, latency=400)
+        await_bytes(route, 3)
+        return {"update_at": updated, "arrive": arrivals_since(route, start_s)}
 
 
 @part("latency_remove_live")
 def latency_remove_live(lab: Lab) -> dict[str, object]:
-    with lab.way(collect) as way:
-        toxic = way.toxic("latency", "upstream", latency=1000)
-        client = way.connect()
+    with lab.route(collect) as route:
+        toxic = route.toxic("latency", "upstream", latency=1000)
+        client = route.connect()
         time.sleep(0.05)
         start_s = time.monotonic()
         for data in (b"a", b"bb", b"ccc"):
@@ -191,33 +191,33 @@ def latency_remove_live(lab: Lab) -> dict[str, object]:
             time.sleep(0.05)
         time.sleep(0.05)
         removed = since(start_s)
-        way.remove(toxic)
-        await_bytes(way, 6)
-        return {"rm_at": removed, "arrive": arrivals_since(way, start_s)}
+        route.remove(toxic)
+        await_bytes(route, 6)
+        return {"rm_at": removed, "arrive": arrivals_since(route, start_s)}
 
 
 @part("latency_other_toxic_added_live")
 def latency_other_toxic_added_live(lab: Lab) -> dict[str, object]:
-    with lab.way(collect) as way:
-        way.toxic("latency", "upstream", latency=1000)
-        client = way.connect()
+    with lab.route(collect) as route:
+        route.toxic("latency", "upstream", latency=1000)
+        client = route.connect()
         time.sleep(0.05)
         start_s = time.monotonic()
         client.sendall(b"a")
         time.sleep(0.2)
-        way.toxic("noop", "upstream")
-        await_bytes(way, 1)
-        return {"arrive_after_append_noop": arrivals_since(way, start_s)}
+        route.toxic("noop", "upstream")
+        await_bytes(route, 1)
+        return {"arrive_after_append_noop": arrivals_since(route, start_s)}
 
 
 @part("add_live")
 def add_live(lab: Lab) -> dict[str, object]:
-    with lab.way(echo) as way:
-        client = way.connect()
+    with lab.route(echo) as route:
+        client = route.connect()
         before = extent(trips(client, 3))["max"]
-        toxic = way.toxic("latency", latency=80)
+        toxic = route.toxic("latency", latency=80)
         during = trips(client, 3)
-        way.remove(toxic)
+        route.remove(toxic)
         return {"before": before, "during": during, "after": extent(trips(client, 3))["max"]}
 
 
@@ -228,9 +228,9 @@ def transfer(rate: int, size: int) -> Run:
     """A part that measures the duration of a transfer of `size` bytes at `rate` KB/s."""
 
     def run(lab: Lab) -> dict[str, object]:
-        with lab.way(answers(size, then_close=False)) as way:
-            way.toxic("bandwidth", rate=rate)
-            client = way.connect()
+        with lab.route(answers(size, then_close=False)) as route:
+            route.toxic("bandwidth", rate=rate)
+            client = route.connect()
             start_s = time.monotonic()
             client.sendall(b"x")
             reading = read(client, size, patience_s=20)
@@ -259,9 +259,9 @@ for rate, size in (
 
 @part("bandwidth_small")
 def bandwidth_small(lab: Lab) -> dict[str, object]:
-    with lab.way(echo) as way:
-        way.toxic("bandwidth", rate=1)
-        client = way.connect()
+    with lab.route(echo) as route:
+        route.toxic("bandwidth", rate=1)
+        client = route.connect()
         at_once = trips(client, 3, 50)
         time.sleep(0.5)
         return {"rtt_50B_at_1KBs": at_once, "after_idle": trips(client, 3, 50)}
@@ -269,29 +269,29 @@ def bandwidth_small(lab: Lab) -> dict[str, object]:
 
 @part("bandwidth_zero")
 def bandwidth_zero(lab: Lab) -> dict[str, object]:
-    with lab.way(echo) as way:
-        toxic = way.toxic("bandwidth", rate=0)
-        client = way.connect()
+    with lab.route(echo) as route:
+        toxic = route.toxic("bandwidth", rate=0)
+        client = route.connect()
         client.sendall(b"abc")
         stalled = read(client, 3, patience_s=1).ending
-        way.remove(toxic)
+        route.remove(toxic)
         return {"recv": stalled, "after_remove": read(client, 3, patience_s=2).outcome}
 
 
 @part("bandwidth_zero")
 def bandwidth_zero_hides_the_end(lab: Lab) -> dict[str, object]:
-    with lab.way(answers(3)) as way:  # it closes after its answer
-        way.toxic("bandwidth", rate=0)
-        client = way.connect()
+    with lab.route(answers(3)) as route:  # it closes after its answer
+        route.toxic("bandwidth", rate=0)
+        client = route.connect()
         client.sendall(b"x")
         return {"upstream_close_while_stalled": read(client, patience_s=1).ending}
 
 
 @part("bandwidth_two_conns")
 def bandwidth_two_conns(lab: Lab) -> dict[str, object]:
-    with lab.way(answers(50_000, then_close=False)) as way:
-        way.toxic("bandwidth", rate=100)
-        clients = [way.connect(), way.connect()]
+    with lab.route(answers(50_000, then_close=False)) as route:
+        route.toxic("bandwidth", rate=100)
+        clients = [route.connect(), route.connect()]
         start_s = time.monotonic()
         for client in clients:
             client.sendall(b"x")

@@ -153,7 +153,7 @@ def close_with_reset(client: socket.socket) -> None:
     client.close()
 
 
-class Way(ExitStack):
+class Route(ExitStack):
     """A proxy with its backend and its client connections; exit removes them all."""
 
     def __init__(self, lab: Lab, serve: Serve) -> None:
@@ -172,10 +172,10 @@ class Way(ExitStack):
 
     def toxic(self, kind: str, stream: str = "downstream", toxicity: float = 1.0, **values: Any) -> str:
         """Add a toxic and return its name. `values`: its attributes, and optionally `name`."""
-        wish: dict[str, Any] = {"type": kind, "stream": stream, "toxicity": toxicity}
+        requested: dict[str, Any] = {"type": kind, "stream": stream, "toxicity": toxicity}
         if "name" in values:
-            wish["name"] = values.pop("name")
-        status, answer = self._lab.ask("POST", f"{self.path}/toxics", {**wish, "attributes": values})
+            requested["name"] = values.pop("name")
+        status, answer = self._lab.ask("POST", f"{self.path}/toxics", {**requested, "attributes": values})
         assert status == 200, answer
         return str(answer["name"])
 
@@ -191,7 +191,7 @@ class Way(ExitStack):
         """Update the proxy; status and answer."""
         return self._lab.ask("PATCH", self.path, fields)
 
-    def seen(self, *kinds: str) -> list[str]:
+    def observed(self, *kinds: str) -> list[str]:
         """Event names at the backend, of the given kinds or of all."""
         return [event.what for event in self.events if not kinds or event.what in kinds]
 
@@ -206,7 +206,7 @@ class Way(ExitStack):
     def await_event(self, what: str, patience_s: float = rig.LONG_S) -> None:
         """Return when the backend has recorded an event of that kind, or after `patience_s`."""
         deadline_s = time.monotonic() + patience_s
-        while what not in self.seen() and time.monotonic() < deadline_s:
+        while what not in self.observed() and time.monotonic() < deadline_s:
             time.sleep(0.002)
 
 
@@ -235,9 +235,9 @@ class Lab:
         assert status == 201, answer
         return name, int(answer["listen"].rpartition(":")[2])
 
-    def way(self, serve: Serve) -> Way:
+    def route(self, serve: Serve) -> Route:
         """A proxy in front of a new backend."""
-        return Way(self, serve)
+        return Route(self, serve)
 
 
 Run = Callable[[Lab], Any]
@@ -282,8 +282,8 @@ class Sentinel(threading.Thread):
         self._over = False
 
     def run(self) -> None:
-        with self._lab.way(echo) as way:
-            client = way.connect()
+        with self._lab.route(echo) as route:
+            client = route.connect()
             before_s = time.monotonic()
             while not self._over:
                 time.sleep(self.PAUSE_S)

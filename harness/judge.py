@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from harness.claims.features import FEATURES, Feature, Limits
+from harness.evidence import run_events
 from harness.evidence.history import History
+from harness.evidence.run_events import Judged, Listener, RunEnded, RunStarted
 from harness.property.declare import Property
 from harness.property.findings import Finding, Held, Sampled, Undecided, Within
 from harness.property.verdict import Figure, FindingRow, Outcome, Record
@@ -46,12 +48,18 @@ class Verdict:
 
 
 class Judge:
-    """Judges properties of one target with one seed. Equal scenarios share a run."""
+    """Judges properties of one target with one seed. Equal scenarios share a run.
 
-    def __init__(self, target: Target, seed: int, worlds: Mapping[World, Play]) -> None:
+    `listener` is told of runs and verdicts; the live world tells it of what happens within a run.
+    """
+
+    def __init__(
+        self, target: Target, seed: int, worlds: Mapping[World, Play], listener: Listener = run_events.ignore
+    ) -> None:
         self._target = target
         self._seed = seed
         self._worlds = worlds
+        self._listener = listener
         self._baselines: dict[tuple[str, str], History] = {}
         self._runs: dict[tuple[World, float, str], History | Verdict] = {}
         self._histories: dict[str, History] = {}
@@ -59,6 +67,11 @@ class Judge:
 
     def judge(self, item: Property, world: World) -> Record:
         """The record of `item` in `world`. TargetError and ClaimsError propagate: no property can be judged then."""
+        record = self._judge(item, world)
+        self._listener(Judged(record.property, world, record.outcome.value, record.reason))
+        return record
+
+    def _judge(self, item: Property, world: World) -> Record:
         blank = Record(
             property=item.name,
             summary=item.summary,
@@ -160,8 +173,14 @@ class Judge:
         """The run of a scenario, or the verdict of every property that would have used it."""
         key = (world, time_scale, scenario.digest())
         if key not in self._runs:
+            self._listener(RunStarted(scenario, world, self._target.name, self._seed, time_scale))
+            digest = ""
             try:
-                self._runs[key] = self._worlds[world](target, scenario, self._seed)
+                history = self._runs[key] = self._worlds[world](target, scenario, self._seed)
+                digest = history.digest()
+                if world is World.SIM:
+                    for event in run_events.events_of(history):
+                        self._listener(event)
             except (ClaimsError, TargetError):
                 raise
             except UnsupportedError as error:
@@ -172,6 +191,7 @@ class Judge:
                 self._runs[key] = Verdict(Outcome.ERROR, str(error))
             except Exception:
                 self._runs[key] = Verdict(Outcome.ERROR, f"the {world.value} world crashed: {_crash()}")
+            self._listener(RunEnded(digest))
         return self._runs[key]
 
 

@@ -6,13 +6,14 @@ Computed from the history alone, in plain JSON types, so that it can be sent to 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from harness.evidence.history import History
+from harness.evidence.run_events import RunEvent, StepEffective, StepHealed, events_of
 from harness.scenario.faults import Step
 
 WIDTHS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -61,20 +62,20 @@ def run_timeseries(history: History) -> TimeSeries:
     return {
         "backends": list(history.scenario.backend_ids),
         "intervals": intervals,
-        "marks": [[round(at_s, 3), text] for at_s, text in sorted(_marks(history))],
+        "marks": [[round(event.at_s, 3), text] for event in events_of(history) if (text := step_text(event))],
     }
 
 
-def _marks(history: History) -> Iterator[tuple[float, str]]:
-    """Time and text for each step's effect and healing."""
-    for step in history.steps:
-        text = f"{in_words(step.kind)} {history.scenario.backend_ids[step.backend]}"
-        if not step.took_effect:
-            yield step.asked_s, f"{text} (no effect)"
-            continue
-        yield step.effective_s, f"{text} (struck nothing)" if step.hits == 0 else text
-        if not math.isnan(step.healed_s):
-            yield step.healed_s, f"{text} over"
+def step_text(event: RunEvent) -> str:
+    """What became of a fault or membership change, in words; "" for other events."""
+    match event:
+        case StepEffective(kind=kind, backend=backend):
+            without = " (no effect)" if not event.effective else " (no request affected)" if event.hits == 0 else ""
+            return f"{in_words(kind)} {backend}{without}"
+        case StepHealed(kind=kind, backend=backend):
+            return f"{in_words(kind)} {backend} over"
+        case _:
+            return ""
 
 
 def in_words(kind: str) -> str:

@@ -200,8 +200,17 @@ def _worlds(world: Any, toxiproxy: str) -> Iterator[dict[Any, Any]]:
         return
     from harness.live.session import LiveSession
 
-    with LiveSession(toxiproxy=toxiproxy) as session:
+    with LiveSession(toxiproxy=toxiproxy, listener=_show) as session:
         yield {World.LIVE: session.play}
+
+
+def _show(event: Any) -> None:
+    """Print a line for an event within a live run, as it happens; the plan has been printed before."""
+    from harness.evidence.run_events import StepEffective, StepHealed
+    from reports.progress import progress_line
+
+    if isinstance(event, StepEffective | StepHealed):
+        print(progress_line(event), flush=True)
 
 
 def _play(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, Any]) -> tuple[bool, list[str]]:

@@ -7,6 +7,7 @@ collect; reconcile; stop. All started processes are stopped in every case.
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import numpy as np
 
 from harness.evidence.history import History, empty_requests
 from harness.evidence.records import Rows, read_requests
+from harness.evidence.run_events import Listener, PhaseBegan, ignore
 from harness.live.balancer import Balancer
 from harness.live.deployment import deployment_after, proxy_addresses
 from harness.live.evidence import attempts_of, connections_of, health_checks_of, reconcile, residency_of
@@ -46,10 +48,14 @@ NONCE_BITS = 31
 
 
 class LiveSession:
-    """State shared by runs. `toxiproxy`: "embedded", "real" (toxiproxy-server from PATH) or the URL of one."""
+    """State shared by runs. `toxiproxy`: "embedded", "real" (toxiproxy-server from PATH) or the URL of one.
 
-    def __init__(self, toxiproxy: str = "embedded") -> None:
+    `listener` is called with the phases and steps of each run as they happen, from several threads.
+    """
+
+    def __init__(self, toxiproxy: str = "embedded", listener: Listener = ignore) -> None:
         self._toxiproxy = toxiproxy
+        self._listener = listener
         self._restore_sigterm = take_sigterm()
         self._folder = session_folder()
         self._load: LoadProcess | None = None
@@ -91,7 +97,7 @@ class LiveSession:
         if self._load is None:
             self._load = LoadProcess(self._folder)
         with ExitStack() as stack:
-            run = _Run(self._toxiproxy, self._load, target, scenario, seed, self._runs, workdir, stack)
+            run = _Run(self._toxiproxy, self._load, target, scenario, seed, self._runs, workdir, stack, self._listener)
             return run.play()
 
 
@@ -108,8 +114,10 @@ class _Run:
         run: int,
         workdir: Path,
         stack: ExitStack,
+        listener: Listener,
     ) -> None:
         self._load = load
+        self._listener = listener
         self._target = target
         self._scenario = scenario
         self._seed = seed
@@ -125,6 +133,7 @@ class _Run:
         self._injector = FaultInjector(toxiproxy, self._block, workdir, seed)
         stack.callback(self._injector.stop)
         self._changes: list[Membership] = []
+        self._phases = sorted(scenario.phases, key=lambda phase: phase.start_s)
         self._steps = LiveTimelineRunner(self._injector, self._fleet, self._numbers, seed)
         stack.callback(self._steps.close)
         self._start_s = 0.0
@@ -210,6 +219,7 @@ class _Run:
                 self._wait_until(self._start_s + due.at_s, balancer)
                 self._carry_out(due, balancer)
             self._wait_until(end_s, balancer)
+            self._announce_phases(math.inf)
             self._await_load(end_s + longest_s + GRACE_S, balancer)
             self._steps.finish()
         except DiedError as error:
@@ -223,7 +233,14 @@ class _Run:
         """Sleep until `at_s`, checking the child processes."""
         while (left_s := at_s - time.monotonic()) > 0:
             self._check(balancer)
+            self._announce_phases(time.monotonic() - self._start_s)
             time.sleep(min(left_s, 0.05))
+
+    def _announce_phases(self, now_s: float) -> None:
+        """Tell the listener of the phases that have begun by `now_s` (seconds of the run)."""
+        while self._phases and self._phases[0].start_s <= now_s:
+            phase = self._phases.pop(0)
+            self._listener(PhaseBegan(phase.start_s, phase.name))
 
     def _check(self, balancer: Balancer | None) -> None:
         self._fleet.check()

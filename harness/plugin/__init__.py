@@ -22,6 +22,9 @@ MARKER = re.compile(r"^STEELYARD_SUITE = True\s*$", re.MULTILINE)
 TOO_MANY_INCONCLUSIVE = 0.2
 """A session with a larger share of inconclusive live items fails even with `--tolerate inconclusive`."""
 
+EVENTS_VERBOSITY = 2
+"""From this verbosity on (-vv) the events of runs are printed as they happen."""
+
 OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "target",
@@ -178,13 +181,25 @@ class SessionState:
         from harness.scenario.model import World
         from harness.sim.world import play
 
-        return Judge(self.target(), int(self.option("seed")), {World.SIM: play, World.LIVE: self._play_live})
+        worlds = {World.SIM: play, World.LIVE: self._play_live}
+        return Judge(self.target(), int(self.option("seed")), worlds, self.show_event)
+
+    def show_event(self, event: Any) -> None:
+        """Print a line for an event of a run, with -vv."""
+        if self.config.option.verbose < EVENTS_VERBOSITY or self.is_worker:
+            return
+        from reports.progress import progress_line
+
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if (line := progress_line(event)) and reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(line)
 
     def _play_live(self, target: Any, scenario: Any, seed: int) -> Any:
         if self._live is None:
             from harness.live.session import LiveSession
 
-            self._live = LiveSession(toxiproxy=self.option("toxiproxy"))
+            self._live = LiveSession(toxiproxy=self.option("toxiproxy"), listener=self.show_event)
             # pytest runs cleanups at every end of the session, Ctrl-C included.
             self.config.add_cleanup(self._live.close)
         return self._live.play(target, scenario, seed)
@@ -241,15 +256,8 @@ class SessionState:
             writer = self.config.get_terminal_writer()
             terminalreporter.section("Steelyard")
             rows = sorted(self.rows, key=lambda row: (row["world"] == "live", row["property"]))
-            terminalreporter.write(
-                as_text(
-                    list(map(record_of, rows)),
-                    writer.fullwidth,
-                    writer.hasmarkup,
-                    self.config.option.verbose > 0,
-                    self.timeseries,
-                )
-            )
+            records, verbose = list(map(record_of, rows)), self.config.option.verbose > 0
+            terminalreporter.write(as_text(records, writer.fullwidth, writer.hasmarkup, verbose, self.timeseries))
         for line in self.lines:
             terminalreporter.write_line(line)
 

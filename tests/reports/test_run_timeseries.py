@@ -42,7 +42,7 @@ def test_marks_say_when_it_took_effect_and_when_it_was_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hits", "message"), [(0, "slow gpu-1 (struck nothing)"), (3, "slow gpu-1"), (None, "slow gpu-1")]
+    ("hits", "message"), [(0, "slow gpu-1 (no request affected)"), (3, "slow gpu-1"), (None, "slow gpu-1")]
 )
 def test_marks_say_which_fault_met_nothing(hits: int | None, message: str) -> None:
     observed = (StepSeen("Slow", 1, 1.0, 1.1, 1.8, hits),)

@@ -83,7 +83,6 @@ from harness.sim.world import play
 
 class Session:
     """Plays live scenarios in virtual time and records the process id."""
-
     def __init__(self, toxiproxy, listener):
         self.toxiproxy = toxiproxy
 
@@ -350,8 +349,7 @@ def live(suite: pytest.Pytester) -> pytest.Pytester:
 
 
 def test_one_live_session_is_closed_at_the_end(live: pytest.Pytester) -> None:
-    result = run(live, "mine", "-k", "kept", "--toxiproxy", "real", "-vv")
-    result.assert_outcomes(passed=2, deselected=10)
+    (result := run(live, "mine", "-k", "kept", "--toxiproxy", "real", "-vv")).assert_outcomes(passed=2, deselected=10)
     assert output_of(result).count("run of short in sim: reference, seed 1, 2 backends, 0.2 s") == 1
     assert [line.split()[1] for line in (live.path / "played").read_text().splitlines()] == ["real"]
     assert (live.path / "closed").exists()

@@ -7,19 +7,18 @@ only if the destination accepted all of them, as far as known. Runtime metrics o
 
 from __future__ import annotations
 
-import gc
-import platform
-import resource
-import sys
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import psutil
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+"""The only format: Toxiproxy ignores the Accept header, too."""
 
 
 class LinkLabels(NamedTuple):
@@ -31,7 +30,7 @@ class LinkLabels(NamedTuple):
     upstream: str
 
 
-class Traffic:
+class Traffic(Collector):
     """Bytes of ended links, summed by labels. Those of deleted proxies stay."""
 
     def __init__(self) -> None:
@@ -44,16 +43,17 @@ class Traffic:
         if sent_bytes is not None:
             self._sent[labels] += sent_bytes
 
-    def lines(self) -> Iterator[str]:
-        """The two counters, with one series for each set of labels."""
-        for name, help_text, counts in (
-            ("toxiproxy_proxy_received_bytes_total", "Bytes read from the source of ended links.", self._received),
-            ("toxiproxy_proxy_sent_bytes_total", "Bytes written to the destination of ended links.", self._sent),
+    def collect(self) -> Iterator[Metric]:
+        """The two counters, with one series for each set of labels; a counter without series is left out."""
+        for name, documentation, counts in (
+            ("toxiproxy_proxy_received_bytes", "Bytes read from the source of ended links.", self._received),
+            ("toxiproxy_proxy_sent_bytes", "Bytes written to the destination of ended links.", self._sent),
         ):
-            if counts:
-                yield from _metric(name, "counter", help_text)
+            family = CounterMetricFamily(name, documentation, labels=LinkLabels._fields)
             for labels, total_bytes in sorted(counts.items()):
-                yield f"{name}{_label_set(labels._asdict())} {total_bytes}"
+                family.add_metric(labels, total_bytes)
+            if counts:
+                yield family
 
 
 class ProxyMetrics:
@@ -65,49 +65,14 @@ class ProxyMetrics:
     """
 
     def __init__(self, traffic: Traffic | None, runtime: bool) -> None:
-        self._traffic = traffic
-        self._runtime = runtime
-        self._start_s = time.time()
+        self._registry = CollectorRegistry()
+        if runtime:
+            ProcessCollector(registry=self._registry)
+            GCCollector(registry=self._registry)
+            PlatformCollector(registry=self._registry)
+        if traffic is not None:
+            self._registry.register(traffic)
 
     def text(self) -> str:
-        """All metrics, sorted by name as Toxiproxy has them."""
-        lines = list(self._process_lines()) if self._runtime else []
-        if self._traffic is not None:
-            lines += self._traffic.lines()
-        return "".join(f"{line}\n" for line in lines)
-
-    def _process_lines(self) -> Iterator[str]:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        process = psutil.Process()
-        memory = process.memory_info()
-        values = [
-            ("process_cpu_seconds_total", "counter", "User and system CPU time.", usage.ru_utime + usage.ru_stime),
-            (
-                "process_max_fds",
-                "gauge",
-                "How many file descriptors may be open.",
-                resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            ),
-            ("process_open_fds", "gauge", "File descriptors that are open.", process.num_fds()),
-            ("process_resident_memory_bytes", "gauge", "Resident memory.", memory.rss),
-            ("process_virtual_memory_bytes", "gauge", "Virtual memory.", memory.vms),
-            ("process_start_time_seconds", "gauge", "When it started, since the epoch.", self._start_s),
-        ]
-        for name, kind, help_text, value in sorted(values):
-            yield from _metric(name, kind, help_text)
-            yield f"{name} {value}"
-        yield from _metric("python_gc_collections_total", "counter", "Collections by generation.")
-        for generation, counts in enumerate(gc.get_stats()):
-            yield f"python_gc_collections_total{_label_set({'generation': str(generation)})} {counts['collections']}"
-        yield from _metric("python_info", "gauge", "The interpreter.")
-        info = {"implementation": sys.implementation.name, "version": platform.python_version()}
-        yield f"python_info{_label_set(info)} 1"
-
-
-def _metric(name: str, kind: str, help_text: str) -> Iterator[str]:
-    yield f"# HELP {name} {help_text}"
-    yield f"# TYPE {name} {kind}"
-
-
-def _label_set(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{value.translate(ESCAPES)}"' for name, value in labels.items()) + "}"
+        """All metrics: the process first, then the proxies."""
+        return generate_latest(self._registry).decode()

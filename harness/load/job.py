@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
+from harness.claims.features import PROTOCOLS
 from harness.scenario.model import HarnessError, Load
+from harness.scenario.reading import among, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +21,22 @@ class LoadJob:
     `load` and `seed` determine the arrivals, `nonce` (31 bits) marks the run's requests, `url` is their target
     (`http://HOST:PORT`; a path is prepended to every request's own). `start_s` is second 0 of the run on
     CLOCK_MONOTONIC, which all processes of one Linux machine share. `backends` are the names that answers carry in
-    `x-backend-id`, in the order of their numbers. `out` is the file of request records to write
-    (harness.evidence.records), `protocol` "http" or "openai". Without `backends` they are numbered as they answer.
+    `x-backend-id`, in the order of their numbers; without any they are numbered as they answer. `out` is the file of
+    request records to write (harness.evidence.records), `protocol` one of harness.claims.features.PROTOCOLS.
 
     If several `workers` send one job together, the one with number `worker` (from 0) sends its shard.
     """
 
     load: Load
     seed: int
-    nonce: int
-    url: str
+    nonce: Annotated[int, Field(ge=0, lt=1 << 31)]
+    url: Annotated[str, Field(pattern="^http://")]
     start_s: float
     backends: tuple[str, ...]
     out: str
-    protocol: str = "http"
-    worker: int = 0
-    workers: int = 1
+    protocol: Annotated[str, among(PROTOCOLS)] = "http"
+    worker: Annotated[int, Field(ge=0)] = 0
+    workers: Annotated[int, Field(ge=1)] = 1
 
     def write(self, path: Path) -> None:
         """Write this job to `path` as JSON."""
@@ -44,13 +46,11 @@ class LoadJob:
     def read(path: Path) -> LoadJob:
         """The job in the file at `path`. HarnessError, one line, if it cannot be read or is not a job."""
         try:
-            return _FORM.validate_json(path.read_bytes())
+            return read_json(LoadJob, path.read_bytes())
         except OSError as error:
             raise HarnessError(f"{path}: cannot read the job ({error})") from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise HarnessError(f"{path}: not a job of the load process: {where}: {first['msg']}") from None
+        except ValueError as error:
+            raise HarnessError(f"{path}: not a job of the load process: {error}") from None
 
 
 _FORM = TypeAdapter(LoadJob)

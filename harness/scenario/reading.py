@@ -126,6 +126,8 @@ def one_line(error: ValidationError, root: str, schema: Schema | None = None, sk
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"{path} is unknown; {nearest(str(first['loc'][-1]), place.names)}"
     expected = place.expected or first["msg"].removeprefix("Input should be ")
+    if first["type"] == "finite_number":
+        expected = expected.replace("a number", "a finite number", 1)
     if first["type"] == "missing":
         return f"{path} is missing; expected {expected}"
     words = place.words

@@ -44,9 +44,9 @@ def test_the_reference_with_what_a_file_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "settings file .*gone.toml: No such file or directory"),
+        (None, "settings file .*gone.toml: cannot be read \\(No such file or directory"),
         ("updat_policy = 'ewma'", "updat_policy is unknown; did you mean update_policy"),
-        ("update_policy = 'emwa'", "update_policy 'emwa' is unknown; did you mean ewma"),
+        ("update_policy = 'emwa'", "update_policy: saw 'emwa'; did you mean ewma"),
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, text: str | None, message: str) -> None:

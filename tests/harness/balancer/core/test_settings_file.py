@@ -10,7 +10,7 @@ import pytest
 from harness.balancer.core.settings_file import settings_from
 from harness.balancer.health.readiness import RotationSettings
 from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
-from harness.balancer.settings import EjectionSettings, SlowStartSettings
+from harness.balancer.settings import CheckSettings, EjectionSettings, SlowStartSettings
 from harness.gateway.expected_answer import STATUS_200, ExpectedAnswer
 from harness.proxy.settings import live_settings
 from harness.scenario.model import ClaimsError
@@ -59,29 +59,29 @@ def test_a_file_gives_limits(file: Path) -> None:
     [
         ("braker = false", "braker is unknown; did you mean breaker"),
         ("[breaker]\nopens = 1", "breaker.opens is unknown; did you mean open_s"),
-        ("[breaker]\nopen_s = 'long'", "breaker.open_s 'long': input should be a valid number"),
+        ("[breaker]\nopen_s = 'long'", "breaker.open_s: saw 'long', expected a number"),
         ("[breaker]\nopen_s = -1", "breaker: open_s -1.0: expected above 0"),
-        ("breaker = 7", "breaker 7: "),
-        ("attempt_timeout_s = false", "attempt_timeout_s false: expected another kind"),
-        ("virtual_nodes = true", "virtual_nodes true: expected another kind"),
-        ("virtual_nodes = 0", "virtual_nodes 0: expected"),
-        ("attempt_timeout_s = 0", "attempt_timeout_s 0.0: expected above 0"),
-        ("drain_deadline_s = 0", "drain_deadline_s 0.0: expected above 0"),
-        ("drain_deadline_s = inf", "drain_deadline_s inf: expected above 0, and an end"),
+        ("breaker = 7", "breaker: saw 7, expected a table"),
+        ("attempt_timeout_s = false", "attempt_timeout_s: saw false, expected a number"),
+        ("virtual_nodes = true", "virtual_nodes: saw true, expected a whole number"),
+        ("virtual_nodes = 0", "virtual_nodes: saw 0, expected a whole number of at least 1"),
+        ("attempt_timeout_s = 0", "attempt_timeout_s: saw 0.0, expected a number above 0"),
+        ("drain_deadline_s = 0", "drain_deadline_s: saw 0.0, expected a number above 0"),
+        ("drain_deadline_s = inf", "drain_deadline_s: saw inf, expected a finite number above 0"),
         ("[limits.requests]\nburst = 5", "limits.requests.rate_per_s is missing"),
         ("[limits.tokens]\nrate_per_s = 0", "limits.tokens: rate_per_s 0.0 and burst 1.0: expected above 0"),
-        ("commit_at = 'haed'", "commit_at 'haed' is unknown; did you mean head?"),
-        ("update_policy = 'two_choice'", "update_policy 'two_choice' is unknown; did you mean two_choices"),
-        ("bounded_load = 0.5", ""),
-        ("[checks]\ninterval_s = 0", "interval_s 0.0"),
-        ("[ejection]\nfailures = 0", ""),
-        ("[slow_start]\nwindow_s = 0", "window_s 0.0"),
+        ("commit_at = 'haed'", "commit_at: saw 'haed'; did you mean head?"),
+        ("update_policy = 'two_choice'", "update_policy: saw 'two_choice'; did you mean two_choices"),
+        ("bounded_load = 0.5", "bounded_load: saw 0.5, expected a number of at least 1"),
+        ("[checks]\ninterval_s = 0", "checks.interval_s: saw 0.0, expected a number above 0"),
+        ("[ejection]\nfailures = 0", "ejection.failures: saw 0, expected a whole number of at least 1"),
+        ("[slow_start]\nwindow_s = 0", "slow_start.window_s: saw 0.0, expected a number above 0"),
         ("[slow_start]\naggression = 2", "slow_start.window_s is missing"),
         ("[load]\nstale_s = 0", "load: stale_s 0.0: expected above 0"),
-        ("load = false", "load false: expected another kind"),
+        ("load = false", "load: saw false, expected a table"),
         ("[checks.rotation]\njitter = 1.0", "checks.rotation: minimum_ready_share 0.5 and jitter 1.0: expected"),
         ("[checks.expected]\nstatuses = []", "checks.expected: statuses []: expected at least one"),
-        ("virtual_nodes", "no TOML: "),
+        ("virtual_nodes", "not valid TOML: "),
     ],
 )
 def test_nonsense_is_one_line(file: Path, text: str, message: str) -> None:
@@ -92,8 +92,13 @@ def test_nonsense_is_one_line(file: Path, text: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_table_of_a_mechanism_that_is_off_has_the_defaults_of_its_class(file: Path) -> None:
+    file.write_text("[checks]\nunhealthy = 4\n")
+    assert settings_from(file, replace(BASE, checks=None)).checks == CheckSettings(unhealthy=4)
+
+
 def test_a_file_that_is_not_there(file: Path) -> None:
-    with pytest.raises(ClaimsError, match="No such file or directory; give a readable TOML file"):
+    with pytest.raises(ClaimsError, match=r"cannot be read \(No such file or directory\); expected settings in TOML"):
         settings_from(file, BASE)
 
 

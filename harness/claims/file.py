@@ -6,18 +6,61 @@ similar valid names.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from harness.claims.features import FEATURES, PROTOCOLS, Backoff, Claims, Feature
+from pydantic import AfterValidator, Field
+
+from harness.claims.features import FEATURES, PROTOCOLS, Claims, Feature
 from harness.scenario.model import ClaimsError
-from harness.scenario.validation import nearest, one_of
+from harness.scenario.reading import among, read, shown, toml_in
+from harness.scenario.validation import nearest
+
+URL = re.compile(r"http://(?:127\.0\.0\.1|localhost):([0-9]+)/?")
+CORRELATE = ("header:x-request-id", "json:seed", "prompt-suffix")
+MOST_LISTEN = 28
+"""Limit of `listen` addresses: each needs a backend on a port of the run's block, which has this many."""
+
+
+def _local(url: str) -> str:
+    _port_of(url)
+    return url.rstrip("/")
+
+
+def _address(text: str) -> str:
+    address_of(text)
+    return text
+
+
+Command = tuple[str, ...]
+Carrier = Annotated[str, among(("header:x-mock-tag", *CORRELATE))]
+ListenAddress = Annotated[str, AfterValidator(_address)]
+
+
+# --- the tables -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BalancerTable:
+    """`[balancer]`: see README."""
+
+    name: str | None = None
+    version: str = "unknown"
+    url: Annotated[str, AfterValidator(_local)] | None = None
+    protocol: Annotated[str, among(PROTOCOLS)] = "http"
+    correlate: tuple[Carrier, ...] = CORRELATE
+    python: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendsTable:
+    """`[backends]`: the addresses that a running balancer uses, and the route of its health checks."""
+
+    listen: Annotated[tuple[ListenAddress, ...], Field(max_length=MOST_LISTEN)] = ()
+    health_path: Annotated[str, Field(pattern="^/")] = "/health"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +73,21 @@ class RunSection:
     the features that the template omits when they are in `off`.
     """
 
-    config: str
-    start: tuple[str, ...]
-    reload: tuple[str, ...] = ()
-    switches: tuple[str, ...] = ()
-    check: tuple[str, ...] = ()
+    config: Annotated[str, Field(min_length=1)]
+    start: Annotated[Command, Field(min_length=1)]
+    reload: Command = ()
+    switches: tuple[Annotated[str, among(FEATURES)], ...] = ()
+    check: Command = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole file; the tables of `claims` are read one by one."""
+
+    balancer: BalancerTable = field(default_factory=BalancerTable)
+    backends: BackendsTable = field(default_factory=BackendsTable)
+    run: RunSection | None = None
+    claims: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,143 +100,80 @@ class ClaimsFile:
     claims: Claims
     url: str | None = None
     python: str | None = None
-    correlate: tuple[str, ...] = ("header:x-request-id", "json:seed", "prompt-suffix")
+    correlate: tuple[str, ...] = CORRELATE
     listen: tuple[str, ...] = ()
     health_path: str = "/health"
     run: RunSection | None = None
 
 
-CORRELATE = re.compile(r"^(header:x-request-id|header:x-mock-tag|json:seed|prompt-suffix)$")
-URL = re.compile(r"http://(?:127\.0\.0\.1|localhost):([0-9]+)/?")
-MOST_LISTEN = 28
-"""Limit of `listen` addresses: each needs a backend on a port of the run's block, which has this many."""
-
-_BALANCER_KEYS = ("name", "version", "url", "protocol", "correlate", "python")
-_BACKENDS_KEYS = ("listen", "health_path")
-_RUN_KEYS = ("config", "check", "start", "reload", "switches")
+# --- reading ----------------------------------------------------------------------------------------------
 
 
 def claims_file(path: Path) -> ClaimsFile:
     """Read and validate the claims file at `path`. ClaimsError: one line on the first error found."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ClaimsError(f"{path}: cannot be read ({error}); expected a claims file in TOML") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ClaimsError(f"{path}: not valid TOML: {error}") from None
-    try:
-        return _checked(path, document)
+        return _checked(path, read(Document, toml_in(path, "a claims file")))
     except ValueError as error:
         raise ClaimsError(f"{path}: {error}") from None
 
 
-def _checked(path: Path, document: dict[str, Any]) -> ClaimsFile:
-    _known(document, ("balancer", "backends", "run", "claims"), "table")
-    balancer = _table(document, "balancer", _BALANCER_KEYS)
-    backends = _table(document, "backends", _BACKENDS_KEYS)
-    run = _run_section(document)
-    url, python = _text(balancer, "url"), _text(balancer, "python")
-    if not (url or python or run):
+def _checked(path: Path, document: Document) -> ClaimsFile:
+    balancer, backends, run = document.balancer, document.backends, document.run
+    if not (balancer.url or balancer.python or run):
         raise ValueError("nothing to test: [balancer] needs url or python, or a [run] table says how to start it")
-    port = _port_of(url) if url else None
-    protocol = _text(balancer, "protocol") or "http"
-    one_of(protocol, "[balancer] protocol", PROTOCOLS)
-    listen = _listen_addresses(backends, port)
-    if url and not python and not run and not listen:
+    if balancer.url and not balancer.python and not run and not backends.listen:
         raise ValueError('[backends] listen = ["127.0.0.1:9001", ...] must name the addresses your balancer uses')
-    health_path = _text(backends, "health_path") or "/health"
-    if not health_path.startswith("/"):
-        raise ValueError(f"[backends] health_path {health_path!r}: expected a path such as /health")
-    correlate = _texts(balancer, "correlate", "[balancer] ") or ("header:x-request-id", "json:seed", "prompt-suffix")
-    for carrier in correlate:
-        if not CORRELATE.match(carrier):
-            raise ValueError(
-                f"[balancer] correlate: {carrier!r} expected header:x-request-id, json:seed or prompt-suffix"
-            )
+    _check_distinct(backends.listen, balancer.url)
     members = run is not None and bool(run.reload)
     claims = Claims(
-        features=features_of(document.get("claims", {})),
-        fixed_backends=len(listen) or None,
-        can_join=members or bool(python),
+        features=features_of(document.claims),
+        fixed_backends=len(backends.listen) or None,
+        can_join=members or bool(balancer.python),
         can_reload=members,
-        protocol=protocol,
+        protocol=balancer.protocol,
     )
     return ClaimsFile(
         folder=path.resolve().parent,
-        name=_text(balancer, "name") or path.stem,
-        version=_text(balancer, "version") or "unknown",
+        name=balancer.name or path.stem,
+        version=balancer.version,
         claims=claims,
-        url=url.rstrip("/") if url else None,
-        python=python,
-        correlate=correlate,
-        listen=listen,
-        health_path=health_path,
+        url=balancer.url,
+        python=balancer.python,
+        correlate=balancer.correlate or CORRELATE,
+        listen=backends.listen,
+        health_path=backends.health_path,
         run=run,
     )
 
 
-def features_of(tables: object) -> tuple[Feature, ...]:
+def features_of(tables: Mapping[str, Any]) -> tuple[Feature, ...]:
     """The features under `[claims]`; ValueError names the invalid table and key, or says that none is claimed."""
-    if not isinstance(tables, Mapping) or not tables:
+    if not tables:
         raise ValueError("claims nothing; add at least one table such as [claims.affinity]")
-    _known(tables, tuple(FEATURES), "[claims.*] table")
-    return tuple(_feature(name, table) for name, table in sorted(tables.items()))
+    for name in tables:
+        if name not in FEATURES:
+            raise ValueError(f"claims.{name} is unknown; {nearest(name, FEATURES)}")
+    return tuple(read(FEATURES[name], table, f"claims.{name}") for name, table in sorted(tables.items()))
 
 
-def _feature(name: str, table: object) -> Feature:
-    from pydantic import TypeAdapter, ValidationError
-
-    cls = FEATURES[name]
-    if not isinstance(table, Mapping):
-        raise ValueError(f"[claims.{name}]: saw {table!r}, expected a table of settings")
-    _known(table, tuple(item.name for item in dataclasses.fields(cls)), f"[claims.{name}] key")
-    backoff = table.get("backoff")
-    if isinstance(backoff, Mapping):
-        _known(backoff, tuple(item.name for item in dataclasses.fields(Backoff)), f"[claims.{name}.backoff] key")
-    try:
-        # As JSON: strict Python mode accepts no table for a dataclass, lax mode accepts true for 1 and "5" for 5.
-        return TypeAdapter(cls).validate_json(json.dumps(table, default=str), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"[claims.{name}]{' ' + where if where else ''}: saw {first['input']!r}: {message}") from None
-
-
-def _run_section(document: Mapping[str, Any]) -> RunSection | None:
-    if "run" not in document:
-        return None
-    run = _table(document, "run", _RUN_KEYS)
-    config = _text(run, "config")
-    if not config or not run.get("start"):
-        raise ValueError("[run] needs config (a template) and start (a command as a list of words)")
-    switches = _texts(run, "switches", "[run] ")
-    for name in switches:
-        one_of(name, "[run] switches", tuple(FEATURES))
-    check, start, reload = (_texts(run, name, "[run] ") for name in ("check", "start", "reload"))
-    return RunSection(config, start, reload, switches, check)
+# --- addresses --------------------------------------------------------------------------------------------
 
 
 def _port_of(url: str) -> int:
     found = URL.fullmatch(url)
     if not found:
-        raise ValueError(f"[balancer] url {url!r}: expected http://127.0.0.1:PORT; load is sent to this machine only")
+        raise ValueError(f"saw {shown(url)}, expected http://127.0.0.1:PORT; load is sent to this machine only")
     if not 0 < int(found[1]) < 65536:
-        raise ValueError(f"[balancer] url {url!r}: expected http://127.0.0.1:PORT with a port from 1 to 65535")
+        raise ValueError(f"saw {shown(url)}, expected http://127.0.0.1:PORT with a port from 1 to 65535")
     return int(found[1])
 
 
-def _listen_addresses(backends: Mapping[str, Any], balancer_port: int | None) -> tuple[str, ...]:
-    listen = _texts(backends, "listen", "[backends] ")
-    if len(listen) > MOST_LISTEN:
-        raise ValueError(f"[backends] listen names {len(listen)} addresses; a run has ports for {MOST_LISTEN} backends")
+def _check_distinct(listen: tuple[str, ...], url: str | None) -> None:
     for address in listen:
-        _, port = address_of(address)
         if listen.count(address) > 1:
-            raise ValueError(f"[backends] listen names {address} twice; each backend needs an address of its own")
-        if port == balancer_port:
-            raise ValueError(f"[backends] listen names {address}, but [balancer] url has that port; choose another")
-    return listen
+            raise ValueError(f"backends.listen names {address} twice; each backend needs an address of its own")
+        if url and address_of(address)[1] == _port_of(url):
+            raise ValueError(f"backends.listen names {address}, but balancer.url has that port; choose another")
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -199,31 +189,3 @@ def address_of(text: str) -> tuple[str, int]:
     if host not in ("127.0.0.1", "localhost"):
         raise ValueError(f"address {text!r}: mock backends listen on this machine only; use 127.0.0.1:{port}")
     return host, int(port)
-
-
-def _known(table: Mapping[str, Any], valid: tuple[str, ...], what: str) -> None:
-    for name in table:
-        if name not in valid:
-            raise ValueError(f"unknown {what} {name!r}; {nearest(name, valid)}")
-
-
-def _table(document: Mapping[str, Any], name: str, valid: tuple[str, ...]) -> Mapping[str, Any]:
-    table = document.get(name, {})
-    if not isinstance(table, Mapping):
-        raise ValueError(f"[{name}]: saw {table!r}, expected a table")
-    _known(table, valid, f"[{name}] key")
-    return table
-
-
-def _text(table: Mapping[str, Any], name: str) -> str | None:
-    value = table.get(name)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name}: saw {value!r}, expected text")
-    return value
-
-
-def _texts(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    value = table.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"{where}{name}: saw {value!r}, expected a list of texts")
-    return tuple(value)

@@ -36,10 +36,10 @@ _TYPES = {
 _LIMITS = {
     "minimum": "of at least",
     "exclusiveMinimum": "above",
-    "maximum": "at most",
+    "maximum": "of at most",
     "exclusiveMaximum": "below",
     "minItems": "of at least",
-    "maxItems": "at most",
+    "maxItems": "of at most",
     "minLength": "of length at least",
     "pattern": "that matches",
 }
@@ -133,7 +133,9 @@ def one_line(error: ValidationError, root: str, schema: Schema | None = None, sk
     words = place.words
     if words and isinstance(first["input"], str):
         return f"{path}: saw {shown(first['input'])}; {nearest(first['input'], words)}"
-    return f"{path or 'the document'}: saw {shown(first['input'])}, expected {expected}"
+    length = first.get("ctx", {}).get("actual_length")
+    seen = shown(first["input"]) if not length or isinstance(first["input"], str) else f"{length} items"
+    return f"{path or 'the document'}: saw {seen}, expected {expected}"
 
 
 def shown(value: object) -> str:
@@ -218,4 +220,4 @@ def _described(node: Schema) -> str:
         for key, before in _LIMITS.items()
         if key in node
     ]
-    return f"{word} {' and '.join(limits)}" if limits else word
+    return f"{word} {' and '.join(limits)}".replace(" and of ", " and ") if limits else word

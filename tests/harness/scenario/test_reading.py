@@ -73,6 +73,7 @@ def test_exact_values_of_every_kind() -> None:
         ({"size": 1, "share": float("nan")}, "box.share: saw nan, expected a number above 0 and at most 1"),
         ({"size": 1, "depth": -1}, "box.depth: saw -1, expected a number of at least 0"),
         ({"size": 1, "many": []}, "box.many: saw [], expected a list of at least 1 and at most 2"),
+        ({"size": 1, "many": [1, 2, 3]}, "box.many: saw 3 items, expected a list of at least 1 and at most 2"),
         ({"size": 1, "many": 5}, "box.many: saw 5, expected a list of at least 1 and at most 2"),
         ({"size": 1, "colour": "gren"}, "box.colour: saw 'gren'; did you mean green"),
         ({"size": 1, "colour": 5}, "box.colour: saw 5, expected one of red, green"),

@@ -144,7 +144,7 @@ def test_run_section_may_go_with_fixed_addresses(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "https://127.0.0.1:1", "http://127.0.0.1", "http://127.0.0.1:x"])
 def test_wrong_url_is_one_line(tmp_path: Path, url: str) -> None:
     text = RUN.replace('version = "2.3.1"', f'url = "{url}"')
-    with pytest.raises(ClaimsError, match=r"\[balancer\] url .*expected http://127.0.0.1:PORT"):
+    with pytest.raises(ClaimsError, match=r"balancer\.url: saw .*expected http://127.0.0.1:PORT"):
         target_of(tmp_path, text)
 
 

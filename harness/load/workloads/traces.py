@@ -26,11 +26,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, StrictInt, StringConstraints, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from harness.load.wire import NUMBER_BITS
 from harness.scenario.arrival_rates import Recorded
 from harness.scenario.model import ClaimsError, Keys, Load, Stream
+from harness.scenario.reading import shown
 from harness.scenario.request_mix import Content, Replay
 from harness.scenario.validation import nearest
 
@@ -52,7 +56,21 @@ UNITS_S = MappingProxyType({"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9})
 MOST_TOKENS = 10_000_000
 """Maximum tokens of a request: a word of a prompt is five bytes, and no body may exceed 64 MiB."""
 
-_LONGEST_NAME = 200
+LONGEST_NAME = 200
+
+_TOKENS = f"a whole number of tokens from 0 to {MOST_TOKENS:,}"
+_NAME = f"a name in printable ASCII, of {LONGEST_NAME} characters at most"
+EXPECTED: Mapping[str, str] = MappingProxyType(
+    {
+        "time": "a number, or a date and time like 2023-11-16 18:17:03.979",
+        "input": _TOKENS,
+        "output": _TOKENS,
+        "model": _NAME,
+        "session": _NAME,
+        "blocks": "a list of whole numbers",
+    }
+)
+"""Valid values of columns by meaning, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +146,27 @@ def _of_json(path: Path, file: Iterable[str], columns: Mapping[str, str]) -> Ite
         except (ValueError, RecursionError):
             values = None
         if not isinstance(values, dict):
-            raise ClaimsError(f"{path}: line {number}: saw {_shown(line.strip())}, expected a JSON object on each line")
+            raise ClaimsError(f"{path}: line {number}: saw {shown(line.strip())}, expected a JSON object on each line")
         names = names or _names(path, number, list(values), columns)
         yield _Reading(path, number, values, names)
 
 
 def _rows(readings: Iterator[_Reading], unit: str | None, limit: int | None) -> Iterator[TraceRow]:
     for reading in itertools.islice(readings, limit):
-        unit_s = UNITS_S[unit or _unit_of(reading.names)]
+        columns = reading.columns()
+        time = columns.time
         yield TraceRow(
-            at_s=reading.time_s(unit_s),
-            input_tokens=reading.tokens("input"),
-            output_tokens=reading.tokens("output"),
-            model=reading.word("model"),
-            session=reading.word("session"),
-            blocks=reading.blocks(),
+            at_s=_timestamp_s(time) if isinstance(time, datetime) else time * UNITS_S[unit or _unit_of(reading.names)],
+            input_tokens=max(int(columns.input), 1),
+            output_tokens=max(int(columns.output), 1),
+            model=columns.model,
+            session=columns.session,
+            blocks=columns.blocks,
         )
+
+
+def _timestamp_s(at: datetime) -> float:
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def _names(path: Path, number: int, header: list[str], columns: Mapping[str, str]) -> dict[str, str]:
@@ -180,73 +203,59 @@ class _Reading:
     values: Mapping[str, Any]
     names: Mapping[str, str]
 
-    def time_s(self, unit_s: float) -> float:
-        """Seconds since an arbitrary origin."""
-        value = self._value("time")
-        number = _number(value)
-        if number is not None and math.isfinite(number):
-            return number * unit_s
-        if isinstance(value, str):
-            try:
-                at = datetime.fromisoformat(value.strip())
-            except ValueError:
-                at = None
-            if at is not None:
-                return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-        raise self._bad("time", "a number, or a date and time like 2023-11-16 18:17:03.979")
-
-    def tokens(self, meaning: str) -> int:
-        """A number of tokens, at least 1."""
-        number = _number(self._value(meaning))
-        if number is None or not 0 <= number <= MOST_TOKENS or number != int(number):
-            raise self._bad(meaning, f"a whole number of tokens from 0 to {MOST_TOKENS:,}")
-        return max(int(number), 1)
-
-    def word(self, meaning: str) -> str:
-        """A name, empty if absent. It is used in headers and paths, which restricts its characters."""
-        value = self._value(meaning) if meaning in self.names else None
-        if value is None:
-            return ""
-        text = str(value).strip()
-        if isinstance(value, dict | list | bool) or not (text.isascii() and text.isprintable()):
-            raise self._bad(meaning, "a name in printable ASCII")
-        if len(text) > _LONGEST_NAME:
-            raise self._bad(meaning, f"a name of {_LONGEST_NAME} characters at most")
-        return text
-
-    def blocks(self) -> tuple[int, ...]:
-        """Numbers of the blocks of the prompt; empty without such a column."""
-        value = self._value("blocks") if "blocks" in self.names else []
-        if isinstance(value, str):
-            try:
-                value = json.loads(value) if value.strip() else []
-            except (ValueError, RecursionError):
-                value = None
-        if not isinstance(value, list) or not all(type(item) is int for item in value):
-            raise self._bad("blocks", "a list of whole numbers")
-        return tuple(value)
-
-    def _value(self, meaning: str) -> Any:
-        return self.values.get(self.names[meaning])
-
-    def _bad(self, meaning: str, expected: str) -> ClaimsError:
+    def columns(self) -> _Columns:
+        """The validated row. ClaimsError names line and column of the first invalid value."""
+        try:
+            return _COLUMNS.validate_python({meaning: self.values.get(name) for meaning, name in self.names.items()})
+        except ValidationError as error:
+            meaning = str(error.errors()[0]["loc"][0])
         name = self.names[meaning]
-        observed = f"saw {_shown(self.values[name])}" if name in self.values else "it is missing"
-        return ClaimsError(f"{self.path}: line {self.line}, column {name!r}: {observed}, expected {expected}")
+        seen = f"saw {shown(self.values[name])}" if name in self.values else "it is missing"
+        expected = EXPECTED[meaning]
+        raise ClaimsError(f"{self.path}: line {self.line}, column {name!r}: {seen}, expected {expected}")
 
 
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
+def _no_truth(value: object) -> object:
+    if isinstance(value, bool):  # pydantic would accept it as 0 or 1
+        raise ValueError("a number")
+    return value
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _or_empty(value: object) -> object:
+    return "" if value is None else value
+
+
+def _decoded(value: object) -> object:
+    """The list in a CSV file's text."""
+    return (from_json(value) if value.strip() else []) if isinstance(value, str) else value
+
+
+Tokens = Annotated[float, BeforeValidator(_no_truth), Field(ge=0, le=MOST_TOKENS, multiple_of=1)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Time = Annotated[Number | datetime, Field(union_mode="left_to_right"), BeforeValidator(_no_truth)]
+Word = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, max_length=LONGEST_NAME, pattern=r"^[ -~]*$"),
+    Field(coerce_numbers_to_str=True),
+    BeforeValidator(_or_empty),
+]
+"""Used in headers and paths, which restricts its characters."""
+Blocks = Annotated[tuple[StrictInt, ...], BeforeValidator(_decoded)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """What the columns of a row must contain, by meaning."""
+
+    time: Time
+    input: Tokens
+    output: Tokens
+    model: Word = ""
+    session: Word = ""
+    blocks: Blocks = ()
+
+
+_COLUMNS = TypeAdapter(_Columns)
 
 
 # --- scaling ----------------------------------------------------------------------------------------------

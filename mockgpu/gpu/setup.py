@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any, ClassVar, Literal
 
 
@@ -231,10 +233,29 @@ class Setup:
         from pydantic import TypeAdapter, ValidationError
 
         try:
-            return TypeAdapter(cls).validate_json(text)
+            return TypeAdapter(cls).validate_json(text, strict=True)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            location = ".".join(str(part) for part in first["loc"]) or "the whole text"
             more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-            message = str(first["msg"]).replace("\n", " ").removeprefix("Value error, ")
-            raise SetupError(f"setup: at {location}: {message}{more}") from None
+            raise SetupError(f"setup: {_described(error.errors(include_url=False)[0])}{more}") from None
+
+
+def _described(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors as a line with its place. ``harness`` has the same in harness/scenario/reading.py."""
+    place = f"at {'.'.join(map(str, error['loc'])) or 'the whole text'}"
+    match error["type"]:
+        case "value_error":
+            return f"{place}: {error['ctx']['error']}"
+        case "missing":
+            return f"{place}: missing, expected a value as it has no default"
+        case "unexpected_keyword_argument":
+            *above, name = error["loc"]
+            tables = {"gpu": Gpu, "pools": Pools, "default_model": Model, "models": Model}
+            table = next((tables[part] for part in reversed(above) if part in tables), Setup)
+            names = [each.name for each in fields(table)]
+            return (
+                f"{place}: unknown key, expected {' or '.join(get_close_matches(name, names, n=2)) or ', '.join(names)}"
+            )
+        case _:
+            text = repr(error["input"])
+            seen = text if len(text) <= 40 else text[:37] + "..."
+            return f"{place}: saw {seen}, expected {error['msg'].removeprefix('Input should be ')}"

@@ -75,6 +75,14 @@ def read(kind: type[Read], document: object, root: str = "") -> Read:
     return made
 
 
+def check(limits: type[BaseModel], value: object, root: str = "") -> None:
+    """ValueError, one line as `read` has it, unless the attributes (or items) of `value` are within `limits`."""
+    try:
+        limits.model_validate(value, from_attributes=True)
+    except ValidationError as error:
+        raise ValueError(one_line(error, root, limits.model_json_schema())) from None
+
+
 def read_json(kind: type[Read], text: str | bytes, root: str = "") -> Read:
     """The JSON document `text` as a `kind`. ValueError as `read` has it."""
     try:
@@ -145,6 +153,8 @@ def shown(value: object) -> str:
     ('true', "'long'")
     """
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    if isinstance(value, tuple):
+        text = repr([*value])
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
@@ -215,8 +225,10 @@ def _described(node: Schema) -> str:
     if fixed := _fixed(node):
         return f"one of {', '.join(map(str, fixed))}"
     word = _TYPES.get(node.get("type", ""), "another value")
+    if "minimum" in node and "maximum" in node:
+        return f"{word} from {node['minimum']:.15g} to {node['maximum']:.15g}"
     limits = [
-        f"{before} {node[key]:g}" if isinstance(node[key], float) else f"{before} {node[key]}"
+        f"{before} {node[key]:.15g}" if isinstance(node[key], float) else f"{before} {node[key]}"
         for key, before in _LIMITS.items()
         if key in node
     ]

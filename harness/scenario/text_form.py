@@ -75,6 +75,8 @@ def _value(given: Any, where: str) -> Any:
         return given
     from pydantic import ValidationError
 
+    from harness.scenario.reading import one_line, shown
+
     name = given.get(IS)
     cls = _classes().get(name) if isinstance(name, str) else None
     if cls is None:
@@ -84,11 +86,12 @@ def _value(given: Any, where: str) -> Any:
     for key in fields:
         if key not in names:
             raise ValueError(f"{where}: {name} has no {key!r}; {nearest(key, names)}")
+    adapter = _adapter(cls.__name__)
     try:
-        return _adapter(cls.__name__).validate_python(fields)
+        made = adapter.validate_python(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join([where, *(str(part) for part in first["loc"][:1])])
-        if first["type"] == "value_error":  # the class's own message
-            raise ValueError(f"{path}: {first['ctx']['error']}") from None
-        raise ValueError(f"{path}: saw {first['input']!r}: {first['msg']}") from None
+        raise ValueError(one_line(error, where, adapter.json_schema())) from None
+    for key, item in fields.items():
+        if isinstance(item, bool | str) and not isinstance(getattr(made, key), type(item)):
+            raise ValueError(f"{where}.{key}: saw {shown(item)}, expected a number")  # pydantic converts them
+    return made

@@ -17,7 +17,7 @@ from harness.balancer.core.loading import settings_adapter
 from harness.balancer.picking.policies import POLICIES
 from harness.balancer.settings import Settings
 from harness.scenario.model import ClaimsError
-from harness.scenario.reading import among, read, toml_in
+from harness.scenario.reading import among, check, read, toml_in
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -69,17 +69,13 @@ def settings_from(path: Path, base: Settings) -> Settings:
     `table = false` switches a mechanism off. ClaimsError, one line, for an unreadable file or invalid content.
     """
     try:
-        changed = read(Settings, _merged(Settings, _plain(base), toml_in(path, "settings")))
-        read(Ranges, _plain(changed))
+        plain = settings_adapter().dump_python(base, mode="json")
+        changed = read(Settings, _merged(Settings, plain, toml_in(path, "settings")))
+        check(Ranges, changed)
         ReferenceGateway(changed, Random(0))
     except ValueError as error:
         raise ClaimsError(f"settings file {path}: {error}") from None
     return changed
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    plain: dict[str, Any] = settings_adapter().dump_python(settings, mode="json")
-    return plain
 
 
 def _merged(kind: type[Any], base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,11 +64,11 @@ def test_exact_values_of_every_kind() -> None:
 @pytest.mark.parametrize(
     ("document", "line"),
     [
-        ({}, "box.size is missing; expected a whole number of at least 1 and at most 28"),
-        ({"size": 0}, "box.size: saw 0, expected a whole number of at least 1 and at most 28"),
-        ({"size": "3"}, "box.size: saw '3', expected a whole number of at least 1 and at most 28"),
-        ({"size": True}, "box.size: saw true, expected a whole number of at least 1 and at most 28"),
-        ({"size": 2.5}, "box.size: saw 2.5, expected a whole number of at least 1 and at most 28"),
+        ({}, "box.size is missing; expected a whole number from 1 to 28"),
+        ({"size": 0}, "box.size: saw 0, expected a whole number from 1 to 28"),
+        ({"size": "3"}, "box.size: saw '3', expected a whole number from 1 to 28"),
+        ({"size": True}, "box.size: saw true, expected a whole number from 1 to 28"),
+        ({"size": 2.5}, "box.size: saw 2.5, expected a whole number from 1 to 28"),
         ({"size": 1, "share": 0}, "box.share: saw 0, expected a number above 0 and at most 1"),
         ({"size": 1, "share": float("nan")}, "box.share: saw nan, expected a number above 0 and at most 1"),
         ({"size": 1, "depth": -1}, "box.depth: saw -1, expected a number of at least 0"),

@@ -74,7 +74,7 @@ def test_retries_are_off_without_them(tmp_path: Path) -> None:
         (["--backend", URL, "--drain-deadline-s", "0"], "--drain-deadline-s 0: expected above 0"),
         (["--backend", URL, "--max-connection-age-s", "0"], "--max-connection-age-s 0.0: expected above 0"),
         (["--backend", URL, "--max-connection-requests", "0"], "--max-connection-requests 0: expected 1 or more"),
-        (["--backend", URL, "--settings", "nowhere.toml"], "settings file nowhere.toml: No such file"),
+        (["--backend", URL, "--settings", "nowhere.toml"], "settings file nowhere.toml: cannot be read (No such file"),
         (["--backend", URL, "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid: "),
     ],
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from harness.chaos.fault_plans import FAULT_PLANS
 from harness.claims.features import Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.scenario.faults import Kill, Restart, Step, heals_at_s
-from harness.scenario.model import Keys, Kind, Load, Method, Scenario, Stream
+from harness.scenario.model import Chats, Keys, Kind, Load, Method, Scenario, Stream
 from suites.scenarios import can_get, key_carrier
 
 BEFORE_S = 1.0
@@ -20,10 +21,19 @@ AFTER_S = 0.75
 START_S = 0.75
 """Time added to a run in which a process ends, for the start of the new process."""
 
+FOR_S = 1.5
+"""Length of most fault plans."""
+
 RATE_PER_S = 100.0
 UPDATES_PER_S = 20.0
 KEYS = 200
 PATIENCE_S = 2.0
+
+CROWD = "crowd"
+"""Stream of the virtual users of a node crash."""
+
+VIRTUAL_USERS = 30
+THINK_S = 0.1
 
 SPARE_DEVIATIONS = 2.0
 """Number of requests above the expected number, in standard deviations, that makes a stream last long enough."""
@@ -97,6 +107,32 @@ def fault_plan(name: str, want: int, claims: Claims, for_s: float) -> Scenario:
     backends = claims.fleet(want)
     names = tuple(f"gpu-{number}" for number in range(backends))
     return under(name, FAULT_PLANS[name](names, BEFORE_S, for_s), backends, claims)
+
+
+def planned(name: str, want: int, for_s: float = FOR_S) -> Callable[[Claims], Scenario]:
+    """The scenario of a fault plan whose length does not depend on the claims, as a property's `scenario`."""
+
+    def scenario(claims: Claims) -> Scenario:
+        return fault_plan(name, want, claims, for_s)
+
+    return scenario
+
+
+def blackhole(claims: Claims) -> Scenario:
+    """One of three backends accepts connections and is silent for as long as a failover may take, at least 1.5 s."""
+    return fault_plan("blackhole", 3, claims, max(FOR_S, claims[Failover].within_s))
+
+
+def node_crash(claims: Claims) -> Scenario:
+    """One of three backends is killed and returns 1.5 s later, under open-loop and closed-loop load.
+
+    The closed loop has 30 virtual users that wait for their answers and think for 0.1 s on average.
+    """
+    scenario = fault_plan("node-crash", 3, claims, FOR_S)
+    chats = Chats(VIRTUAL_USERS, THINK_S, scenario.end_s)
+    rate_per_s = VIRTUAL_USERS / THINK_S
+    crowd = Stream(CROWD, 0.0, rate_per_s, KEYS, Keys(KEYS, "uniform"), timeout_s=PATIENCE_S, chats=chats)
+    return replace(scenario, load=replace(scenario.load, streams=(*scenario.load.streams, crowd)))
 
 
 def _enough(rate_per_s: float, until_s: float) -> int:

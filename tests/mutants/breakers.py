@@ -13,6 +13,7 @@ from harness.balancer.settings import Settings
 from harness.claims.features import Affinity, Backoff, Breaker
 from harness.gateway.protocol import Action, Backend, Event, Reply, Request, SetTimer, TimerFired
 from harness.scenario.model import Kind
+from tests.mutants.nothing import NOTHING_ON
 
 RULES = BreakerSettings(
     failures=5,
@@ -27,7 +28,7 @@ RULES = BreakerSettings(
     max_open_s=1.5,
     jitter=0.2,
 )
-ALONE = Settings(bounded_load=None, checks=None, health=None, hedge=None, retry=None, breaker=RULES)
+ALONE = replace(NOTHING_ON, breaker=RULES)
 CLAIMS = (
     Affinity(virtual_nodes=150),
     Breaker(

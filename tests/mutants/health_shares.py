@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from harness.balancer.core.gateway import ReferenceGateway
@@ -10,12 +11,11 @@ from harness.balancer.health.health_score import Components, HealthScore, Health
 from harness.balancer.health.readiness import Readiness
 from harness.balancer.health.windows import LatencyWindow
 from harness.balancer.picking.policies import WeightedRandom
-from harness.balancer.settings import CheckSettings, Settings
 from harness.claims.features import Feature, HealthChecks, HealthShare
 from harness.gateway.protocol import Backend
+from tests.mutants.nothing import CHECKS, NOTHING_ON
 
 HEALTH = HealthSettings(window_s=2.0)
-CHECKS = CheckSettings()
 
 SHARE = HealthShare(
     errors=HEALTH.errors,
@@ -35,9 +35,7 @@ class Weighing(ReferenceGateway):
     score: type[HealthScore] = HealthScore
 
     def __init__(self, random: Random) -> None:
-        settings = Settings(
-            update_policy=None, bounded_load=None, checks=CHECKS, breaker=None, health=HEALTH, hedge=None, retry=None
-        )
+        settings = replace(NOTHING_ON, update_policy=None, checks=CHECKS, health=HEALTH)
         super().__init__(settings, random)
         self._members._health = self.score(HEALTH)
 

@@ -16,12 +16,13 @@ from harness.balancer.settings import Settings
 from harness.claims.features import Backoff, Breaker, Feature, Hedge
 from harness.gateway.protocol import Action, Cancel, ClientGone, Event, Request, RequestArrived, Send
 from harness.scenario.model import Kind
+from tests.mutants.nothing import NOTHING_ON
 
-GOOD = HedgeSettings(window=200, minimum=40, load_threshold=32.0)
+GOOD = HedgeSettings(window=200, minimum=40)
 CLAIMED = Hedge(GOOD.quantile, GOOD.share, GOOD.window, GOOD.minimum, GOOD.burst, GOOD.load_threshold)
 
 
-TRIPS = BreakerSettings(failures=5, error_rate=None, slow_p99_s=None, open_s=0.5, probes=1, successes=2)
+TRIPS = BreakerSettings(failures=5, error_rate=None, open_s=0.5, probes=1, successes=2, max_open_s=60.0)
 BREAKER = Breaker(failures=5, open_s=0.5, probes=1, successes=2, backoff=Backoff(TRIPS.multiplier, TRIPS.max_open_s))
 
 
@@ -38,7 +39,7 @@ class Hedging(ReferenceGateway):
 
     def all_settings(self) -> Settings:
         """All features off except hedging."""
-        return Settings(bounded_load=None, checks=None, breaker=None, health=None, retry=None, hedge=self.hedge)
+        return replace(NOTHING_ON, hedge=self.hedge)
 
 
 # --- choice of backend ------------------------------------------------------------------------------------

@@ -49,18 +49,21 @@ class BreakerSettings:
     `window_s` with at least `minimum_calls` that ended ok or failed. Open for `open_s`, after each failed probe
     `multiplier` times longer up to `max_open_s`; each time is drawn within ± `jitter` (a share of it). While half-open
     at most `probes` run at a time; `successes` good ones close it. ValueError for numbers out of range.
+
+    Defaults: rate, calls, window and first open time of Hystrix (50 % of 20 calls in 10 s, 5 s); failures in a row and
+    growth of Finagle's failure accrual (5; from 5 s to 300 s), with the same 5 and 300 s in Envoy's outlier detection.
     """
 
     failures: int | None = 5
-    error_rate: float | None = None
+    error_rate: float | None = 0.5
     minimum_calls: int = 20
     window_s: float = 10.0
     slow_p99_s: float | None = None
-    open_s: float = 2.0
+    open_s: float = 5.0
     probes: int = 1
-    successes: int = 1
+    successes: int = 2
     multiplier: float = 2.0
-    max_open_s: float = 60.0
+    max_open_s: float = 300.0
     jitter: float = 0.2
 
     def __post_init__(self) -> None:

@@ -169,7 +169,7 @@ def test_who_is_back_early_as_the_cap_sinks_begins_it_then() -> None:
 
 
 def test_after_a_breaker_closes_too() -> None:
-    breaker = BreakerSettings(failures=1, open_s=2.0, jitter=0.0)
+    breaker = BreakerSettings(failures=1, open_s=2.0, successes=1, jitter=0.0)
     fleet = grown(replace(RAMP, breaker=breaker))
     fleet.settle("a", Settled.FAILED)
     fleet.now_s = 103.0

@@ -76,7 +76,8 @@ def test_every_switch_reaches_the_settings() -> None:
 
 
 def test_claims_state_the_settings() -> None:
-    target = ReferenceTarget(Settings(ejection=EjectionSettings(failures=7, open_s=0.25), virtual_nodes=99))
+    ejection = EjectionSettings(failures=7, open_s=0.25, cap_share=1.0)
+    target = ReferenceTarget(Settings(ejection=ejection, virtual_nodes=99))
     assert target.claims[Ejection] == Ejection(failures=7, open_s=0.25, statuses=(500, 502, 503, 504))
     assert target.claims[Affinity].virtual_nodes == 99
     hedge, health = ReferenceTarget().claims[Hedge], ReferenceTarget().claims[HealthShare]

@@ -27,8 +27,10 @@ from harness.gateway.protocol import (
 from harness.scenario.model import Kind
 from tests.harness.balancer.driver import GatewayDriver, only
 
-CALM = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None)
-WATCHFUL = replace(CALM, checks=CheckSettings(unhealthy=1))
+CALM = Settings(
+    attempt_timeout_s=2.0, bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None
+)
+WATCHFUL = replace(CALM, checks=CheckSettings(unhealthy=1, healthy=1))
 STRICT = replace(CALM, ejection=EjectionSettings(failures=2, open_s=1.0))
 
 

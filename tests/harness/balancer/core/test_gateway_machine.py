@@ -34,7 +34,7 @@ from harness.scenario.model import Kind
 from tests.harness.balancer.core.gateway_machine import ERRORS, NAMES, PICK, GatewayMachine, Live, machine_settings
 
 CHECKS = CheckSettings(unhealthy=2, healthy=1)
-EJECTION = EjectionSettings(failures=2, open_s=4.0)
+EJECTION = EjectionSettings(failures=2, open_s=4.0, cap_share=1.0)
 
 
 @dataclass
@@ -62,6 +62,7 @@ class PlainMachine(GatewayMachine):
 
     chosen = Settings(
         virtual_nodes=5,
+        attempt_timeout_s=2.0,
         bounded_load=None,
         checks=CHECKS,
         ejection=EJECTION,
@@ -161,6 +162,7 @@ class WholeMachine(GatewayMachine):
 
     chosen = Settings(
         virtual_nodes=6,
+        attempt_timeout_s=2.0,
         commit_at="first_byte",
         checks=CheckSettings(unhealthy=2, healthy=1, rotation=RotationSettings(queue_depth=3, jitter=0.1)),
         ejection=EjectionSettings(failures=3, open_s=3.0, cap_share=0.5),

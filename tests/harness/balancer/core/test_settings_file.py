@@ -10,12 +10,11 @@ import pytest
 from harness.balancer.core.settings_file import settings_from
 from harness.balancer.health.readiness import RotationSettings
 from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
-from harness.balancer.settings import EjectionSettings, SlowStartSettings
+from harness.balancer.settings import EjectionSettings, Settings, SlowStartSettings
 from harness.gateway.expected_answer import STATUS_200, ExpectedAnswer
-from harness.proxy.settings import live_settings
 from harness.scenario.model import ClaimsError
 
-BASE = live_settings()
+BASE = Settings()
 
 
 @pytest.fixture

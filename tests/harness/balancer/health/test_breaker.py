@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -12,7 +13,8 @@ from harness.balancer.health.breaker import BreakerSettings, CircuitBreaker, Set
 from harness.balancer.health.windows import LatencyWindow
 
 OK, FAILED, NEUTRAL, ABORTED = Settled.OK, Settled.FAILED, Settled.NEUTRAL, Settled.ABORTED
-QUICK = BreakerSettings(failures=3, open_s=2.0, jitter=0.0)
+QUICK = BreakerSettings(failures=3, error_rate=None, open_s=2.0, successes=1, jitter=0.0)
+BY_P99 = BreakerSettings(failures=None, error_rate=None, slow_p99_s=1.0)
 PINNED = settings(derandomize=True, deadline=None, database=None, max_examples=100)
 
 
@@ -121,7 +123,7 @@ def test_the_error_rate_is_that_of_the_window() -> None:
 
 def test_trips_when_its_p99_is_slow() -> None:
     """Of 199 calls the 198th smallest is the p99, so one may be slow; of 200 the 199th, so two may not."""
-    breaker = breaker_of(BreakerSettings(failures=None, slow_p99_s=1.0, minimum_calls=100))
+    breaker = breaker_of(replace(BY_P99, minimum_calls=100))
     for latency_s in [1.0] * 198 + [1.1]:
         call(breaker, OK, latency_s=latency_s)
     assert breaker.state(0.0) == "closed"
@@ -130,7 +132,7 @@ def test_trips_when_its_p99_is_slow() -> None:
 
 
 def test_slow_calls_below_the_minimum_prove_nothing() -> None:
-    breaker = breaker_of(BreakerSettings(failures=None, slow_p99_s=1.0, minimum_calls=20))
+    breaker = breaker_of(BY_P99)
     for _ in range(19):
         call(breaker, OK, latency_s=5.0)
     assert breaker.state(0.0) == "closed"
@@ -141,7 +143,7 @@ def test_slow_calls_below_the_minimum_prove_nothing() -> None:
 @PINNED
 @given(st.lists(st.sampled_from([0.5, 1.0, 1.5]), max_size=250), st.integers(1, 120))
 def test_counting_slow_calls_says_the_same_as_the_p99(latencies_s: list[float], minimum_calls: int) -> None:
-    breaker = breaker_of(BreakerSettings(failures=None, slow_p99_s=1.2, minimum_calls=minimum_calls, window_s=20.0))
+    breaker = breaker_of(replace(BY_P99, slow_p99_s=1.2, minimum_calls=minimum_calls, window_s=20.0))
     window = LatencyWindow(span_s=20.0, minimum_calls=minimum_calls)
     for number, latency_s in enumerate(latencies_s):
         now_s = number / 10
@@ -250,7 +252,7 @@ def test_good_probes_count_anew_in_each_half_open_time() -> None:
 
 
 def test_closing_starts_clean() -> None:
-    chosen = BreakerSettings(failures=3, error_rate=0.5, minimum_calls=3, open_s=2.0, jitter=0.0)
+    chosen = replace(QUICK, error_rate=0.5, minimum_calls=3)
     breaker = tripped(chosen)
     call(breaker, FAILED, 2.0)
     call(breaker, OK, 6.0)
@@ -262,7 +264,7 @@ def test_closing_starts_clean() -> None:
 
 
 def test_a_slow_probe_is_no_good_one_where_slowness_trips() -> None:
-    breaker = tripped(BreakerSettings(failures=3, slow_p99_s=1.0, open_s=2.0, jitter=0.0))
+    breaker = tripped(replace(QUICK, slow_p99_s=1.0))
     call(breaker, OK, 2.0, latency_s=1.5)
     assert breaker.state(2.0) == "open"
     call(breaker, OK, 6.0, latency_s=1.0)
@@ -306,7 +308,7 @@ def test_a_ticket_is_settled_once() -> None:
 
 
 def test_a_probe_settled_twice_frees_one_slot() -> None:
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=2, jitter=0.0))
+    breaker = tripped(replace(QUICK, probes=2))
     first = taken(breaker, 2.0)
     taken(breaker, 2.0)
     for _ in range(3):
@@ -327,7 +329,7 @@ def test_tickets_of_another_breaker_mean_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"failures": None}, "needs a reason"),
+        ({"failures": None, "error_rate": None}, "needs a reason"),
         ({"failures": 0}, "failures 0"),
         ({"probes": 0}, "probes 0"),
         ({"successes": 0}, "successes 0"),

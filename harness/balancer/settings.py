@@ -1,10 +1,11 @@
-"""All settings of the reference balancer; a mechanism whose field is None is off."""
+"""All settings of the reference balancer; a mechanism whose field is None is off.
+
+A mechanism that can be claimed has the name of its claim, and its numbers have the names of the claim's fields.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from harness.balancer.health.breaker import BreakerSettings
@@ -15,35 +16,8 @@ from harness.balancer.picking.session_affinity import AffinitySettings
 from harness.balancer.requests.hedging import HedgeSettings
 from harness.balancer.requests.limits import AdmissionSettings
 from harness.balancer.requests.retry import RetrySettings
-from harness.claims.features import (
-    BoundedLoad,
-    Breaker,
-    Ejection,
-    HealthChecks,
-    HealthShare,
-    Hedge,
-    Limits,
-    Retry,
-    Spread,
-)
+from harness.claims.features import FEATURES
 from harness.gateway.expected_answer import STATUS_200, ExpectedAnswer
-
-SWITCHES: Mapping[str, str] = MappingProxyType(
-    {
-        BoundedLoad.table: "bounded_load",
-        Breaker.table: "breaker",
-        Ejection.table: "ejection",
-        HealthChecks.table: "checks",
-        HealthShare.table: "health",
-        Hedge.table: "hedge",
-        Limits.table: "limits",
-        Retry.table: "retry",
-        Spread.table: "update_policy",
-        "sessions": "sessions",
-        "slow_start": "slow_start",
-    }
-)
-"""Mechanisms that can be switched off: name (the claim's table, except for the last two) and field set to None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +67,19 @@ class Settings:
     Breakers do not trip on slowness, as the duration of an answer depends on its length. `attempt_timeout_s`: as in
     OpenAI's clients. `bounded_load`: HAProxy's manual recommends 1.25 to 2 (`hash-balance-factor`).
 
-    `commit_at`: commit an attempt at its good "head" or only at its "first_byte". `update_policy`: one of
+    `commit_at`: commit an attempt at its good "head" or only at its "first_byte". `spread`: one of
     harness.balancer.picking.policies.POLICIES; None distributes updates by health alone.
     """
 
     virtual_nodes: int = 150
     attempt_timeout_s: float = 600.0
     commit_at: str = "head"
-    update_policy: str | None = "two_choices"
+    spread: str | None = "two_choices"
     bounded_load: float | None = 1.25
-    checks: CheckSettings | None = field(default_factory=CheckSettings)
+    health_checks: CheckSettings | None = field(default_factory=CheckSettings)
     ejection: EjectionSettings | None = None
     breaker: BreakerSettings | None = field(default_factory=BreakerSettings)
-    health: HealthSettings | None = field(default_factory=HealthSettings)
+    health_share: HealthSettings | None = field(default_factory=HealthSettings)
     hedge: HedgeSettings | None = field(default_factory=HedgeSettings)
     retry: RetrySettings | None = field(default_factory=RetrySettings)
     sessions: AffinitySettings | None = field(default_factory=AffinitySettings)
@@ -115,6 +89,10 @@ class Settings:
     drain_deadline_s: float = 30.0
 
     def without(self, off: frozenset[str]) -> Settings:
-        """A copy with the mechanisms named in `off` (keys of `SWITCHES`) switched off."""
-        changes: dict[str, Any] = {SWITCHES[name]: None for name in off if name in SWITCHES}
+        """A copy with the mechanisms named in `off` (of `SWITCHES`) switched off."""
+        changes: dict[str, Any] = dict.fromkeys(off & SWITCHES)
         return replace(self, **changes)
+
+
+SWITCHES = frozenset({item.name for item in fields(Settings)} & FEATURES.keys()) | {"sessions", "slow_start"}
+"""Mechanisms that can be switched off: fields of `Settings` that may be None. The last two have no claim."""

@@ -13,7 +13,7 @@ from harness.balancer.requests.hedging import HedgeSettings
 from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
 from harness.balancer.requests.retry import RetrySettings
 from harness.balancer.settings import SWITCHES, CheckSettings, EjectionSettings, Settings
-from harness.claims.features import Claims
+from harness.claims.features import Backoff, Claims
 from harness.scenario.fast_dataclass import scale_durations
 from harness.targets.base import LEAN_ENVIRONMENT, Deployment, Launch
 from harness.targets.gateway_target import GatewayTarget
@@ -23,10 +23,10 @@ LIMITS = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0)
 
 SUITE_PROFILE = Settings(
     attempt_timeout_s=1.5,
-    checks=CheckSettings(interval_s=0.5, unhealthy=2, healthy=1),
+    health_checks=CheckSettings(interval_s=0.5, unhealthy=2, healthy=1),
     ejection=EjectionSettings(open_s=0.5, cap_share=0.5),
-    breaker=BreakerSettings(window_s=2.0, slow_p99_s=0.25, open_s=0.5, max_open_s=1.5),
-    health=HealthSettings(window_s=1.6),
+    breaker=BreakerSettings(window_s=2.0, slow_p99_s=0.25, open_s=0.5, backoff=Backoff(2.0, max_s=1.5, jitter=0.2)),
+    health_share=HealthSettings(window_s=1.6),
     hedge=HedgeSettings(window=200, minimum=40),
     retry=RetrySettings(budget_window_s=1.0, deadline_s=3.0),
     limits=LIMITS,
@@ -41,7 +41,7 @@ class ReferenceTarget(GatewayTarget):
     """The balancer of harness.balancer; each mechanism can be switched off. `settings` None: `SUITE_PROFILE`."""
 
     name = "reference"
-    switches = frozenset(SWITCHES)
+    switches = SWITCHES
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings or SUITE_PROFILE

@@ -45,7 +45,7 @@ ROUNDS = 5
 OF_SIMPY_RING_AND_BREAKER = 0.15
 OF_SIMPY_ALL_ON = 0.08
 
-RING_AND_BREAKER = SUITE_PROFILE.without(frozenset(SWITCHES) - {"breaker"})
+RING_AND_BREAKER = SUITE_PROFILE.without(SWITCHES - {"breaker"})
 ALL_ON = replace(
     SUITE_PROFILE,
     ejection=EjectionSettings(cap_share=0.5),

@@ -19,7 +19,7 @@ class Checking(ReferenceGateway):
     claims: tuple[Feature, ...] = (CHECKED,)
 
     def __init__(self, random: Random) -> None:
-        super().__init__(replace(NOTHING_ON, checks=CHECKS), random)
+        super().__init__(replace(NOTHING_ON, health_checks=CHECKS), random)
 
 
 class OneAfterTheOther(Checking):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.core.settings_to_claims import claim_of
 from harness.balancer.health.health_score import Components, HealthScore, HealthSettings
 from harness.balancer.health.readiness import Readiness
 from harness.balancer.health.windows import LatencyWindow
@@ -17,15 +18,8 @@ from tests.mutants.nothing import CHECKS, NOTHING_ON
 
 HEALTH = HealthSettings(window_s=2.0)
 
-SHARE = HealthShare(
-    errors=HEALTH.errors,
-    latency=HEALTH.latency,
-    memory=HEALTH.memory,
-    connections=HEALTH.connections,
-    window_s=HEALTH.window_s,
-    minimum_calls=HEALTH.minimum_calls,
-)
-CHECKED = HealthChecks(CHECKS.interval_s, CHECKS.timeout_s, CHECKS.unhealthy, CHECKS.healthy)
+SHARE = claim_of(HealthShare, HEALTH)
+CHECKED = claim_of(HealthChecks, CHECKS)
 
 
 class Weighing(ReferenceGateway):
@@ -35,7 +29,7 @@ class Weighing(ReferenceGateway):
     score: type[HealthScore] = HealthScore
 
     def __init__(self, random: Random) -> None:
-        settings = replace(NOTHING_ON, update_policy=None, checks=CHECKS, health=HEALTH)
+        settings = replace(NOTHING_ON, spread=None, health_checks=CHECKS, health_share=HEALTH)
         super().__init__(settings, random)
         self._members._health = self.score(HEALTH)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.balancer.core.exchange import Attempt, Exchange
 from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.core.settings_to_claims import claim_of
 from harness.balancer.health.breaker import BreakerSettings, State
 from harness.balancer.members import Members
 from harness.balancer.requests.hedging import Hedger, HedgeSettings
@@ -19,11 +20,12 @@ from harness.scenario.model import Kind
 from tests.mutants.nothing import NOTHING_ON
 
 GOOD = HedgeSettings(window=200, minimum=40)
-CLAIMED = Hedge(GOOD.quantile, GOOD.share, GOOD.window, GOOD.minimum, GOOD.burst, GOOD.load_threshold)
+CLAIMED = claim_of(Hedge, GOOD)
 
-
-TRIPS = BreakerSettings(failures=5, error_rate=None, open_s=0.5, probes=1, successes=2, max_open_s=60.0)
-BREAKER = Breaker(failures=5, open_s=0.5, probes=1, successes=2, backoff=Backoff(TRIPS.multiplier, TRIPS.max_open_s))
+TRIPS = BreakerSettings(
+    failures=5, error_rate=None, open_s=0.5, probes=1, successes=2, backoff=Backoff(2.0, jitter=0.2)
+)
+BREAKER = replace(claim_of(Breaker, TRIPS), backoff=Backoff(2.0))
 
 
 class Hedging(ReferenceGateway):

@@ -8,9 +8,9 @@ CHECKS = CheckSettings(interval_s=0.5, timeout_s=1.0, unhealthy=2, healthy=1)
 NOTHING_ON = Settings(
     attempt_timeout_s=2.0,
     bounded_load=None,
-    checks=None,
+    health_checks=None,
     breaker=None,
-    health=None,
+    health_share=None,
     hedge=None,
     retry=None,
     sessions=None,

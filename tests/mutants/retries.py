@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.balancer.core.exchange import Attempt, Exchange
 from harness.balancer.core.gateway import ReferenceGateway
-from harness.balancer.core.settings_to_claims import retry_claim
+from harness.balancer.core.settings_to_claims import claim_of
 from harness.balancer.members import Members
 from harness.balancer.requests import retry
 from harness.balancer.requests.retry import RetrySettings
@@ -25,7 +25,7 @@ STORMY = replace(GOOD, statuses=frozenset({502, 503, 504}))
 
 def claimed(settings: RetrySettings) -> tuple[Retry, ...]:
     """Claims of a balancer with these settings."""
-    return (retry_claim(settings),)
+    return (claim_of(Retry, settings),)
 
 
 class Retrying(ReferenceGateway):

@@ -150,7 +150,7 @@ BY_LATENCY = Claims((Spread(policy="ewma"),))
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_reference_is_judged_with_each_of_its_policies(policy: str) -> None:
-    target = ReferenceTarget(replace(SUITE_PROFILE, update_policy=policy))
+    target = ReferenceTarget(replace(SUITE_PROFILE, spread=policy))
     assert target.claims[Spread].policy == policy
     assert Judge(target, 1, {World.SIM: play}).judge(one_connection_even, World.SIM).outcome is Outcome.PASS
 

@@ -51,7 +51,7 @@ class ReferencePolicy:
     A subclass may replace `settings`, and with them its `claims`.
     """
 
-    settings = Settings(checks=None, hedge=None, retry=None)
+    settings = Settings(health_checks=None, hedge=None, retry=None)
     claims = claims_as_policy(settings)
 
     def __init__(self, now: NowFunction, random: Random) -> None:

@@ -43,8 +43,8 @@ def settings_from(path: Path, base: Settings) -> Settings:
 def _check(settings: Settings) -> None:
     """ValueError for settings that no balancer can be created with."""
     one_of(settings.commit_at, "commit_at", ("head", "first_byte"))
-    if settings.update_policy is not None:
-        one_of(settings.update_policy, "update_policy", POLICIES)
+    if settings.spread is not None:
+        one_of(settings.spread, "spread", POLICIES)
     if not 0 < settings.drain_deadline_s < math.inf:
         raise ValueError(f"drain_deadline_s {settings.drain_deadline_s}: expected above 0, and an end")
     if not settings.attempt_timeout_s > 0:

@@ -17,11 +17,11 @@ def row(mechanism: str) -> str:
 
 def test_the_documented_defaults_are_the_defaults() -> None:
     checks, breaker, retry, hedge, health = (
-        DEFAULTS.checks,
+        DEFAULTS.health_checks,
         DEFAULTS.breaker,
         DEFAULTS.retry,
         DEFAULTS.hedge,
-        DEFAULTS.health,
+        DEFAULTS.health_share,
     )
     assert checks and breaker and retry and hedge and health and DEFAULTS.bounded_load
     assert DEFAULTS.attempt_timeout_s == retry.deadline_s
@@ -31,11 +31,11 @@ def test_the_documented_defaults_are_the_defaults() -> None:
         f"every second, timeout {checks.timeout_s:g} s; out after {checks.unhealthy} failures,"
         f" in after {checks.healthy} successes"
     )
-    assert breaker.multiplier == 2.0 and breaker.error_rate
+    assert breaker.backoff.multiplier == 2.0 and breaker.error_rate
     assert row("breaker") == (
         f"opens after {breaker.failures} failures in a row, or {breaker.error_rate:.0%} of at least"
         f" {breaker.minimum_calls} calls in {breaker.window_s:g} s; for {breaker.open_s:g} s, doubled up to"
-        f" {breaker.max_open_s:g} s, ± {breaker.jitter:.0%}; {breaker.successes} good probes close it"
+        f" {breaker.backoff.max_s:g} s, ± {breaker.backoff.jitter:.0%}; {breaker.successes} good probes close it"
     ).replace("%", " %")
     assert row("retries") == (
         f"{retry.attempts} attempts; {retry.budget_share:.0%} of the requests of {retry.budget_window_s:g} s, and"

@@ -70,16 +70,19 @@ def test_a_file_gives_limits(file: Path) -> None:
         ("[limits.requests]\nburst = 5", "limits.requests.rate_per_s is missing"),
         ("[limits.tokens]\nrate_per_s = 0", "limits.tokens: rate_per_s 0.0 and burst 1.0: expected above 0"),
         ("commit_at = 'haed'", "commit_at 'haed' is unknown; did you mean head?"),
-        ("update_policy = 'two_choice'", "update_policy 'two_choice' is unknown; did you mean two_choices"),
+        ("spread = 'two_choice'", "spread 'two_choice' is unknown; did you mean two_choices"),
         ("bounded_load = 0.5", ""),
-        ("[checks]\ninterval_s = 0", "interval_s 0.0"),
+        ("[health_checks]\ninterval_s = 0", "interval_s 0.0"),
         ("[ejection]\nfailures = 0", ""),
         ("[slow_start]\nwindow_s = 0", "window_s 0.0"),
         ("[slow_start]\naggression = 2", "slow_start.window_s is missing"),
         ("[load]\nstale_s = 0", "load: stale_s 0.0: expected above 0"),
         ("load = false", "load false: expected another kind"),
-        ("[checks.rotation]\njitter = 1.0", "checks.rotation: minimum_ready_share 0.5 and jitter 1.0: expected"),
-        ("[checks.expected]\nstatuses = []", "checks.expected: statuses []: expected at least one"),
+        (
+            "[health_checks.rotation]\njitter = 1.0",
+            "health_checks.rotation: minimum_ready_share 0.5 and jitter 1.0: expected",
+        ),
+        ("[health_checks.expected]\nstatuses = []", "health_checks.expected: statuses []: expected at least one"),
         ("virtual_nodes", "no TOML: "),
     ],
 )
@@ -98,14 +101,14 @@ def test_a_file_that_is_not_there(file: Path) -> None:
 
 def test_a_file_says_what_takes_a_backend_out_of_rotation(file: Path) -> None:
     file.write_text(
-        "[checks.expected]\nstatuses = [200, 204]\nready_field = true\n"
-        "[checks.rotation]\nmemory_share = false\nqueue_depth = 7\ngated = true\njitter = 0.1\n"
+        "[health_checks.expected]\nstatuses = [200, 204]\nready_field = true\n"
+        "[health_checks.rotation]\nmemory_share = false\nqueue_depth = 7\ngated = true\njitter = 0.1\n"
     )
-    checks = settings_from(file, BASE).checks
-    assert checks is not None and BASE.checks is not None
+    checks = settings_from(file, BASE).health_checks
+    assert checks is not None and BASE.health_checks is not None
     assert checks.expected == ExpectedAnswer(frozenset({200, 204}), ready_field=True)
     assert checks.rotation == RotationSettings(memory_share=None, queue_depth=7, gated=True, jitter=0.1)
-    assert (BASE.checks.expected, BASE.checks.rotation) == (STATUS_200, None)
+    assert (BASE.health_checks.expected, BASE.health_checks.rotation) == (STATUS_200, None)
 
 
 def test_a_file_gives_a_ramp_and_what_makes_a_load(file: Path) -> None:

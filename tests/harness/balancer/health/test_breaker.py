@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from harness.balancer.health.breaker import BreakerSettings, CircuitBreaker, Settled, Ticket
 from harness.balancer.health.windows import LatencyWindow
+from harness.claims.features import Backoff
 
 OK, FAILED, NEUTRAL, ABORTED = Settled.OK, Settled.FAILED, Settled.NEUTRAL, Settled.ABORTED
-QUICK = BreakerSettings(failures=3, error_rate=None, open_s=2.0, successes=1, jitter=0.0)
+STEADY = Backoff(multiplier=2.0, jitter=0.0)
+QUICK = BreakerSettings(failures=3, error_rate=None, open_s=2.0, successes=1, backoff=STEADY)
 BY_P99 = BreakerSettings(failures=None, error_rate=None, slow_p99_s=1.0)
 PINNED = settings(derandomize=True, deadline=None, database=None, max_examples=100)
 
@@ -196,7 +198,7 @@ def test_late_results_decide_nothing_while_half_open_or_closed_again() -> None:
 @pytest.mark.parametrize("probes", [1, 2, 5])
 def test_exactly_its_probes_at_a_time(probes: int) -> None:
     """S1: the first call after the open time takes one of the probe slots and no more."""
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=probes, successes=9, jitter=0.0))
+    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=probes, successes=9, backoff=STEADY))
     out = [breaker.acquire(2.0) for _ in range(50)]
     assert [ticket is not None and ticket.probe for ticket in out] == [True] * probes + [False] * (50 - probes)
     first = out[0]
@@ -215,7 +217,7 @@ def test_looking_consumes_no_probe() -> None:
 
 @pytest.mark.parametrize("settled", [NEUTRAL, ABORTED])
 def test_a_third_outcome_frees_the_slot_and_decides_nothing(settled: Settled) -> None:
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, successes=2, jitter=0.0))
+    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, successes=2, backoff=STEADY))
     call(breaker, OK, 2.0)
     call(breaker, settled, 2.1)
     assert breaker.state(2.1) == "half-open"
@@ -224,7 +226,7 @@ def test_a_third_outcome_frees_the_slot_and_decides_nothing(settled: Settled) ->
 
 
 def test_one_failed_probe_reopens_whatever_the_threshold() -> None:
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=3, successes=3, jitter=0.0))
+    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=3, successes=3, backoff=STEADY))
     first, second, third = (taken(breaker, 2.0) for _ in range(3))
     breaker.settle(first, OK, 0.1, 2.1)
     breaker.settle(second, FAILED, 0.2, 2.2)
@@ -235,7 +237,7 @@ def test_one_failed_probe_reopens_whatever_the_threshold() -> None:
 
 def test_a_probe_that_hangs_on_keeps_its_slot_in_the_next_half_open_time() -> None:
     """The backend never has more probes than claimed; the late result is ignored."""
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=2, successes=1, jitter=0.0))
+    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=2, successes=1, backoff=STEADY))
     hung, failing = taken(breaker, 2.0), taken(breaker, 2.0)
     breaker.settle(failing, FAILED, 0.0, 2.0)
     assert breaker.acquire(6.0) is not None and breaker.acquire(6.0) is None
@@ -244,7 +246,7 @@ def test_a_probe_that_hangs_on_keeps_its_slot_in_the_next_half_open_time() -> No
 
 
 def test_good_probes_count_anew_in_each_half_open_time() -> None:
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, successes=2, jitter=0.0))
+    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, successes=2, backoff=STEADY))
     call(breaker, OK, 2.0)
     call(breaker, FAILED, 2.0)
     call(breaker, OK, 6.0)
@@ -275,13 +277,13 @@ def test_a_slow_probe_is_no_good_one_where_slowness_trips() -> None:
 
 
 def test_open_times_grow_to_the_cap() -> None:
-    chosen = BreakerSettings(failures=3, open_s=2.0, multiplier=2.0, max_open_s=12.0, jitter=0.0)
+    chosen = BreakerSettings(failures=3, open_s=2.0, backoff=Backoff(2.0, max_s=12.0))
     assert open_times_s(chosen, 6) == pytest.approx([2.0, 4.0, 8.0, 12.0, 12.0, 12.0])
     assert open_times_s(chosen, 2000)[-1] == pytest.approx(12.0)  # and no power overflows
 
 
 def test_jitter_spreads_every_open_time_and_never_beyond_the_cap() -> None:
-    chosen = BreakerSettings(failures=1, open_s=1.0, multiplier=2.0, max_open_s=4.0, jitter=0.25)
+    chosen = BreakerSettings(failures=1, open_s=1.0, backoff=Backoff(2.0, max_s=4.0, jitter=0.25))
     runs = [open_times_s(chosen, 4, seed) for seed in range(300)]
     for found, (low_s, high_s) in zip(zip(*runs, strict=True), [(0.75, 1.25), (1.5, 2.5), (3, 4), (3, 4)], strict=True):
         assert low_s <= min(found) < low_s + 0.02 * (high_s - low_s)
@@ -291,7 +293,7 @@ def test_jitter_spreads_every_open_time_and_never_beyond_the_cap() -> None:
 
 def test_twenty_breakers_tripped_together_do_not_return_together() -> None:
     """Statistics: at most 8 of 20 in any hundredth of the open time, except in one run of ten thousand."""
-    chosen = BreakerSettings(failures=1, open_s=1.0, jitter=0.2)
+    chosen = BreakerSettings(failures=1, open_s=1.0)
     returns_s = sorted(open_times_s(chosen, 1, seed)[0] for seed in range(20))
     assert max(sum(at_s <= other <= at_s + 0.01 for other in returns_s) for at_s in returns_s) <= 8
 
@@ -339,11 +341,11 @@ def test_tickets_of_another_breaker_mean_nothing() -> None:
         ({"window_s": 0.0}, "window_s 0.0"),
         ({"slow_p99_s": 0.0}, "slow_p99_s 0.0"),
         ({"open_s": 0.0}, "open_s 0.0"),
-        ({"multiplier": 0.9}, "multiplier 0.9"),
-        ({"max_open_s": 1.0}, "max_open_s 1.0"),
-        ({"jitter": 1.0}, "jitter 1.0"),
+        ({"backoff": Backoff(0.9)}, "multiplier 0.9"),
+        ({"backoff": Backoff(max_s=1.0)}, "max_s 1.0"),
+        ({"backoff": Backoff(jitter=1.0)}, "jitter 1.0"),
     ],
 )
-def test_settings_that_make_no_sense(changes: dict[str, float | None], message: str) -> None:
+def test_settings_that_make_no_sense(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BreakerSettings(**changes)  # type: ignore[arg-type]

@@ -291,7 +291,7 @@ class Limits(Feature):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Growth of a breaker's open time: each is `multiplier` times the last, at most `max_s`, ± a share of `jitter`."""
+    """Growth of a breaker's open time: each is `multiplier` times the last, ± a share of `jitter`, at most `max_s`."""
 
     multiplier: float = 1.0
     max_s: float = 60.0
@@ -308,8 +308,9 @@ class Breaker(Feature):
     It opens after `failures` consecutive failures, at `error_rate` over `window_s` with at least `minimum_calls`
     calls, or when the window's p99 exceeds `slow_p99_s`; None: not by that. `successes` good probes close it.
 
-    >>> Breaker(failures=3, open_s=2.0, backoff=Backoff(multiplier=2.0, jitter=0.1)).shortest_open_s
-    1.8
+    >>> breaker = Breaker(failures=3, open_s=2.0, backoff=Backoff(multiplier=2.0, max_s=5.0, jitter=0.1))
+    >>> breaker.shortest_open_s, breaker.open_band_s(2), breaker.longest_open_s
+    (1.8, (4.5, 5.0), 5.0)
     """
 
     table: ClassVar[str] = "breaker"
@@ -328,11 +329,27 @@ class Breaker(Feature):
         for name in ("failures", "error_rate", "slow_p99_s"):
             if getattr(self, name) is not None:
                 positive(self, name)
+        if self.backoff.max_s < self.open_s:
+            raise ValueError(f"backoff.max_s {self.backoff.max_s:g}: expected open_s ({self.open_s:g}) or more")
+
+    def nominal_open_s(self, turn: int) -> float:
+        """Open time in seconds after `turn` failed probes in a row (0: the first), without jitter."""
+        return min(self.open_s * self.backoff.multiplier**turn, self.backoff.max_s)
+
+    def open_band_s(self, turn: int) -> tuple[float, float]:
+        """Shortest and longest open time in seconds after `turn` failed probes in a row, never above the cap."""
+        nominal_s, jitter = self.nominal_open_s(turn), self.backoff.jitter
+        return nominal_s * (1 - jitter), min(nominal_s * (1 + jitter), self.backoff.max_s)
 
     @property
     def shortest_open_s(self) -> float:
         """Shortest possible first open time, in seconds."""
-        return min(self.open_s, self.backoff.max_s) * (1 - self.backoff.jitter)
+        return self.open_band_s(0)[0]
+
+    @property
+    def longest_open_s(self) -> float:
+        """Longest possible open time after any number of failed probes, in seconds."""
+        return self.backoff.max_s if self.backoff.multiplier > 1 else self.open_band_s(0)[1]
 
 
 _ALL = (Affinity, BoundedLoad, Breaker, Ejection, Failover, HealthChecks, HealthShare, Hedge, Limits, Retry, Spread)

@@ -15,7 +15,6 @@ from suites.breaker.evidence import (
     due_s,
     excess_s,
     load_end_s,
-    open_band,
     open_times,
     own_keys,
     probing,
@@ -128,7 +127,7 @@ def abort_frees_slot(history: History, claims: Claims) -> Findings:
     probes, _ = probing(calls, trip, breaker)
     for probe in (call for call in probes if call.aborted):
         aborted_s = probe.client_end_s
-        due = due_s(history, claims, own, aborted_s + open_band(breaker, 1)[1])
+        due = due_s(history, claims, own, aborted_s + breaker.open_band_s(1)[1])
         following = next((call for call in calls if call.sent_s > aborted_s), None)
         if following is None and not np.isfinite(due):
             continue

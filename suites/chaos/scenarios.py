@@ -47,9 +47,7 @@ def recovery_s(claims: Claims) -> float:
     """
     times_s = [claims[Failover].within_s] if Failover in claims else []
     if Breaker in claims:
-        breaker = claims[Breaker]
-        grown_s = breaker.backoff.max_s if breaker.backoff.multiplier > 1.0 else breaker.open_s
-        times_s.append(max(breaker.open_s, grown_s) * (1.0 + breaker.backoff.jitter))
+        times_s.append(claims[Breaker].longest_open_s)
     if Ejection in claims:
         times_s.append(claims[Ejection].open_s)
     if HealthChecks in claims:

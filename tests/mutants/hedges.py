@@ -22,9 +22,7 @@ from tests.mutants.nothing import NOTHING_ON
 GOOD = HedgeSettings(window=200, minimum=40)
 CLAIMED = claim_of(Hedge, GOOD)
 
-TRIPS = BreakerSettings(
-    failures=5, error_rate=None, open_s=0.5, probes=1, successes=2, backoff=Backoff(2.0, jitter=0.2)
-)
+TRIPS = BreakerSettings(failures=5, error_rate=None, open_s=0.5, backoff=Backoff(2.0, jitter=0.2))
 BREAKER = replace(claim_of(Breaker, TRIPS), backoff=Backoff(2.0))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness.balancer.core.gateway import ReferenceGateway
 from harness.balancer.picking.ring import HashRing
-from harness.balancer.settings import CheckSettings, EjectionSettings, Settings
+from harness.balancer.settings import SWITCHES, CheckSettings, EjectionSettings, Settings
 from harness.gateway.protocol import (
     AttemptEnded,
     Cancel,
@@ -27,15 +27,7 @@ from harness.gateway.protocol import (
 from harness.scenario.model import Kind
 from tests.harness.balancer.driver import GatewayDriver, only
 
-CALM = Settings(
-    attempt_timeout_s=2.0,
-    bounded_load=None,
-    health_checks=None,
-    breaker=None,
-    health_share=None,
-    hedge=None,
-    retry=None,
-)
+CALM = Settings(attempt_timeout_s=2.0).without(SWITCHES - {"spread", "sessions"})
 WATCHFUL = replace(CALM, health_checks=CheckSettings(unhealthy=1, healthy=1))
 STRICT = replace(CALM, ejection=EjectionSettings(failures=2, open_s=1.0))
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.balancer.core.settings_to_claims import claim_of
 from harness.balancer.health.breaker import BreakerSettings, CircuitBreaker, Settled, Ticket
 from harness.balancer.health.windows import LatencyWindow
-from harness.claims.features import Backoff
+from harness.claims.features import Backoff, Breaker
 
 OK, FAILED, NEUTRAL, ABORTED = Settled.OK, Settled.FAILED, Settled.NEUTRAL, Settled.ABORTED
 STEADY = Backoff(multiplier=2.0, jitter=0.0)
@@ -326,6 +327,19 @@ def test_tickets_of_another_breaker_mean_nothing() -> None:
     assert new.state(0.1) == "closed" and new.tickets_out == 1
     new.settle(new_ticket, FAILED, 0.1, 0.1)
     assert new.state(0.1) == "open"
+
+
+def test_open_times_fill_the_claimed_bands() -> None:
+    """Both ends of every band are reached within a hundredth of it."""
+    chosen = BreakerSettings(failures=1, open_s=1.0, backoff=Backoff(multiplier=2.0, max_s=3.0, jitter=0.2))
+    claimed = claim_of(Breaker, chosen)
+    drawn = [open_times_s(chosen, trips=4, seed=seed) for seed in range(500)]
+    for turn, times_s in enumerate(zip(*drawn, strict=True)):
+        low_s, high_s = claimed.open_band_s(turn)
+        margin_s = (high_s - low_s) / 100
+        assert low_s - 1e-9 <= min(times_s) <= low_s + margin_s
+        assert high_s - margin_s <= max(times_s) <= high_s + 1e-9
+        assert max(times_s) <= claimed.longest_open_s + 1e-9
 
 
 @pytest.mark.parametrize(

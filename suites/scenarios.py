@@ -46,16 +46,13 @@ def too_few_reached(history: History, stream: str) -> str:
     return f"only {reached} of {requested} requests reached a backend" if 0 < reached < ENOUGH * requested else ""
 
 
-def undisturbed(history: History, claims: Claims) -> bool:
-    """Whether every feature of DISTURBING was off, so that no delay can have moved a key."""
-    return all(cls not in claims or cls.table in history.scenario.off for cls in DISTURBING)
+def undisturbed(claims: Claims) -> bool:
+    """Whether every feature of DISTURBING is off, so that no delay can have moved a key."""
+    return all(cls not in claims for cls in DISTURBING)
 
 
 def disturbing_intervals_s(claims: Claims) -> tuple[float, ...]:
-    """Intervals, in seconds, of the features of DISTURBING that stay on; a noisy machine can make these move keys.
-
-    `claims` contains only the features that are on, as passed to a scenario.
-    """
+    """Intervals, in seconds, of the features of DISTURBING that stay on; a noisy machine can make these move keys."""
     intervals_s: list[float] = []
     if HealthChecks in claims:
         intervals_s += [claims[HealthChecks].interval_s, claims[HealthChecks].timeout_s]

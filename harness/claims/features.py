@@ -6,7 +6,8 @@ Invalid settings raise a ValueError of one line. `harness.claims.file` reads cla
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
 from harness.scenario.model import UnsupportedError
@@ -385,6 +386,14 @@ class Claims:
 
     def __contains__(self, cls: object) -> bool:
         return any(type(feature) is cls for feature in self.features)
+
+    def without(self, off: Set[str]) -> Claims:
+        """The claims that are on in a run with the features in `off` (table names) switched off.
+
+        >>> Claims((Affinity(), Retry())).without({"retry"}).names
+        ('affinity',)
+        """
+        return replace(self, features=tuple(feature for feature in self.features if feature.table not in off))
 
     @property
     def names(self) -> tuple[str, ...]:

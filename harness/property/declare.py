@@ -1,8 +1,8 @@
 """Declaring properties, and listing them. A property is one promise: claims it needs, a scenario and a check.
 
-A check is a pure function of a history and the claims. It yields one finding (`harness.property.findings`) for each
-occasion on which the promise was tested; a run without findings is vacuous (the promise was not exercised). The judge
-alone turns findings into an outcome.
+Scenario and check are pure functions of the same claims: those that are on in the run. A check yields one finding
+(`harness.property.findings`) for each occasion on which the promise was tested; a run without findings is vacuous (the
+promise was not exercised). The judge alone turns findings into an outcome.
 """
 
 from __future__ import annotations

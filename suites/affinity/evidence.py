@@ -19,7 +19,7 @@ def key_count(history: History, claims: Claims, observed: int, bound: int, sampl
 
     It is exact unless a feature that stays on could have moved keys because of a delay.
     """
-    exact = undisturbed(history, claims)
+    exact = undisturbed(claims)
     end_s = history.scenario.end_s
     return held(observed <= bound, 0.0, observed, bound, exact=exact, until_s=end_s, sample=sample, note=note)
 

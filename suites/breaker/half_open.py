@@ -21,7 +21,7 @@ from suites.breaker.evidence import (
     too_early,
     tripped,
 )
-from suites.breaker.scenarios import FAULTY, MASKS, OTHER, OTHERS, one_fails, probes_linger
+from suites.breaker.scenarios import FAULTY, MASKS, OTHER, OTHERS, lingering_probe_s, one_fails, probes_linger
 
 LONG_SHARE = 0.5
 """Shortest long probe, as a share of its intended duration; other requests arrive during a long probe."""
@@ -60,7 +60,7 @@ def _at_most_claimed_probes(history: History, claims: Claims, backend: str) -> F
     trip = tripped(history, calls, breaker)
     if trip is None:
         return
-    intended_s = history.scenario.intervals_s[-1]
+    intended_s = lingering_probe_s(history.scenario)
     probes, closed_s = probing(calls, trip, breaker)
     long = [call for call in probes if not call.end_s - call.start_s < LONG_SHARE * intended_s]
     if not long:

@@ -197,6 +197,12 @@ def probes_linger(claims: Claims) -> Scenario:
     )
 
 
+def lingering_probe_s(scenario: Scenario) -> float:
+    """Service time of a slow probe of `probes_linger` in seconds, which may be scaled."""
+    _, probe_s = scenario.intervals_s
+    return probe_s
+
+
 MILD_SHARE, SEVERE_SHARE = 0.5, 1.5
 """Service times of slow backends as shares of the claimed bound: one well below it, one well above it."""
 

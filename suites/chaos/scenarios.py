@@ -9,8 +9,8 @@ from dataclasses import replace
 from harness.chaos.fault_plans import FAULT_PLANS
 from harness.claims.features import Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.scenario.faults import Kill, Restart, Step, heals_at_s
-from harness.scenario.model import Chats, Keys, Kind, Load, Method, Scenario, Stream
-from suites.scenarios import can_get, key_carrier
+from harness.scenario.model import Chats, Keys, Kind, Load, Scenario, Stream
+from suites.scenarios import key_carrier, methods
 
 BEFORE_S = 1.0
 """Start of the fault plan."""
@@ -69,7 +69,6 @@ def under(name: str, steps: tuple[Step, ...], backends: int, claims: Claims) -> 
     """
     starts_s = START_S if any(isinstance(step, Kill | Restart) for step in steps) else 0.0
     end_s = over_s(steps) + starts_s + recovery_s(claims) + AFTER_S
-    methods = (Method.POST, Method.GET) if can_get(claims) else (Method.POST,)
     streams = [
         Stream(
             name="traffic",
@@ -78,7 +77,7 @@ def under(name: str, steps: tuple[Step, ...], backends: int, claims: Claims) -> 
             requests=_enough(RATE_PER_S, end_s),
             keys=Keys(KEYS, "uniform"),
             arrivals="poisson",
-            methods=methods,
+            methods=methods(claims),
             timeout_s=PATIENCE_S,
         )
     ]

@@ -121,9 +121,7 @@ class Judge:
             if feature in claims and feature.table in self._target.switches
         )
         off |= self._target.switches - FEATURES.keys()  # without a claim no property can take them into account
-        # The scenario gets only the claims that are on: only their numbers and intervals matter in the run.
-        on = replace(claims, features=tuple(feature for feature in claims.features if feature.table not in off))
-        return replace(item.scenario(on), off=off)
+        return replace(item.scenario(claims.without(off)), off=off)
 
     def _attempt(
         self,
@@ -220,7 +218,7 @@ def _verdict(item: Property, history: History, target: Target) -> Verdict:
             Outcome.UNSUPPORTED, "the balancer forwards no request tag, so attempts cannot be matched to requests"
         )
     try:
-        return decide(item(history, target.claims), history)
+        return decide(item(history, target.claims.without(history.scenario.off)), history)
     except UnsupportedError as error:
         return Verdict(Outcome.UNSUPPORTED, str(error))
     except Exception:

@@ -80,6 +80,12 @@ def hot_key(claims: Claims) -> Scenario:
     )
 
 
+def quiet_s(scenario: Scenario) -> float:
+    """`QUIET_S` of `hot_key` in seconds, which may be scaled."""
+    (interval_s,) = scenario.intervals_s
+    return interval_s
+
+
 # --- evidence -----------------------------------------------------------------------------------------------
 
 
@@ -135,7 +141,7 @@ def arrivals_under_pressure(history: History, claims: Claims) -> list[RushArriva
 
 def _service_s(scenario: Scenario) -> float:
     """Service time of a hot key's request in the rush, in seconds."""
-    hot, server = scenario.load.streams[scenario.load.index("hot")], scenario.server
+    hot, server = scenario.load.stream("hot"), scenario.server
     return hot.prompt_tokens / server.prefill_tokens_per_s + hot.output_tokens * server.decode_step_s
 
 
@@ -147,11 +153,11 @@ def _until(times_s: Times, at_s: float) -> int:
 def _in_quiet(history: History, stream: str) -> Mask:
     """Requests of a stream that were sent while no other request was in progress, or just had been."""
     requests = history.requests
-    quiet_s = history.scenario.intervals_s[0]
+    margin_s = quiet_s(history.scenario)
     chosen = history.in_stream(stream)
     for number in np.flatnonzero(chosen):
         sent_s = requests["sent_s"][number]
-        open_still = ~(requests["end_s"] < sent_s - quiet_s) & (requests["sent_s"] <= sent_s)
+        open_still = ~(requests["end_s"] < sent_s - margin_s) & (requests["sent_s"] <= sent_s)
         open_still[number] = False
         chosen[number] = not open_still.any()
     return chosen

@@ -9,8 +9,8 @@ from harness.evidence.history import History
 from harness.property.declare import declare
 from harness.property.findings import Findings, undecided, within
 from harness.scenario.faults import Blackhole, Kill
-from harness.scenario.model import Keys, Load, Method, Phase, Scenario, Stream
-from suites.scenarios import can_get, key_carrier
+from harness.scenario.model import Keys, Load, Phase, Scenario, Stream
+from suites.scenarios import key_carrier, methods
 
 VICTIM = "gpu-1"
 BEFORE_S = 1.25
@@ -30,7 +30,6 @@ def one_dies(claims: Claims) -> Scenario:
     """
     backends = claims.fleet(3, at_least=3)
     within_s = claims[Failover].within_s
-    methods = (Method.POST, Method.GET) if can_get(claims) else (Method.POST,)
     end_s = BEFORE_S + within_s + AFTER_S
     traffic = Stream(
         name="traffic",
@@ -38,7 +37,7 @@ def one_dies(claims: Claims) -> Scenario:
         rate_per_s=RATE_PER_S,
         requests=int(RATE_PER_S * end_s),
         keys=Keys(KEYS, "uniform"),
-        methods=methods,
+        methods=methods(claims),
         timeout_s=2.0,
     )
     intervals = [within_s]
@@ -76,7 +75,7 @@ def failover_within_bound(history: History, claims: Claims) -> Findings:
     within_s = claims[Failover].within_s
     late = sent_s > death.effective_s + within_s
     answered = history.answered()
-    for method in history.scenario.load.streams[0].methods:
+    for method in methods(claims):
         mine = history.requests["method"] == method
         judged = int(np.count_nonzero(late & mine))
         if not judged:

@@ -11,7 +11,7 @@ from harness.evidence.history import History, StepSeen
 from harness.evidence.tables import UNSEEN
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
-from harness.scenario.faults import Join, Leave
+from harness.scenario.faults import Join
 from harness.stats import ALPHA, remap_band
 from suites.affinity.evidence import changes_before, unusable_sweep
 from suites.affinity.scenarios import every_change
@@ -26,11 +26,10 @@ HALF, DOUBLE = 0.5, 2.0
 
 def _leaves(history: History) -> Iterator[tuple[StepSeen, float]]:
     """Each leave that took effect, with the time of the request to join again (infinity if there was none)."""
-    for position, step in enumerate(history.steps):
+    joins = [step for step in history.steps if step.kind == "Join"]
+    for step in history.steps:
         if step.kind == "Leave" and step.took_effect:
-            later = [
-                item.asked_s for item in history.steps[position:] if (item.kind, item.backend) == ("Join", step.backend)
-            ]
+            later = [join.asked_s for join in joins if join.backend == step.backend and join.asked_s > step.asked_s]
             yield step, min(later, default=float("inf"))
 
 
@@ -73,11 +72,10 @@ def join_gets_share(history: History, claims: Claims) -> Findings:
     update was lost until the next update).
     """
     scenario = history.scenario
-    joins = [position for position, step in enumerate(scenario.timeline) if isinstance(step, Join)]
+    joins = [step for step in scenario.timeline if isinstance(step, Join)]
     first = history.first_backends()
     alpha = ALPHA / max(1, len(joins))
-    for position in joins:
-        join = scenario.timeline[position]
+    for join in joins:
         stream = min(
             (item for item in scenario.load.streams if item.start_s > join.at_s), key=lambda item: item.start_s
         )
@@ -87,8 +85,7 @@ def join_gets_share(history: History, claims: Claims) -> Findings:
         if reason := unusable_sweep(history, stream.name):
             yield undecided(reason, at_s=join.at_s)
             continue
-        due = scenario.timeline[: changes_before(history, stream.name)]
-        members = len(scenario.members([step for step in due if isinstance(step, Leave | Join)]))
+        members = len(scenario.members(changes_before(scenario, stream.name)))
         number = scenario.backend_ids.index(join.backend)
         count = int(np.count_nonzero(reached == number))
         low, high = _share_band(claims, len(reached), members, alpha)

@@ -15,10 +15,10 @@ from harness.claims.features import (
     Hedge,
     Retry,
 )
-from harness.evidence.history import History
+from harness.evidence.history import History, StepSeen
 from harness.evidence.tables import UNSEEN
-from harness.scenario.faults import Join, Leave
-from harness.scenario.model import Keys, Load, Scenario, Stream
+from harness.scenario.faults import Join, Leave, Step
+from harness.scenario.model import Keys, Load, Method, Scenario, Stream
 
 DISTURBING = (BoundedLoad, Breaker, Ejection, HealthChecks, HealthShare, Hedge, Retry)
 """Features that can move a key or add an attempt; off in scenarios without a fault for them to react to."""
@@ -46,16 +46,13 @@ def too_few_reached(history: History, stream: str) -> str:
     return f"only {reached} of {requested} requests reached a backend" if 0 < reached < ENOUGH * requested else ""
 
 
-def undisturbed(history: History, claims: Claims) -> bool:
-    """Whether every feature of DISTURBING was off, so that no delay can have moved a key."""
-    return all(cls not in claims or cls.table in history.scenario.off for cls in DISTURBING)
+def undisturbed(claims: Claims) -> bool:
+    """Whether every feature of DISTURBING is off, so that no delay can have moved a key."""
+    return all(cls not in claims for cls in DISTURBING)
 
 
 def disturbing_intervals_s(claims: Claims) -> tuple[float, ...]:
-    """Intervals, in seconds, of the features of DISTURBING that stay on; a noisy machine can make these move keys.
-
-    `claims` contains only the features that are on, as passed to a scenario.
-    """
+    """Intervals, in seconds, of the features of DISTURBING that stay on; a noisy machine can make these move keys."""
     intervals_s: list[float] = []
     if HealthChecks in claims:
         intervals_s += [claims[HealthChecks].interval_s, claims[HealthChecks].timeout_s]
@@ -71,6 +68,17 @@ def can_get(claims: Claims) -> bool:
     carrier = key_carrier(claims)
     in_body = carrier.startswith("prompt-prefix:") or (carrier.startswith("json:") and carrier != "json:model")
     return claims.protocol == "http" and not in_body
+
+
+def methods(claims: Claims) -> tuple[Method, ...]:
+    """Methods of inference requests: POST and GET in turn where both pass."""
+    return (Method.POST, Method.GET) if can_get(claims) else (Method.POST,)
+
+
+def carried_out(history: History) -> list[tuple[Step, StepSeen]]:
+    """Each step of the timeline that was carried out, with what was seen of it, in order of execution."""
+    planned = sorted(history.scenario.timeline, key=lambda step: step.at_s)
+    return list(zip(planned, history.steps, strict=False))
 
 
 def steady(claims: Claims) -> Scenario:
@@ -131,3 +139,9 @@ def leave_and_return(claims: Claims) -> Scenario:
         timeline=changes,
         intervals_s=disturbing_intervals_s(claims),
     )
+
+
+def leaver_of(scenario: Scenario) -> str:
+    """The backend that leaves and returns in `leave_and_return`."""
+    (leave,) = (step for step in scenario.timeline if isinstance(step, Leave))
+    return leave.backend

@@ -103,7 +103,7 @@ def one_connection_even(history: History, claims: Claims) -> Findings:
         off_by = float(np.abs(counts - len(first) / backends).max())
         note = f"requests by backend: {', '.join(str(count) for count in counts)}"
         allowed = claims[Spread].workers
-        exact = undisturbed(history, claims)
+        exact = undisturbed(claims)
         yield held(off_by <= allowed, 0.0, off_by, allowed, exact, end_s, len(first), note=note)
         return
     conform, violate = _zone(backends, claims[Spread].policy)

@@ -107,6 +107,24 @@ def test_tidy(path: Path) -> None:
     assert problems(name, path.read_text(encoding="utf-8"), shipped=not name.startswith("tests/")) == []
 
 
+def positions(source: str) -> list[str]:
+    """Parts of a scenario or history that are read by position: a check asks for them by name."""
+    parts = ("intervals_s", "phases", "streams", "timeline", "steps")
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr in parts
+    ]
+
+
+def test_suites_read_scenarios_by_name() -> None:
+    found = {str(path): positions(path.read_text(encoding="utf-8")) for path in (ROOT / "suites").rglob("*.py")}
+    assert {path: reads for path, reads in found.items() if reads} == {}
+    assert positions("history.scenario.intervals_s[0] + load.stream('x').start_s") == [
+        "history.scenario.intervals_s[0]"
+    ]
+
+
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if path.name != "CHANGELOG.md")
 
 

@@ -67,8 +67,8 @@ MISTAKES: dict[str, Texts] = {
     },
     "settings.toml": {
         "type": ("[breaker]\nopen_s = 'long'", "breaker.open_s: saw 'long', expected a number"),
-        "range": ("[checks]\nhealthy = 0", "checks.healthy: saw 0, expected a whole number of at least 1"),
-        "unknown": ("[checks]\nhealty = 1", "checks.healty is unknown; did you mean healthy"),
+        "range": ("[health_checks]\nhealthy = 0", "healthy: saw 0, expected a whole number of at least 1"),
+        "unknown": ("[health_checks]\nhealty = 1", "health_checks.healty is unknown; did you mean healthy"),
         "missing": ("[slow_start]\naggression = 2", "slow_start.window_s is missing; expected a number"),
     },
     "scenario.json": {

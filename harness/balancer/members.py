@@ -71,13 +71,13 @@ class Members:
         self._draining = Draining(settings.drain_deadline_s)
         self._quantised_weights = WeightQuantiser()
         self._ring_due_s = math.inf  # next update of the ring from the weights; inf if weights never change
-        self._health = None if settings.health is None else HealthScore(settings.health)
+        self._health = None if settings.health_share is None else HealthScore(settings.health_share)
         ramp, ejection = settings.slow_start, settings.ejection
         self._slow_start = None if ramp is None else SlowStart(ramp.window_s, ramp.minimum_share, ramp.aggression)
         self._ejection = (
             None if ejection is None else PassiveEjection(ejection.failures, ejection.open_s, ejection.cap_share)
         )
-        self._readiness = None if settings.checks is None else _readiness(settings.checks, generator)
+        self._readiness = None if settings.health_checks is None else _readiness(settings.health_checks, generator)
         self._eligible = InFlightTotal()
         """Eligible members, maintained by `_update_eligibility`, so that a pick need not examine all members."""
         self._candidates: list[str] | None = None  # eligible members with weight; None: to be recomputed
@@ -86,7 +86,7 @@ class Members:
         self._recheck_s: dict[str, float] = {}  # the latest such time of each member
         self._now_s = 0.0
         signals = Signals(weight=self._weight_now, in_flight=self._loads.in_flight, load=self._load)
-        self._policy = make(settings.update_policy or "weighted_random", generator, signals)
+        self._policy = make(settings.spread or "weighted_random", generator, signals)
 
     @property
     def idle(self) -> bool:

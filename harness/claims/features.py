@@ -6,9 +6,13 @@ Invalid settings raise a ValueError of one line. `harness.claims.file` reads cla
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
+from harness.claims.breaker import Backoff as Backoff
+from harness.claims.breaker import Breaker as Breaker
+from harness.claims.feature import Feature as Feature
 from harness.scenario.model import UnsupportedError
 from harness.scenario.validation import one_of, positive
 
@@ -29,13 +33,6 @@ SPREAD_POLICIES = (
     "ewma",
 )
 """Policies for requests without a key. `ewma`: of two backends the lower recent latency × requests in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """Base class of all claims. `table` is the claim's name in claims files and `off` lists."""
-
-    table: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,52 +286,6 @@ class Limits(Feature):
             raise ValueError("neither rate_per_s nor concurrency: expected one at least")
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Growth of a breaker's open time: each is `multiplier` times the last, at most `max_s`, ± a share of `jitter`."""
-
-    multiplier: float = 1.0
-    max_s: float = 60.0
-    jitter: float = 0.0
-
-    def __post_init__(self) -> None:
-        positive(self, "multiplier", "max_s")
-
-
-@dataclass(frozen=True, slots=True)
-class Breaker(Feature):
-    """A circuit breaker per backend: opens for `open_s`, then admits `probes` requests at a time.
-
-    It opens after `failures` consecutive failures, at `error_rate` over `window_s` with at least `minimum_calls`
-    calls, or when the window's p99 exceeds `slow_p99_s`; None: not by that. `successes` good probes close it.
-
-    >>> Breaker(failures=3, open_s=2.0, backoff=Backoff(multiplier=2.0, jitter=0.1)).shortest_open_s
-    1.8
-    """
-
-    table: ClassVar[str] = "breaker"
-    failures: int | None = 5
-    error_rate: float | None = None
-    minimum_calls: int = 20
-    window_s: float = 10.0
-    slow_p99_s: float | None = None
-    open_s: float = 2.0
-    probes: int = 1
-    successes: int = 1
-    backoff: Backoff = field(default_factory=Backoff)
-
-    def __post_init__(self) -> None:
-        positive(self, "open_s", "probes", "successes", "minimum_calls", "window_s")
-        for name in ("failures", "error_rate", "slow_p99_s"):
-            if getattr(self, name) is not None:
-                positive(self, name)
-
-    @property
-    def shortest_open_s(self) -> float:
-        """Shortest possible first open time, in seconds."""
-        return min(self.open_s, self.backoff.max_s) * (1 - self.backoff.jitter)
-
-
 _ALL = (Affinity, BoundedLoad, Breaker, Ejection, Failover, HealthChecks, HealthShare, Hedge, Limits, Retry, Spread)
 FEATURES: dict[str, type[Feature]] = {cls.table: cls for cls in _ALL}
 """Every feature by its table name."""
@@ -368,6 +319,14 @@ class Claims:
 
     def __contains__(self, cls: object) -> bool:
         return any(type(feature) is cls for feature in self.features)
+
+    def without(self, off: Set[str]) -> Claims:
+        """The claims that are on in a run with the features in `off` (table names) switched off.
+
+        >>> Claims((Affinity(), Retry())).without({"retry"}).names
+        ('affinity',)
+        """
+        return replace(self, features=tuple(feature for feature in self.features if feature.table not in off))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ def _settings(path: Path | None, without: list[str], drain_deadline_s: float | N
     from dataclasses import replace
 
     from harness.balancer.core.settings_file import settings_from
-    from harness.proxy.settings import live_settings
+    from harness.balancer.settings import Settings
     from harness.scenario.model import ClaimsError
     from harness.scenario.validation import nearest
     from harness.targets.reference import ReferenceTarget
@@ -145,7 +145,7 @@ def _settings(path: Path | None, without: list[str], drain_deadline_s: float | N
     for name in off:
         if name not in ReferenceTarget.switches:
             raise ClaimsError(f"--without {name!r} is unknown; {nearest(name, ReferenceTarget.switches)}")
-    settings = live_settings() if path is None else settings_from(path, live_settings())
+    settings = Settings() if path is None else settings_from(path, Settings())
     if drain_deadline_s is not None:
         settings = replace(settings, drain_deadline_s=drain_deadline_s)
     return settings.without(frozenset(off))

@@ -223,7 +223,7 @@ def _play(target: Any, scenario: Any, seed: int, world: Any, worlds: dict[Any, A
     from reports.run_timeseries import run_timeseries
     from reports.terminal import STYLES
     from reports.timeline import timeseries_table
-    from suites.chaos.checks import under_any
+    from suites.chaos.properties import under_any
 
     console = Console(highlight=False)
     console.print(f"{scenario.name}, seed {seed}, {scenario.backends} backends, {scenario.end_s:.1f} s:", markup=False)
@@ -276,7 +276,7 @@ def _shrunk(target: Any, scenario: Any, seed: int, name: str, worlds: dict[Any, 
     from harness.judge import Judge
     from harness.property.verdict import Outcome
     from harness.scenario.model import World
-    from suites.chaos.checks import under_any
+    from suites.chaos.properties import under_any
 
     def fails(candidate: Any) -> bool:
         (item,) = (item for item in under_any(candidate) if item.name == name)

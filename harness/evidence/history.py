@@ -190,7 +190,7 @@ class History:
         >>> history.owners("chat").tolist()
         [0, 1]
         """
-        keys = self.scenario.load.streams[self.scenario.load.index(stream)].keys
+        keys = self.scenario.load.stream(stream).keys
         owners = np.full(keys.count if keys else 0, UNSEEN, dtype=np.int64)
         mask = self.in_stream(stream) & (self.requests["key"] >= 0)
         backends = self.first_backends()

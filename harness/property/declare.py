@@ -1,8 +1,8 @@
 """Declaring properties, and listing them. A property is one promise: claims it needs, a scenario and a check.
 
-A check is a pure function of a history and the claims. It yields one finding (`harness.property.findings`) for each
-occasion on which the promise was tested; a run without findings is vacuous (the promise was not exercised). The judge
-alone turns findings into an outcome.
+Scenario and check are pure functions of the same claims: those that are on in the run. A check yields one finding
+(`harness.property.findings`) for each occasion on which the promise was tested; a run without findings is vacuous (the
+promise was not exercised). The judge alone turns findings into an outcome.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Property:
 
     `attempts`: the check needs attempts matched to requests. `baselines`: simulator policies to compare with.
     `worlds`: worlds that the scenario is made for; one too long for real time is judged in `sim` only.
-    `module`: the module that defines the check, so that an imported property is not collected twice.
+    `module`: the module that declares the property, so that an imported property is not collected twice.
     """
 
     name: str
@@ -70,8 +70,12 @@ def declare(
     attempts: bool = True,
     baselines: tuple[str, ...] = (),
     worlds: Iterable[World] = World,
+    doc: str = "",
+    module: str = "",
 ) -> Callable[[Check], Property]:
     """Decorator that makes a check a `Property`. The first paragraph of its docstring is the promise.
+
+    A table of properties that share a check gives `doc` instead of the docstring, and the `module` of the table.
 
     ValueError for a malformed name, a signature other than (history, claims), or a missing docstring.
 
@@ -93,10 +97,10 @@ def declare(
     def decorate(check: Check) -> Property:
         if list(inspect.signature(check).parameters) != ["history", "claims"]:
             raise ValueError(f"property {name}: its check takes (history, claims), not {inspect.signature(check)}")
-        doc = inspect.getdoc(check)
-        if not doc:
+        text = doc or inspect.getdoc(check)
+        if not text:
             raise ValueError(f"property {name}: its check needs a docstring that states the promise")
-        summary = doc.split("\n\n", 1)[0].replace("\n", " ")
+        summary = text.split("\n\n", 1)[0].replace("\n", " ")
         return Property(
             name=name,
             needs=needs,
@@ -108,21 +112,25 @@ def declare(
             baselines=baselines,
             worlds=frozenset(worlds),
             summary=summary,
-            doc=doc,
-            module=check.__module__,
+            doc=text,
+            module=module or check.__module__,
         )
 
     return decorate
 
 
 def properties_of(module: ModuleType) -> list[Property]:
-    """Properties defined in `module` (imported ones are left out), sorted by name. ValueError for a duplicate name."""
+    """Properties declared in `module`, alone or in a tuple, sorted by name. ValueError for a duplicate name.
+
+    Imported properties are left out.
+    """
     found: dict[str, Property] = {}
     for value in vars(module).values():
-        if isinstance(value, Property) and value.module == module.__name__:
-            if found.get(value.name, value) is not value:
-                raise ValueError(f"{module.__name__}: two properties are called {value.name}")
-            found[value.name] = value
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, Property) and item.module == module.__name__:
+                if found.get(item.name, item) is not item:
+                    raise ValueError(f"{module.__name__}: two properties are called {item.name}")
+                found[item.name] = item
     return [found[name] for name in sorted(found)]
 
 

@@ -211,6 +211,10 @@ class Load:
             raise KeyError(f"no stream {name!r} in this load; there are {names}")
         return names.index(name)
 
+    def stream(self, name: str) -> Stream:
+        """The stream called `name`; KeyError lists the valid names."""
+        return self.streams[self.index(name)]
+
 
 # --- backends ---------------------------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ NAMES = ("nginx", "reference")
 def resolve(name: str, nginx: str | None = None) -> Target:
     """The target `name`: a shipped one, a claims file (`*.toml`), or `python:package.module:Class`.
 
-    `reference:FILE.toml` is the reference with the settings of a file. `nginx` is the path of an nginx binary to use
-    instead of the pip package's. ClaimsError for a wrong name or file, TargetError if the balancer's binary is missing.
+    `reference:FILE.toml` is the reference in its suite profile, changed by a file. `nginx` is the path of an nginx
+    binary to use instead of the pip package's. ClaimsError for a wrong name or file, TargetError if the balancer's
+    binary is missing.
     """
     if name.startswith(PYTHON):
         from harness.targets.python import PythonTarget
@@ -43,12 +44,12 @@ def resolve(name: str, nginx: str | None = None) -> Target:
 
 def _reference_from(name: str) -> Target:
     from harness.balancer.core.settings_file import settings_from
-    from harness.targets.reference import DEFAULTS, ReferenceTarget
+    from harness.targets.reference import SUITE_PROFILE, ReferenceTarget
 
     file = name.removeprefix(REFERENCE)
     if not file:
         raise ClaimsError(f"target {name!r}: expected reference:FILE.toml, a file of settings")
-    target = ReferenceTarget(settings_from(Path(file), DEFAULTS))
+    target = ReferenceTarget(settings_from(Path(file), SUITE_PROFILE))
     target.name = name
     return target
 

@@ -8,7 +8,9 @@ from harness.claims.features import Claims
 from harness.evidence.history import History
 from harness.evidence.tables import Numbers
 from harness.property.findings import Held, held
-from suites.scenarios import too_few_reached, undisturbed
+from harness.scenario.faults import Membership
+from harness.scenario.model import Scenario
+from suites.scenarios import carried_out, too_few_reached, undisturbed
 
 MOVED_AT_MOST = {"ring": 0.0, "rendezvous": 0.0, "jump": 0.0, "maglev": 0.05, "any": 0.05}
 """Largest share of the survivors' keys that may move. Maglev tables reassign a few slots (.0003 to .005 on average)."""
@@ -19,24 +21,25 @@ def key_count(history: History, claims: Claims, observed: int, bound: int, sampl
 
     It is exact unless a feature that stays on could have moved keys because of a delay.
     """
-    exact = undisturbed(history, claims)
+    exact = undisturbed(claims)
     end_s = history.scenario.end_s
     return held(observed <= bound, 0.0, observed, bound, exact=exact, until_s=end_s, sample=sample, note=note)
 
 
-def changes_before(history: History, stream: str) -> int:
-    """Number of timeline steps that are due before the first request of a sweep."""
-    start_s = history.scenario.load.streams[history.scenario.load.index(stream)].start_s
-    return sum(step.at_s < start_s for step in history.scenario.timeline)
+def changes_before(scenario: Scenario, stream: str) -> list[Membership]:
+    """Membership changes that are due before the first request of a sweep."""
+    start_s = scenario.load.stream(stream).start_s
+    return [step for step in scenario.timeline if isinstance(step, Membership) and step.at_s < start_s]
 
 
 def unusable_sweep(history: History, stream: str) -> str:
     """Reason why a sweep did not run against its intended fleet; empty if it did, or if no backend got any of it."""
     sent_s = history.requests["sent_s"][history.in_stream(stream)]
-    due = changes_before(history, stream)
-    if not np.isfinite(sent_s).any() or len(history.steps) < due:
+    due = changes_before(history.scenario, stream)
+    seen = [observed for planned, observed in carried_out(history) if planned in due]
+    if not np.isfinite(sent_s).any() or len(seen) < len(due):
         return f"a change before '{stream}', or its requests, were not seen"
-    last_effective_s = max((step.effective_s for step in history.steps[:due]), default=0.0)
+    last_effective_s = max((step.effective_s for step in seen), default=0.0)
     if not last_effective_s <= float(np.nanmin(sent_s)):
         return f"a change took effect at {last_effective_s:.2f} s, after the first request of '{stream}'"
     return too_few_reached(history, stream)

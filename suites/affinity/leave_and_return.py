@@ -11,7 +11,7 @@ from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.stats import ALPHA, remap_band
 from suites.affinity.evidence import MOVED_AT_MOST, key_count
-from suites.scenarios import DISTURBING, KEY_MOVERS, leave_and_return, too_few_reached
+from suites.scenarios import DISTURBING, KEY_MOVERS, leave_and_return, leaver_of, too_few_reached
 
 LATE_S = 0.05
 """First request of a returned backend later than this into a sweep: it returned late. Sooner: its keys strayed."""
@@ -35,7 +35,7 @@ def _before_and(history: History, stream: str, step: StepSeen | None) -> tuple[N
 
 def _incomplete_change(history: History, stream: str, step: StepSeen, before: Numbers, after: Numbers) -> str:
     """Reason why the change did not cover all of `stream` though its command had succeeded; empty if it did."""
-    name, number = _leaver(history), step.backend
+    name, number = leaver_of(history.scenario), step.backend
     if step.kind == "Leave":
         stayed = int(np.count_nonzero(after == number))
         return f"{name} has left but still gets {stayed} keys: the mapping without it was not seen" if stayed else ""
@@ -68,7 +68,7 @@ def only_departed_keys_move(history: History, claims: Claims) -> Findings:
     move 5 % of them. Modulo hashing moves (n-2)/n of them. Known violations: envoyproxy/envoy#22558 (the number of
     points per host depends on the number of hosts), HAProxy's default server ids.
     """
-    leaver, step = _leaver(history), history.step("Leave", _leaver(history))
+    leaver, step = leaver_of(history.scenario), history.step("Leave", leaver_of(history.scenario))
     compared = _before_and(history, "after", step)
     if isinstance(compared, str) or step is None:
         yield undecided(str(compared))
@@ -92,7 +92,7 @@ def leave_share(history: History, claims: Claims) -> Findings:
     keys over four backends it misses even the band of a ring of 10 points, with probability above 1 - 1e-6. Over three
     backends it lies inside that coarse band, and only `affinity.leave.only-departed-keys-move` detects it.
     """
-    compared = _before_and(history, "after", history.step("Leave", _leaver(history)))
+    compared = _before_and(history, "after", history.step("Leave", leaver_of(history.scenario)))
     if isinstance(compared, str):
         yield undecided(compared)
         return
@@ -122,23 +122,18 @@ def return_restores(history: History, claims: Claims) -> Findings:
     violations: stathat/consistent#5 (colliding points lost on removal), grpc/grpc-go#6927 (weights kept across
     restarts).
     """
-    compared = _before_and(history, "restored", history.step("Join", _leaver(history)))
+    compared = _before_and(history, "restored", history.step("Join", leaver_of(history.scenario)))
     if isinstance(compared, str):
         yield undecided(compared)
         return
     before, after, both = compared
-    leaver = history.scenario.backend_ids.index(_leaver(history))
+    leaver = history.scenario.backend_ids.index(leaver_of(history.scenario))
     if not len(both) or not (before == leaver).any():
         return
     away = history.owners("after")
     if (away == leaver).any() or not (away >= 0).any():
-        yield undecided(f"{_leaver(history)} was not seen to be away, so its return proves nothing")
+        yield undecided(f"{leaver_of(history.scenario)} was not seen to be away, so its return proves nothing")
         return
     differ = int(np.count_nonzero(before[both] != after[both]))
     note = f"{differ} of {len(both)} keys are not where they were before"
     yield key_count(history, claims, differ, 0, len(both), note)
-
-
-def _leaver(history: History) -> str:
-    """The backend that leaves in this scenario."""
-    return history.scenario.timeline[0].backend

@@ -51,7 +51,7 @@ def backoff_jittered(history: History, claims: Claims) -> Findings:
         calls = calls_of(history, backend)
         trip = tripped(history, calls, breaker)
         for item in [] if trip is None else open_times(calls, trip):
-            nominal_s = breaker.open_s * breaker.backoff.multiplier**item.turn
+            nominal_s = breaker.nominal_open_s(item.turn)
             if item.following is not None and nominal_s * (1 + jitter) <= breaker.backoff.max_s:
                 deviations.append(abs((item.following.start_s - item.trip.earliest_s) / nominal_s - 1))
     if not deviations:

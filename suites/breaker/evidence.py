@@ -253,13 +253,6 @@ def open_times(calls: Sequence[ObservedCall], trip: Trip) -> list[OpenTime]:
     return found
 
 
-def open_band(breaker: Breaker, turn: int) -> tuple[float, float]:
-    """Shortest and longest permitted open time number `turn`, in seconds."""
-    backoff = breaker.backoff
-    nominal_s = min(breaker.open_s * backoff.multiplier**turn, backoff.max_s)
-    return nominal_s * (1 - backoff.jitter), min(nominal_s * (1 + backoff.jitter), backoff.max_s)
-
-
 def own_keys(history: History, backend: str, until_s: float) -> frozenset[int]:
     """Keys of the requests sent before `until_s` whose first attempt went to `backend`."""
     number = history.scenario.backend_ids.index(backend)
@@ -283,7 +276,7 @@ def open_time_finding(history: History, claims: Claims, backend: str, item: Open
 
     None if the load ended before such a request was due.
     """
-    _, high_s = band = open_band(claims[Breaker], item.turn)
+    _, high_s = band = claims[Breaker].open_band_s(item.turn)
     own = own_keys(history, backend, history.scenario.phase("before").end_s)
     due = due_s(history, claims, own, item.trip.latest_s + high_s)
     began_s = item.trip.earliest_s

@@ -15,14 +15,13 @@ from suites.breaker.evidence import (
     due_s,
     excess_s,
     load_end_s,
-    open_band,
     open_times,
     own_keys,
     probing,
     too_early,
     tripped,
 )
-from suites.breaker.scenarios import FAULTY, MASKS, OTHER, OTHERS, one_fails, probes_linger
+from suites.breaker.scenarios import FAULTY, MASKS, OTHER, OTHERS, lingering_probe_s, one_fails, probes_linger
 
 LONG_SHARE = 0.5
 """Shortest long probe, as a share of its intended duration; other requests arrive during a long probe."""
@@ -61,7 +60,7 @@ def _at_most_claimed_probes(history: History, claims: Claims, backend: str) -> F
     trip = tripped(history, calls, breaker)
     if trip is None:
         return
-    intended_s = history.scenario.intervals_s[-1]
+    intended_s = lingering_probe_s(history.scenario)
     probes, closed_s = probing(calls, trip, breaker)
     long = [call for call in probes if not call.end_s - call.start_s < LONG_SHARE * intended_s]
     if not long:
@@ -128,7 +127,7 @@ def abort_frees_slot(history: History, claims: Claims) -> Findings:
     probes, _ = probing(calls, trip, breaker)
     for probe in (call for call in probes if call.aborted):
         aborted_s = probe.client_end_s
-        due = due_s(history, claims, own, aborted_s + open_band(breaker, 1)[1])
+        due = due_s(history, claims, own, aborted_s + breaker.open_band_s(1)[1])
         following = next((call for call in calls if call.sent_s > aborted_s), None)
         if following is None and not np.isfinite(due):
             continue

@@ -21,7 +21,7 @@ from harness.claims.features import (
 )
 from harness.scenario.faults import FailingStatus, Hang, OverCapacity, Slow, Step
 from harness.scenario.model import Keys, Load, Phase, Scenario, Stream, UnsupportedError
-from suites.breaker.evidence import SILENT_SHARE, open_band
+from suites.breaker.evidence import SILENT_SHARE
 from suites.scenarios import key_carrier
 
 MASKS = (Retry, Hedge)
@@ -117,7 +117,7 @@ def one_fails(claims: Claims) -> Scenario:
     before_s = KEYS / rate + 6 * STEP_S
     fail_s = before_s + 2 * STEP_S
     earliest_s, latest_s = trip_s(breaker, rate, backends, before_s)
-    bands = [open_band(breaker, turn) for turn in range(3)]
+    bands = [breaker.open_band_s(turn) for turn in range(3)]
     third_begins_s = fail_s + latest_s + sum(high_s for _, high_s in bands[:2]) + 4 * wait_s(rate)
     third_ends_s = fail_s + earliest_s + sum(low_s for low_s, _ in bands)
     healed_s = min((third_begins_s + third_ends_s) / 2, third_ends_s - STEP_S)
@@ -147,7 +147,7 @@ def all_fail(claims: Claims) -> Scenario:
     backends, rate = claims.fleet(4), rate_per_s(breaker)
     before_s = KEYS / rate + STEP_S
     _, latest_s = trip_s(breaker, rate, backends, before_s)
-    end_s = before_s + latest_s + sum(open_band(breaker, turn)[1] for turn in range(2)) + 4 * wait_s(rate)
+    end_s = before_s + latest_s + sum(breaker.open_band_s(turn)[1] for turn in range(2)) + 4 * wait_s(rate)
     return Scenario(
         name="all-fail",
         backends=backends,
@@ -177,10 +177,10 @@ def probes_linger(claims: Claims) -> Scenario:
     probe_s = slow_probe_s(breaker)
     fail_for_s = max(latest_s, 0.75 * breaker.shortest_open_s)
     linger_s = before_s + fail_for_s + STEP_S
-    first_probe_s = before_s + latest_s + open_band(breaker, 0)[1] + 2 * wait_s(rate)
+    first_probe_s = before_s + latest_s + breaker.open_band_s(0)[1] + 2 * wait_s(rate)
     slow_until_s = first_probe_s + breaker.successes * (probe_s + 2 * wait_s(rate))
     hang_until_s = first_probe_s + 2 * (2 * probe_s + 2 * wait_s(rate))
-    end_s = first_probe_s + 2 * probe_s + open_band(breaker, 1)[1] + 4 * wait_s(rate)
+    end_s = first_probe_s + 2 * probe_s + breaker.open_band_s(1)[1] + 4 * wait_s(rate)
     steps: tuple[Step, ...] = (
         FailingStatus(FAULTY, before_s, 500, for_s=fail_for_s),
         FailingStatus(OTHER, before_s, 500, for_s=fail_for_s),
@@ -195,6 +195,12 @@ def probes_linger(claims: Claims) -> Scenario:
         phases=(Phase("before", 0.0, before_s), Phase("lingering", linger_s, end_s)),
         intervals_s=(breaker.shortest_open_s, probe_s),
     )
+
+
+def lingering_probe_s(scenario: Scenario) -> float:
+    """Service time of a slow probe of `probes_linger` in seconds, which may be scaled."""
+    _, probe_s = scenario.intervals_s
+    return probe_s
 
 
 MILD_SHARE, SEVERE_SHARE = 0.5, 1.5

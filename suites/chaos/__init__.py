@@ -1,5 +1,1 @@
-"""Chaos: whole-system runs under a named fault plan, one module for each plan.
-
-Node crash, blackhole and grey failure run live too. The other plans run in virtual time only;
-`steelyard chaos --plan NAME --world live` runs them live.
-"""
+"""Chaos: whole-system runs under a named fault plan. `properties.py` is a table of fault plans × checks."""

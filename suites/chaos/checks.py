@@ -1,14 +1,12 @@
-"""Checks of a run under any fault plan. `under_any` makes properties of them for a given scenario."""
+"""Checks of a run under a fault plan; `suites/chaos/properties.py` makes properties of them. Declares no property."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from harness.claims.features import FEATURES, Affinity, Claims
+from harness.claims.features import Affinity, Claims
 from harness.evidence.history import History
-from harness.property.declare import Property, declare
 from harness.property.findings import Findings, held, undecided, within
-from harness.scenario.model import Scenario
 from harness.stats import band, beta_binomial_pmf, binomial_pmf
 from suites.chaos.evidence import (
     IN_FLIGHT_S,
@@ -19,7 +17,7 @@ from suites.chaos.evidence import (
     sent_during_faults,
     was_used,
 )
-from suites.chaos.scenarios import recovery_s
+from suites.chaos.scenarios import CROWD, recovery_s
 from suites.integrity import answer_belongs_to_request
 from suites.retry.evidence import turns, updates
 
@@ -104,7 +102,7 @@ def nothing_lost(history: History, claims: Claims) -> Findings:
     yield held(lost == 0, 0.0, lost, 0, until_s=history.scenario.end_s, sample=sent, note=note)
 
 
-def keeps_pace(history: History, claims: Claims, stream: str) -> Findings:
+def crowd_keeps_its_pace(history: History, claims: Claims) -> Findings:
     """The virtual users of a closed loop send as many requests per second after the claimed time as before the plan.
 
     With n1 requests in an interval before and n2 in one after, n2 of n1 + n2 is binomial if both counts arrive
@@ -119,9 +117,9 @@ def keeps_pace(history: History, claims: Claims, stream: str) -> Findings:
     if later_s < LEAST_S:
         yield undecided("too little of the run is left after the claimed time", end_s)
         return
-    in_stream = history.in_stream(stream)
+    in_crowd = history.in_stream(CROWD)
     before, after = (
-        int(np.count_nonzero(in_stream & sent_between(history, *interval))) for interval in (before_s, after_s)
+        int(np.count_nonzero(in_crowd & sent_between(history, *interval))) for interval in (before_s, after_s)
     )
     share = PACE * later_s / (PACE * later_s + lasts_s)
     least, _ = band(binomial_pmf(before + after, share), 2 * FAULT_PLAN_ALPHA)
@@ -135,21 +133,4 @@ def keeps_pace(history: History, claims: Claims, stream: str) -> Findings:
         sample=before + after,
         alpha=FAULT_PLAN_ALPHA,
         note=note,
-    )
-
-
-def under_any(scenario: Scenario) -> tuple[Property, ...]:
-    """The two properties that hold under any fault plan, for this scenario; they share one run.
-
-    The features in the scenario's `off` are switched off where the target can.
-    """
-    off = tuple(FEATURES[name] for name in sorted(scenario.off))
-
-    def given_scenario(claims: Claims) -> Scenario:
-        return scenario
-
-    name = scenario.name
-    return (
-        declare(f"chaos.{name}.recovers", scenario=given_scenario, off=off)(recovers),
-        declare(f"chaos.{name}.answers-belong", scenario=given_scenario, off=off)(answers_belong),
     )

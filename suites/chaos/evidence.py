@@ -9,6 +9,7 @@ import numpy as np
 from harness.evidence.history import History
 from harness.evidence.tables import Mask
 from harness.scenario.faults import is_fault
+from suites.scenarios import carried_out
 
 IN_FLIGHT_S = 0.2
 """A request sent at most this long before a step may still be in flight when the step takes effect."""
@@ -31,8 +32,7 @@ def began_s(history: History) -> float | None:
 def healed_s(history: History) -> float | None:
     """Time at which the last fault had healed or membership change had taken effect; None if a fault never healed."""
     last_s = 0.0
-    due = sorted(history.scenario.timeline, key=lambda step: step.at_s)  # the order of execution
-    for planned, observed in zip(due, history.steps, strict=False):
+    for planned, observed in carried_out(history):
         heals = is_fault(planned) and hasattr(planned, "for_s")
         ended_s = observed.healed_s if heals else observed.effective_s
         if np.isnan(ended_s):

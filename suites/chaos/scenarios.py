@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from harness.chaos.fault_plans import FAULT_PLANS
 from harness.claims.features import Breaker, Claims, Ejection, Failover, HealthChecks
 from harness.scenario.faults import Kill, Restart, Step, heals_at_s
-from harness.scenario.model import Keys, Kind, Load, Method, Scenario, Stream
-from suites.scenarios import can_get, key_carrier
+from harness.scenario.model import Chats, Keys, Kind, Load, Scenario, Stream
+from suites.scenarios import key_carrier, methods
 
 BEFORE_S = 1.0
 """Start of the fault plan."""
@@ -20,10 +21,19 @@ AFTER_S = 0.75
 START_S = 0.75
 """Time added to a run in which a process ends, for the start of the new process."""
 
+FOR_S = 1.5
+"""Length of most fault plans."""
+
 RATE_PER_S = 100.0
 UPDATES_PER_S = 20.0
 KEYS = 200
 PATIENCE_S = 2.0
+
+CROWD = "crowd"
+"""Stream of the virtual users of a node crash."""
+
+VIRTUAL_USERS = 30
+THINK_S = 0.1
 
 SPARE_DEVIATIONS = 2.0
 """Number of requests above the expected number, in standard deviations, that makes a stream last long enough."""
@@ -37,9 +47,7 @@ def recovery_s(claims: Claims) -> float:
     """
     times_s = [claims[Failover].within_s] if Failover in claims else []
     if Breaker in claims:
-        breaker = claims[Breaker]
-        grown_s = breaker.backoff.max_s if breaker.backoff.multiplier > 1.0 else breaker.open_s
-        times_s.append(max(breaker.open_s, grown_s) * (1.0 + breaker.backoff.jitter))
+        times_s.append(claims[Breaker].longest_open_s)
     if Ejection in claims:
         times_s.append(claims[Ejection].open_s)
     if HealthChecks in claims:
@@ -61,7 +69,6 @@ def under(name: str, steps: tuple[Step, ...], backends: int, claims: Claims) -> 
     """
     starts_s = START_S if any(isinstance(step, Kill | Restart) for step in steps) else 0.0
     end_s = over_s(steps) + starts_s + recovery_s(claims) + AFTER_S
-    methods = (Method.POST, Method.GET) if can_get(claims) else (Method.POST,)
     streams = [
         Stream(
             name="traffic",
@@ -70,7 +77,7 @@ def under(name: str, steps: tuple[Step, ...], backends: int, claims: Claims) -> 
             requests=_enough(RATE_PER_S, end_s),
             keys=Keys(KEYS, "uniform"),
             arrivals="poisson",
-            methods=methods,
+            methods=methods(claims),
             timeout_s=PATIENCE_S,
         )
     ]
@@ -97,6 +104,32 @@ def fault_plan(name: str, want: int, claims: Claims, for_s: float) -> Scenario:
     backends = claims.fleet(want)
     names = tuple(f"gpu-{number}" for number in range(backends))
     return under(name, FAULT_PLANS[name](names, BEFORE_S, for_s), backends, claims)
+
+
+def planned(name: str, want: int, for_s: float = FOR_S) -> Callable[[Claims], Scenario]:
+    """The scenario of a fault plan whose length does not depend on the claims, as a property's `scenario`."""
+
+    def scenario(claims: Claims) -> Scenario:
+        return fault_plan(name, want, claims, for_s)
+
+    return scenario
+
+
+def blackhole(claims: Claims) -> Scenario:
+    """One of three backends accepts connections and is silent for as long as a failover may take, at least 1.5 s."""
+    return fault_plan("blackhole", 3, claims, max(FOR_S, claims[Failover].within_s))
+
+
+def node_crash(claims: Claims) -> Scenario:
+    """One of three backends is killed and returns 1.5 s later, under open-loop and closed-loop load.
+
+    The closed loop has 30 virtual users that wait for their answers and think for 0.1 s on average.
+    """
+    scenario = fault_plan("node-crash", 3, claims, FOR_S)
+    chats = Chats(VIRTUAL_USERS, THINK_S, scenario.end_s)
+    rate_per_s = VIRTUAL_USERS / THINK_S
+    crowd = Stream(CROWD, 0.0, rate_per_s, KEYS, Keys(KEYS, "uniform"), timeout_s=PATIENCE_S, chats=chats)
+    return replace(scenario, load=replace(scenario.load, streams=(*scenario.load.streams, crowd)))
 
 
 def _enough(rate_per_s: float, until_s: float) -> int:

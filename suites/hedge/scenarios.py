@@ -207,7 +207,7 @@ def half_open(claims: Claims) -> Scenario:
     fail_s = warm_s(hedge)
     fail_for_s = 2 * breaker.failures * MODELS / RATE_PER_S + SETTLE_S / 2  # enough for a backend with a single model
     slow_s = fail_s + fail_for_s
-    end_s = slow_s + breaker.open_s * (1 + breaker.backoff.jitter) + PROBING_S
+    end_s = slow_s + breaker.open_band_s(0)[1] + PROBING_S
     timeline = [FailingStatus(name, fail_s, 500, for_s=fail_for_s) for name in sick]
     slow = [Slow(name, slow_s, PROBE_SLOWNESS, for_s=end_s - slow_s) for name in sick]
     return Scenario(

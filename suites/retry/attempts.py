@@ -14,7 +14,7 @@ from harness.property.findings import Findings, held, within
 from harness.scenario.faults import CutOff, FailingStatus, Hang, RequestFault, heals_at_s
 from harness.scenario.model import Ending, Failure, Keys, Kind, Load, Method, Phase, Scenario, Stream, UnsupportedError
 from suites.retry.evidence import counts, dropped, followers, inference, refused, started_in, turns, updates
-from suites.scenarios import can_get, key_carrier
+from suites.scenarios import key_carrier, methods
 
 OTHERS = (Breaker, Ejection, HealthChecks, HealthShare, BoundedLoad)
 """Features that would take a failing backend out of rotation, or send an attempt elsewhere, before a retry is needed.
@@ -94,11 +94,10 @@ def _drops(names: Sequence[str], start_s: float) -> list[RequestFault]:
 
 def _traffic(claims: Claims, busy_s: float, end_s: float) -> tuple[Stream, ...]:
     """Inference, at a lower rate from `busy_s` on, and updates where the target passes them."""
-    methods = (Method.POST, Method.GET) if can_get(claims) else (Method.POST,)
     keys = Keys(60, "uniform")
     streams = [
-        Stream("traffic", 0.05, RATE_PER_S, int(RATE_PER_S * (busy_s - 0.05)), keys, methods=methods),
-        Stream("few", busy_s, FEW_PER_S, int(FEW_PER_S * (end_s - busy_s)), keys, methods=methods),
+        Stream("traffic", 0.05, RATE_PER_S, int(RATE_PER_S * (busy_s - 0.05)), keys, methods=methods(claims)),
+        Stream("few", busy_s, FEW_PER_S, int(FEW_PER_S * (end_s - busy_s)), keys, methods=methods(claims)),
     ]
     if claims.protocol == "http":
         streams.append(Stream("updates", 0.05, UPDATES_PER_S, int(UPDATES_PER_S * end_s), kind=Kind.UPDATE))

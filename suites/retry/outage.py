@@ -20,7 +20,7 @@ from harness.scenario.faults import OverCapacity
 from harness.scenario.model import Keys, Load, Phase, Scenario, Stream, UnsupportedError, World
 from suites.retry.attempts import OTHERS
 from suites.retry.evidence import inference, refused, turns
-from suites.scenarios import key_carrier
+from suites.scenarios import carried_out, key_carrier
 
 REFUSAL = 503
 RECOVERY_S = 4.0
@@ -100,10 +100,13 @@ def full_outage(claims: Claims) -> Scenario:
 
 
 def _span(history: History) -> tuple[float, float]:
-    """Observed start and end of the outage."""
-    times = sorted(step.effective_s for step in history.steps)
-    backends = history.scenario.backends
-    return times[2 * backends - 1], times[3 * backends - 1]
+    """Observed start and end of the outage: the times at which it had begun and ended on every backend."""
+    phase = history.scenario.phase("outage")
+    began_s, over_s = (
+        max(observed.effective_s for planned, observed in carried_out(history) if planned.at_s == at_s)
+        for at_s in (phase.start_s, phase.end_s)
+    )
+    return began_s, over_s
 
 
 # --- budget -------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ WHOLE_GROWTH = 4.0
 EVERY_S = 50e-6
 """Time between requests in it: a round of them is a tenth of a second, and all stay in the windows of the scores."""
 
-ON_RING = Settings(checks=None, health=None, hedge=None, retry=None, sessions=None, update_policy="two_choices")
+ON_RING = Settings(health_checks=None, health_share=None, hedge=None, retry=None, sessions=None, spread="two_choices")
 
 
 def requests(kind: Kind) -> list[Request]:

@@ -13,6 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -21,12 +22,12 @@ import simpy
 
 from harness.balancer.picking.ring import HashRing
 from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
-from harness.balancer.settings import EjectionSettings, Settings, SlowStartSettings
+from harness.balancer.settings import SWITCHES, EjectionSettings, Settings, SlowStartSettings
 from harness.evidence.history import History
 from harness.scenario.arrivals import key_name
 from harness.scenario.model import Keys, Load, ModelServer, Scenario, Stream
 from harness.sim.world import play
-from harness.targets.reference import ReferenceTarget
+from harness.targets.reference import SUITE_PROFILE, ReferenceTarget
 from tests.bench.quiet import Gate
 
 BACKENDS = 8
@@ -44,10 +45,9 @@ ROUNDS = 5
 OF_SIMPY_RING_AND_BREAKER = 0.15
 OF_SIMPY_ALL_ON = 0.08
 
-RING_AND_BREAKER = Settings(
-    update_policy=None, bounded_load=None, checks=None, health=None, hedge=None, retry=None, sessions=None
-)
-ALL_ON = Settings(
+RING_AND_BREAKER = SUITE_PROFILE.without(SWITCHES - {"breaker"})
+ALL_ON = replace(
+    SUITE_PROFILE,
     ejection=EjectionSettings(cap_share=0.5),
     limits=AdmissionSettings(BucketSettings(1e5, 1e4), BucketSettings(1e7, 1e6), concurrency=1000, queue=1000),
     slow_start=SlowStartSettings(1.0),

@@ -7,12 +7,14 @@ from random import Random
 from typing import ClassVar
 
 from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.core.settings_to_claims import claim_of
 from harness.balancer.health.breaker import BreakerSettings, CircuitBreaker, Settled, Ticket
 from harness.balancer.members import Members
 from harness.balancer.settings import Settings
 from harness.claims.features import Affinity, Backoff, Breaker
 from harness.gateway.protocol import Action, Backend, Event, Reply, Request, SetTimer, TimerFired
 from harness.scenario.model import Kind
+from tests.mutants.nothing import NOTHING_ON
 
 RULES = BreakerSettings(
     failures=5,
@@ -23,24 +25,12 @@ RULES = BreakerSettings(
     open_s=0.5,
     probes=1,
     successes=2,
-    multiplier=2.0,
-    max_open_s=1.5,
-    jitter=0.2,
+    backoff=Backoff(multiplier=2.0, max_s=1.5, jitter=0.2),
 )
-ALONE = Settings(bounded_load=None, checks=None, health=None, hedge=None, retry=None, breaker=RULES)
+ALONE = replace(NOTHING_ON, breaker=RULES)
 CLAIMS = (
     Affinity(virtual_nodes=150),
-    Breaker(
-        failures=5,
-        error_rate=0.5,
-        minimum_calls=20,
-        window_s=2.0,
-        slow_p99_s=0.25,
-        open_s=0.5,
-        probes=1,
-        successes=2,
-        backoff=Backoff(multiplier=2.0, max_s=1.5, jitter=0.2),
-    ),
+    claim_of(Breaker, RULES),
 )
 
 OPENS_WRONGLY = (
@@ -155,21 +145,21 @@ class NoBackoff(Conforming):
     """Probes at a constant interval."""
 
     kills = ("breaker.backoff.grows",)
-    rules = replace(RULES, multiplier=1.0)
+    rules = replace(RULES, backoff=replace(RULES.backoff, multiplier=1.0))
 
 
 class NoCap(Conforming):
     """Lets open times grow beyond the claimed maximum."""
 
     kills = ("breaker.backoff.grows",)
-    rules = replace(RULES, max_open_s=60.0)
+    rules = replace(RULES, backoff=replace(RULES.backoff, max_s=60.0))
 
 
 class NoJitter(Conforming):
     """Has no jitter: breakers that trip together probe together."""
 
     kills = ("breaker.backoff.jittered",)
-    rules = replace(RULES, jitter=0.0)
+    rules = replace(RULES, backoff=replace(RULES.backoff, jitter=0.0))
 
 
 class TwoProbes(Conforming):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 
 from harness.balancer.core.gateway import ReferenceGateway
-from harness.balancer.settings import Settings
 from harness.claims.features import Feature
 from harness.gateway.protocol import Action, Event, HealthCheckResult, SendHealthCheck
 from tests.mutants.health_shares import CHECKED
+from tests.mutants.nothing import CHECKS, NOTHING_ON
 
 
 class Checking(ReferenceGateway):
@@ -18,7 +19,7 @@ class Checking(ReferenceGateway):
     claims: tuple[Feature, ...] = (CHECKED,)
 
     def __init__(self, random: Random) -> None:
-        super().__init__(Settings(bounded_load=None, breaker=None, health=None, hedge=None, retry=None), random)
+        super().__init__(replace(NOTHING_ON, health_checks=CHECKS), random)
 
 
 class OneAfterTheOther(Checking):

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.core.settings_to_claims import claim_of
 from harness.balancer.health.health_score import Components, HealthScore, HealthSettings
 from harness.balancer.health.readiness import Readiness
 from harness.balancer.health.windows import LatencyWindow
 from harness.balancer.picking.policies import WeightedRandom
-from harness.balancer.settings import CheckSettings, Settings
 from harness.claims.features import Feature, HealthChecks, HealthShare
 from harness.gateway.protocol import Backend
+from tests.mutants.nothing import CHECKS, NOTHING_ON
 
 HEALTH = HealthSettings(window_s=2.0)
-CHECKS = CheckSettings()
 
-SHARE = HealthShare(
-    errors=HEALTH.errors,
-    latency=HEALTH.latency,
-    memory=HEALTH.memory,
-    connections=HEALTH.connections,
-    window_s=HEALTH.window_s,
-    minimum_calls=HEALTH.minimum_calls,
-)
-CHECKED = HealthChecks(CHECKS.interval_s, CHECKS.timeout_s, CHECKS.unhealthy, CHECKS.healthy)
+SHARE = claim_of(HealthShare, HEALTH)
+CHECKED = claim_of(HealthChecks, CHECKS)
 
 
 class Weighing(ReferenceGateway):
@@ -35,9 +29,7 @@ class Weighing(ReferenceGateway):
     score: type[HealthScore] = HealthScore
 
     def __init__(self, random: Random) -> None:
-        settings = Settings(
-            update_policy=None, bounded_load=None, checks=CHECKS, breaker=None, health=HEALTH, hedge=None, retry=None
-        )
+        settings = replace(NOTHING_ON, spread=None, health_checks=CHECKS, health_share=HEALTH)
         super().__init__(settings, random)
         self._members._health = self.score(HEALTH)
 

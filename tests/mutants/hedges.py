@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.balancer.core.exchange import Attempt, Exchange
 from harness.balancer.core.gateway import ReferenceGateway
+from harness.balancer.core.settings_to_claims import claim_of
 from harness.balancer.health.breaker import BreakerSettings, State
 from harness.balancer.members import Members
 from harness.balancer.requests.hedging import Hedger, HedgeSettings
@@ -16,13 +17,13 @@ from harness.balancer.settings import Settings
 from harness.claims.features import Backoff, Breaker, Feature, Hedge
 from harness.gateway.protocol import Action, Cancel, ClientGone, Event, Request, RequestArrived, Send
 from harness.scenario.model import Kind
+from tests.mutants.nothing import NOTHING_ON
 
-GOOD = HedgeSettings(window=200, minimum=40, load_threshold=32.0)
-CLAIMED = Hedge(GOOD.quantile, GOOD.share, GOOD.window, GOOD.minimum, GOOD.burst, GOOD.load_threshold)
+GOOD = HedgeSettings(window=200, minimum=40)
+CLAIMED = claim_of(Hedge, GOOD)
 
-
-TRIPS = BreakerSettings(failures=5, error_rate=None, slow_p99_s=None, open_s=0.5, probes=1, successes=2)
-BREAKER = Breaker(failures=5, open_s=0.5, probes=1, successes=2, backoff=Backoff(TRIPS.multiplier, TRIPS.max_open_s))
+TRIPS = BreakerSettings(failures=5, error_rate=None, open_s=0.5, backoff=Backoff(2.0, jitter=0.2))
+BREAKER = replace(claim_of(Breaker, TRIPS), backoff=Backoff(2.0))
 
 
 class Hedging(ReferenceGateway):
@@ -38,7 +39,7 @@ class Hedging(ReferenceGateway):
 
     def all_settings(self) -> Settings:
         """All features off except hedging."""
-        return Settings(bounded_load=None, checks=None, breaker=None, health=None, retry=None, hedge=self.hedge)
+        return replace(NOTHING_ON, hedge=self.hedge)
 
 
 # --- choice of backend ------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """Base settings of mutants with a single mechanism."""
 
-from harness.balancer.settings import Settings
+from harness.balancer.settings import SWITCHES, CheckSettings, Settings
 
-NOTHING_ON = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None, sessions=None)
-"""The reference with every optional setting off, except the policy of updates."""
+CHECKS = CheckSettings(interval_s=0.5, timeout_s=1.0, unhealthy=2, healthy=1)
+"""Health checks with short times."""
+
+NOTHING_ON = Settings(attempt_timeout_s=2.0).without(SWITCHES - {"spread"})
+"""The reference with every optional setting off, except the policy of updates, and a short attempt timeout."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.balancer.core.exchange import Attempt, Exchange
 from harness.balancer.core.gateway import ReferenceGateway
-from harness.balancer.core.settings_to_claims import retry_claim
+from harness.balancer.core.settings_to_claims import claim_of
 from harness.balancer.members import Members
 from harness.balancer.requests import retry
 from harness.balancer.requests.retry import RetrySettings
@@ -17,6 +17,7 @@ from harness.balancer.settings import Settings
 from harness.claims.features import Retry
 from harness.gateway.protocol import Action, AttemptEnded, Event, Reply, RequestArrived, Send
 from harness.scenario.model import Kind
+from tests.mutants.nothing import NOTHING_ON
 
 GOOD = RetrySettings(statuses=frozenset({502, 504}), budget_window_s=1.0, deadline_s=1.5)
 STORMY = replace(GOOD, statuses=frozenset({502, 503, 504}))
@@ -24,7 +25,7 @@ STORMY = replace(GOOD, statuses=frozenset({502, 503, 504}))
 
 def claimed(settings: RetrySettings) -> tuple[Retry, ...]:
     """Claims of a balancer with these settings."""
-    return (retry_claim(settings),)
+    return (claim_of(Retry, settings),)
 
 
 class Retrying(ReferenceGateway):
@@ -39,15 +40,7 @@ class Retrying(ReferenceGateway):
 
     def all_settings(self) -> Settings:
         """All features off except retries."""
-        return Settings(
-            attempt_timeout_s=self.attempt_timeout_s,
-            bounded_load=None,
-            checks=None,
-            breaker=None,
-            health=None,
-            hedge=None,
-            retry=self.settings,
-        )
+        return replace(NOTHING_ON, attempt_timeout_s=self.attempt_timeout_s, retry=self.settings)
 
 
 class RetryingOutages(Retrying):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import xxhash
@@ -18,6 +19,7 @@ from harness.balancer.picking.ring import HashRing
 from harness.balancer.settings import Settings
 from harness.claims.features import Affinity, BoundedLoad
 from harness.gateway.protocol import Action, Backend, Event, MembershipChanged, Request
+from tests.mutants.nothing import NOTHING_ON
 from tests.mutants.policies import Conforming
 
 VIRTUAL_NODES = 150
@@ -118,9 +120,7 @@ class Bounding(ReferenceGateway):
 
     def all_settings(self) -> Settings:
         """All features off except the bound."""
-        return Settings(
-            bounded_load=self.factor, checks=None, breaker=None, health=None, hedge=None, retry=None, sessions=None
-        )
+        return replace(NOTHING_ON, bounded_load=self.factor)
 
 
 class KeepsWhoLeft(Bounding):

@@ -7,8 +7,8 @@ from random import Random
 
 from harness.balancer.core.gateway import ReferenceGateway
 from harness.balancer.picking.policies import LeastConnections, TwoChoices
-from harness.balancer.settings import Settings
 from harness.claims.features import Spread
+from tests.mutants.nothing import NOTHING_ON
 
 
 class Spreading(ReferenceGateway):
@@ -17,10 +17,7 @@ class Spreading(ReferenceGateway):
     claims: tuple[Spread, ...] = (Spread(policy="two_choices"),)
 
     def __init__(self, random: Random) -> None:
-        super().__init__(
-            Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None, sessions=None),
-            random,
-        )
+        super().__init__(NOTHING_ON, random)
 
 
 class ConstantLoad(Spreading):

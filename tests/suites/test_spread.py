@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from harness.balancer.picking.policies import POLICIES
-from harness.balancer.settings import Settings
 from harness.claims.features import SPREAD_POLICIES, Claims, HealthShare, Spread
 from harness.evidence.history import History
 from harness.judge import Judge, decide
@@ -19,7 +18,7 @@ from harness.scenario.faults import Slow
 from harness.scenario.model import Connections, Kind, UnsupportedError, World
 from harness.sim.world import play
 from harness.stats import ShareTest
-from harness.targets.reference import ReferenceTarget
+from harness.targets.reference import SUITE_PROFILE, ReferenceTarget
 from suites.spread import (
     CLEARLY_MORE,
     SALVO,
@@ -151,7 +150,7 @@ BY_LATENCY = Claims((Spread(policy="ewma"),))
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_reference_is_judged_with_each_of_its_policies(policy: str) -> None:
-    target = ReferenceTarget(Settings(update_policy=policy))
+    target = ReferenceTarget(replace(SUITE_PROFILE, spread=policy))
     assert target.claims[Spread].policy == policy
     assert Judge(target, 1, {World.SIM: play}).judge(one_connection_even, World.SIM).outcome is Outcome.PASS
 

@@ -18,10 +18,9 @@ from harness.balancer.core.bare import settled_from_error
 from harness.balancer.core.settings_to_claims import claims_from_settings
 from harness.balancer.members import Members, Sent
 from harness.balancer.settings import Settings
-from harness.claims.features import HealthShare
+from harness.claims.features import Feature, HealthShare
 from harness.gateway.protocol import Backend, NowFunction, Request
 
-SETTINGS = Settings(checks=None, hedge=None, retry=None)
 NO_CHECK_ID = 0
 
 
@@ -41,15 +40,23 @@ class _PolicyMembers(Members):
             self._update_eligibility(name, now_s)
 
 
-class ReferencePolicy:
-    """The reference balancer as harness.gateway.protocol.Policy; see the module. `now` is the world's clock."""
+def claims_as_policy(settings: Settings) -> tuple[Feature, ...]:
+    """Claims of a policy with these settings, which distributes no traffic by health alone."""
+    return tuple(claim for claim in claims_from_settings(settings) if not isinstance(claim, HealthShare))
 
-    # No HealthShare: two choices are always on here, so no traffic is distributed by health alone.
-    claims = tuple(claim for claim in claims_from_settings(SETTINGS) if not isinstance(claim, HealthShare))
+
+class ReferencePolicy:
+    """The reference balancer as harness.gateway.protocol.Policy; see the module. `now` is the world's clock.
+
+    A subclass may replace `settings`, and with them its `claims`.
+    """
+
+    settings = Settings(health_checks=None, hedge=None, retry=None)
+    claims = claims_as_policy(settings)
 
     def __init__(self, now: NowFunction, random: Random) -> None:
         self._now = now
-        self._members = _PolicyMembers(SETTINGS, random)
+        self._members = _PolicyMembers(self.settings, random)
         self._snapshots: dict[str, Backend] = {}
         self._tickets: dict[str, deque[Sent]] = {}
 

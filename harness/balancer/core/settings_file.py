@@ -55,10 +55,10 @@ class Ranges(BaseModel):
     virtual_nodes: Count
     attempt_timeout_s: Annotated[float, Field(gt=0)]
     commit_at: Annotated[str, among(("head", "first_byte"))]
-    update_policy: Annotated[str, among(POLICIES)] | None
+    spread: Annotated[str, among(POLICIES)] | None
     bounded_load: Annotated[float, Field(ge=1)] | None
     drain_deadline_s: Seconds
-    checks: CheckRanges | None
+    health_checks: CheckRanges | None
     ejection: EjectionRanges | None
     slow_start: SlowStartRanges | None
 

@@ -11,12 +11,13 @@ Sources: Nygard, "Release It!", and the documentation of Polly, resilience4j and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 from typing import Literal
 
 from harness.balancer.health.windows import OutcomeWindow, rank
+from harness.claims.features import Backoff
 
 State = Literal["closed", "open", "half-open"]
 
@@ -47,21 +48,23 @@ class BreakerSettings:
 
     Trips after `failures` in a row, or when `error_rate` (0 to 1) is reached or `slow_p99_s` exceeded over the last
     `window_s` with at least `minimum_calls` that ended ok or failed. Open for `open_s`, after each failed probe
-    `multiplier` times longer up to `max_open_s`; each time is drawn within ± `jitter` (a share of it). While half-open
-    at most `probes` run at a time; `successes` good ones close it. ValueError for numbers out of range.
+    `backoff.multiplier` times longer; each time is drawn from its band (`Breaker.open_band_s` in
+    harness/claims/features.py). While half-open at most `probes` run at a time; `successes` good ones close it.
+    ValueError for numbers out of range.
+
+    Defaults: rate, calls, window and first open time of Hystrix (50 % of 20 calls in 10 s, 5 s); failures in a row and
+    growth of Finagle's failure accrual (5; from 5 s to 300 s), with the same 5 and 300 s in Envoy's outlier detection.
     """
 
     failures: int | None = 5
-    error_rate: float | None = None
+    error_rate: float | None = 0.5
     minimum_calls: int = 20
     window_s: float = 10.0
     slow_p99_s: float | None = None
-    open_s: float = 2.0
+    open_s: float = 5.0
     probes: int = 1
-    successes: int = 1
-    multiplier: float = 2.0
-    max_open_s: float = 60.0
-    jitter: float = 0.2
+    successes: int = 2
+    backoff: Backoff = field(default_factory=lambda: Backoff(multiplier=2.0, max_s=300.0, jitter=0.2))
 
     def __post_init__(self) -> None:
         if self.failures is None and self.error_rate is None and self.slow_p99_s is None:
@@ -74,10 +77,11 @@ class BreakerSettings:
                 raise ValueError(f"{name} {getattr(self, name)}: expected above 0")
         if self.error_rate is not None and not 0 < self.error_rate <= 1:
             raise ValueError(f"error_rate {self.error_rate}: expected above 0 and at most 1")
-        if not self.multiplier >= 1 or not self.max_open_s >= self.open_s or not 0 <= self.jitter < 1:
+        multiplier, max_s, jitter = self.backoff.multiplier, self.backoff.max_s, self.backoff.jitter
+        if not multiplier >= 1 or not max_s >= self.open_s or not 0 <= jitter < 1:
             raise ValueError(
-                f"multiplier {self.multiplier}, max_open_s {self.max_open_s} and jitter {self.jitter}: expected 1 or"
-                f" more, open_s ({self.open_s}) or more, and from 0 to below 1"
+                f"backoff with multiplier {multiplier}, max_s {max_s} and jitter {jitter}: expected 1 or more, open_s"
+                f" ({self.open_s}) or more, and from 0 to below 1"
             )
 
 
@@ -221,16 +225,16 @@ class CircuitBreaker:
         self._slow.clear()
 
     def _draw_open_s(self) -> float:
-        """Uniform in [T (1 - jitter), T (1 + jitter)] for T = open_s multiplier^k capped; never above max_open_s.
+        """Uniform in [T (1 - jitter), T (1 + jitter)] for T = open_s multiplier^k capped; never above the cap.
 
         Near the cap the draw is from the part of that range below the cap. Clipping the drawn value instead would let
         half of all capped breakers reopen to traffic at the same instant.
         """
-        settings = self._settings
+        backoff = self._settings.backoff
         nominal_s = self._next_open_s
-        self._next_open_s = min(nominal_s * settings.multiplier, settings.max_open_s)
-        longest_s = min(nominal_s * (1 + settings.jitter), settings.max_open_s)
-        return min(self._random.uniform(nominal_s * (1 - settings.jitter), longest_s), longest_s)
+        self._next_open_s = min(nominal_s * backoff.multiplier, backoff.max_s)
+        longest_s = min(nominal_s * (1 + backoff.jitter), backoff.max_s)
+        return min(self._random.uniform(nominal_s * (1 - backoff.jitter), longest_s), longest_s)
 
     def _good_probe(self) -> None:
         self._good_probes += 1

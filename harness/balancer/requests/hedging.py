@@ -24,16 +24,16 @@ class HedgeSettings:
 
     A request is hedged after the `quantile` of the model's last `window` latencies, once `minimum` are known, and not
     before `floor_delay_s`. At most `share` of the requests are hedged; at most `burst` unused hedges accumulate. No
-    hedges while the system's load is above `load_threshold` (in the caller's unit). Latencies of the `models` most
-    recently used are kept. ValueError for numbers out of range, such as a `minimum` too small for the quantile (19 is
-    the least for .95).
+    hedges while more than `load_threshold` requests are in flight per backend. Latencies of the `models` most recently
+    used are kept. ValueError for numbers out of range, such as a `minimum` too small for the quantile (19 is the least
+    for .95). Default quantile and share: Dean and Barroso.
     """
 
     quantile: float = 0.95
     share: float = 0.05
     window: int = 1000
     minimum: int = 100
-    load_threshold: float = 0.8
+    load_threshold: float = 32.0
     floor_delay_s: float = 0.0
     burst: int = 10
     models: int = 1000

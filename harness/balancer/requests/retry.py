@@ -22,6 +22,9 @@ class RetrySettings:
     most `budget_share` x (client requests in it) + `budget_floor` retries. Waits are drawn from 0 to `base_s`, doubled
     for each further attempt up to `max_backoff_s`. `deadline_s` spans all attempts and waits. Bodies above
     `replay_limit_bytes` are not kept for a second attempt. ValueError for numbers out of range.
+
+    Defaults: attempts and share of "Site Reliability Engineering", ch. 21 (3; 10 %); floor and window of Finagle's
+    retry budget (10; 10 s); waits of Envoy's retry policy (25 to 250 ms); deadline of OpenAI's clients (10 minutes).
     """
 
     attempts: int = 3
@@ -34,7 +37,7 @@ class RetrySettings:
     budget_window_s: float = 10.0
     base_s: float = 0.025
     max_backoff_s: float = 0.25
-    deadline_s: float = 10.0
+    deadline_s: float = 600.0
     replay_limit_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:

@@ -17,15 +17,16 @@ from harness.balancer.members import Members
 from harness.balancer.picking.load_table import LoadSettings
 from harness.balancer.picking.ring import HashRing
 from harness.balancer.picking.session_affinity import AffinitySettings
-from harness.balancer.settings import CheckSettings, EjectionSettings, Settings, SlowStartSettings
+from harness.balancer.settings import SWITCHES, CheckSettings, EjectionSettings, Settings, SlowStartSettings
+from harness.claims.features import Backoff
 from harness.gateway.expected_answer import ExpectedAnswer
 from harness.gateway.protocol import Action, Backend, Request, SendHealthCheck, SetTimer
 from harness.scenario.model import Kind
 from tests.harness.balancer.driver import of_type
 
-NOTHING = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None, sessions=None)
+NOTHING = Settings().without(SWITCHES - {"spread"})
 """The ring, and two choices by load."""
-BY_WEIGHT = replace(NOTHING, update_policy="weighted_round_robin")
+BY_WEIGHT = replace(NOTHING, spread="weighted_round_robin")
 ONE_CHECK = CheckSettings(unhealthy=1, healthy=1)
 ERRORS = HealthSettings(errors=1.0, latency=0.0, memory=0.0, connections=0.0, minimum_calls=2)
 NOBODY: frozenset[str] = frozenset()
@@ -145,7 +146,7 @@ def test_after_an_ejection_too() -> None:
 
 
 def test_a_good_health_check_does_not_begin_it_before_the_ejection_is_over() -> None:
-    fleet = grown(replace(RAMP, ejection=EjectionSettings(failures=1, open_s=8.0), checks=ONE_CHECK))
+    fleet = grown(replace(RAMP, ejection=EjectionSettings(failures=1, open_s=8.0), health_checks=ONE_CHECK))
     fleet.settle("a", Settled.FAILED)
     fleet.check({"a": False})
     fleet.now_s = 101.0
@@ -169,7 +170,7 @@ def test_who_is_back_early_as_the_cap_sinks_begins_it_then() -> None:
 
 
 def test_after_a_breaker_closes_too() -> None:
-    breaker = BreakerSettings(failures=1, open_s=2.0, jitter=0.0)
+    breaker = BreakerSettings(failures=1, open_s=2.0, successes=1, backoff=Backoff(2.0, jitter=0.0))
     fleet = grown(replace(RAMP, breaker=breaker))
     fleet.settle("a", Settled.FAILED)
     fleet.now_s = 103.0
@@ -179,7 +180,7 @@ def test_after_a_breaker_closes_too() -> None:
 
 
 def test_after_a_good_health_check_too() -> None:
-    fleet = grown(replace(RAMP, checks=ONE_CHECK))
+    fleet = grown(replace(RAMP, health_checks=ONE_CHECK))
     fleet.check({"a": False})
     fleet.now_s = 103.0
     fleet.check({"a": True})
@@ -188,7 +189,7 @@ def test_after_a_good_health_check_too() -> None:
 
 @pytest.mark.parametrize("health", [None, HealthSettings()])
 def test_the_ring_follows_a_ramp_though_no_call_ends(health: HealthSettings | None) -> None:
-    fleet = grown(replace(RAMP, health=health))
+    fleet = grown(replace(RAMP, health_share=health))
     fleet.join("a", "b", "c", "new")
     ring = HashRing(RAMP.virtual_nodes)
     for age_s, weight in ((0.0, 0.1), (5.0, 0.5), (10.0, 1.0)):
@@ -251,7 +252,7 @@ def test_sessions_of_one_that_leaves_are_forgotten() -> None:
 
 
 def test_sessions_of_one_that_returns_cold_are_forgotten() -> None:
-    fleet, session = at_home_elsewhere(replace(STICKY, checks=ONE_CHECK))
+    fleet, session = at_home_elsewhere(replace(STICKY, health_checks=ONE_CHECK))
     fleet.check({"a": False})
     fleet.check({"a": True})
     assert fleet.eligible() == {"a", "b", "c"}
@@ -287,7 +288,7 @@ FULL = {"memory_total_mb": 100.0, "memory_used_mb": 97.0, "memory_evictable_mb":
 def test_who_reports_too_much_is_out_of_rotation(
     rotation: RotationSettings | None, figures: dict[str, Any], out: bool
 ) -> None:
-    fleet = Fleet(replace(NOTHING, checks=replace(ONE_CHECK, rotation=rotation)), *"abcd")
+    fleet = Fleet(replace(NOTHING, health_checks=replace(ONE_CHECK, rotation=rotation)), *"abcd")
     fleet.check({})
     fleet.check({"a": report("a", **figures)})
     assert ("a" not in fleet.eligible()) == out
@@ -295,7 +296,7 @@ def test_who_reports_too_much_is_out_of_rotation(
 
 
 def test_the_guard_lets_everybody_in_that_is_alive() -> None:
-    fleet = Fleet(replace(NOTHING, checks=replace(ONE_CHECK, rotation=RotationSettings())), *"abcd")
+    fleet = Fleet(replace(NOTHING, health_checks=replace(ONE_CHECK, rotation=RotationSettings())), *"abcd")
     fleet.check({})
     loaded = {name: report(name, queue_depth=500) for name in "abcd"}
     fleet.check({name: loaded[name] for name in "ab"})
@@ -305,7 +306,7 @@ def test_the_guard_lets_everybody_in_that_is_alive() -> None:
 
 
 def test_gated_newcomers_wait_for_their_health_check() -> None:
-    fleet = Fleet(replace(NOTHING, checks=replace(ONE_CHECK, rotation=RotationSettings(gated=True))), "a", "b")
+    fleet = Fleet(replace(NOTHING, health_checks=replace(ONE_CHECK, rotation=RotationSettings(gated=True))), "a", "b")
     assert fleet.eligible() == set()
     fleet.check({"b": False})
     assert fleet.eligible() == {"a"}
@@ -315,7 +316,7 @@ def test_jitter_is_drawn_from_the_generator() -> None:
     checks = CheckSettings(interval_s=1.0, rotation=RotationSettings(jitter=0.2))
 
     def due() -> tuple[float, ...]:
-        fleet = Fleet(replace(NOTHING, checks=checks), *"abcd")
+        fleet = Fleet(replace(NOTHING, health_checks=checks), *"abcd")
         fleet.check({})
         return tuple(fleet.timers.values())
 
@@ -325,7 +326,7 @@ def test_jitter_is_drawn_from_the_generator() -> None:
 
 def test_health_checks_are_told_what_answer_to_expect() -> None:
     expected = ExpectedAnswer(frozenset({204}), body_part="SERVING")
-    fleet = Fleet(replace(NOTHING, checks=CheckSettings(expected=expected)), "a")
+    fleet = Fleet(replace(NOTHING, health_checks=CheckSettings(expected=expected)), "a")
     (timer_id,) = fleet.timers
     (check,) = fleet.note(fleet.members.timer_fired(timer_id, 0.0))
     assert check.expected == expected
@@ -333,7 +334,7 @@ def test_health_checks_are_told_what_answer_to_expect() -> None:
 
 # --- loads ------------------------------------------------------------------------------------------------
 
-CHECKED = replace(NOTHING, checks=CheckSettings())
+CHECKED = replace(NOTHING, health_checks=CheckSettings())
 
 
 @pytest.mark.parametrize("figures", [{"queue_depth": 50}, {"running": 50}, {"pending_tokens": 50_000}])
@@ -363,7 +364,7 @@ def test_load_is_divided_by_the_configured_weight() -> None:
 
 
 def test_load_is_divided_by_health() -> None:
-    fleet = Fleet(replace(NOTHING, health=ERRORS), "a", "b")
+    fleet = Fleet(replace(NOTHING, health_share=ERRORS), "a", "b")
     for settled in (Settled.OK, Settled.FAILED) * 5:
         fleet.settle("b", settled)
     assert fleet.occupy(30) == pytest.approx({"a": 20, "b": 10}, abs=1)
@@ -373,7 +374,7 @@ def test_load_is_divided_by_health() -> None:
 
 
 def test_the_policy_learns_from_answers() -> None:
-    fleet = Fleet(replace(NOTHING, update_policy="ewma"), "a", "b")
+    fleet = Fleet(replace(NOTHING, spread="ewma"), "a", "b")
     for _ in range(3):
         fleet.settle("a", Settled.OK, took_s=1.0)
         fleet.settle("b", Settled.OK, took_s=0.01)
@@ -382,7 +383,7 @@ def test_the_policy_learns_from_answers() -> None:
 
 @pytest.mark.parametrize("settled", [Settled.ABORTED, Settled.NEUTRAL])
 def test_what_says_nothing_teaches_nothing(settled: Settled) -> None:
-    fleet = Fleet(replace(NOTHING, update_policy="ewma", ejection=EjectionSettings(1), health=ERRORS), "a", "b")
+    fleet = Fleet(replace(NOTHING, spread="ewma", ejection=EjectionSettings(1), health_share=ERRORS), "a", "b")
     for _ in range(5):
         fleet.settle("a", settled, took_s=9.0)
     assert fleet.eligible() == {"a", "b"}

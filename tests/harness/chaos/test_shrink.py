@@ -19,7 +19,7 @@ from harness.scenario.text_form import to_json
 from harness.sim.world import play
 from harness.targets.python import PythonTarget
 from harness.targets.reference import ReferenceTarget
-from suites.chaos.checks import under_any
+from suites.chaos.properties import under_any
 from suites.chaos.scenarios import under
 
 STEPS: tuple[Step, ...] = (

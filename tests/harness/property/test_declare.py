@@ -96,6 +96,15 @@ def test_imported_properties_are_not_a_modules_own() -> None:
     assert properties_of(sys.modules[__name__]) == [example]
 
 
+def test_a_table_shares_a_check_between_properties() -> None:
+    table = types.ModuleType("table")
+    rows = {"a.b.c": "One promise.\n\nWhy.", "a.b.d": "Another."}
+    made = [declare(name, scenario=quiet, doc=doc, module="table")(example.check) for name, doc in rows.items()]
+    vars(table)["PROPERTIES"] = tuple(made)
+    assert properties_of(table) == made
+    assert [(item.summary, item.doc) for item in made] == [("One promise.", rows["a.b.c"]), ("Another.", "Another.")]
+
+
 PROMISE = """
 from harness.scenario.model import Load, Scenario
 from harness.property.declare import declare

@@ -77,19 +77,19 @@ def test_who_waits_in_the_queue_is_answered_at_its_deadline(tmp_path: Path) -> N
 
 
 def checking(folder: Path, tables: str) -> tuple[str, str]:
-    return settings_file(folder, f"[checks]\ninterval_s = 0.05\nunhealthy = 1\n{tables}\n")
+    return settings_file(folder, f"[health_checks]\ninterval_s = 0.05\nunhealthy = 1\n{tables}\n")
 
 
 @pytest.mark.parametrize("expected", ['body_part = "id"', "statuses = [200, 204]"])
 def test_an_answer_as_expected_opens_the_gate(tmp_path: Path, expected: str) -> None:
-    tables = checking(tmp_path, f"[checks.rotation]\ngated = true\n[checks.expected]\n{expected}")
+    tables = checking(tmp_path, f"[health_checks.rotation]\ngated = true\n[health_checks.expected]\n{expected}")
     with plain_backends(tmp_path, 1) as (backend,), balancing(tmp_path, [backend.url], *tables) as balancer:
         until(lambda: balancer.call().status == 200)
 
 
 @pytest.mark.parametrize("expected", ['body_part = "SERVING"', "ready_field = true", "statuses = [204]"])
 def test_another_answer_is_a_failure(tmp_path: Path, expected: str) -> None:
-    tables = checking(tmp_path, f"[checks.expected]\n{expected}")
+    tables = checking(tmp_path, f"[health_checks.expected]\n{expected}")
     with plain_backends(tmp_path, 1) as (backend,), balancing(tmp_path, [backend.url], *tables) as balancer:
         until(lambda: balancer.call().status == 503)
         assert [row["state"] for row in balancer.ask("GET", "/backends")[1]] == ["not ready"]

@@ -261,6 +261,9 @@ def test_the_end_is_that_of_the_last_stream_phase_or_step() -> None:
 
 def test_streams_and_phases_are_found_by_name() -> None:
     assert scenario().load.index("second") == 1
+    assert scenario().load.stream("second") == scenario().load.streams[1]
+    with pytest.raises(KeyError, match="no stream 'third' in this load; there are"):
+        scenario().load.stream("third")
     assert scenario().phase("after") == Phase("after", 1.0, 9.0)
     with pytest.raises(KeyError, match=r"no phase 'during'; there are .*'before', 'after'"):
         scenario().phase("during")

@@ -15,7 +15,7 @@ from harness.scenario.faults import Down, Hang, Kill, Latency, Pause
 from harness.scenario.model import ClaimsError, World
 from harness.sim.world import play
 from harness.targets.reference import ReferenceTarget
-from suites.chaos.checks import under_any
+from suites.chaos.properties import under_any
 from suites.chaos.scenarios import under
 from tests.harness.fault_mixes import CASES, lacking, scenario
 from tests.harness.sim.rig import bare

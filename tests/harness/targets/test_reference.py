@@ -52,32 +52,33 @@ def test_switched_off_health_checks_poll_nothing(off: frozenset[str], polls: boo
     assert any(isinstance(action, SetTimer) for action in actions) == polls
 
 
-PARTS = {
-    "bounded_load": "bounded_load",
-    "breaker": "breaker",
-    "ejection": "ejection",
-    "health_checks": "checks",
-    "health_share": "health",
-    "hedge": "hedge",
-    "limits": "limits",
-    "retry": "retry",
-    "sessions": "sessions",
-    "slow_start": "slow_start",
-    "spread": "update_policy",
-}
+SWITCHED = [
+    "bounded_load",
+    "breaker",
+    "ejection",
+    "health_checks",
+    "health_share",
+    "hedge",
+    "limits",
+    "retry",
+    "sessions",
+    "slow_start",
+    "spread",
+]
 
 
 def test_every_switch_reaches_the_settings() -> None:
     target = ReferenceTarget(Settings(ejection=EjectionSettings(), limits=LIMITS, slow_start=SlowStartSettings(1.0)))
-    assert target.switches == set(PARTS)
+    assert sorted(target.switches) == SWITCHED
     for name in target.switches:
         without = settings_of(target, frozenset({name}))
-        assert [part for part in PARTS.values() if getattr(without, part) is None] == [PARTS[name]]
+        assert [other for other in SWITCHED if getattr(without, other) is None] == [name]
 
 
 def test_claims_state_the_settings() -> None:
-    target = ReferenceTarget(Settings(ejection=EjectionSettings(failures=7, open_s=0.25), virtual_nodes=99))
-    assert target.claims[Ejection] == Ejection(failures=7, open_s=0.25, statuses=(500, 502, 503, 504))
+    ejection = EjectionSettings(failures=7, open_s=0.25, cap_share=1.0)
+    target = ReferenceTarget(Settings(ejection=ejection, virtual_nodes=99))
+    assert target.claims[Ejection] == Ejection(failures=7, open_s=0.25, statuses=(500, 502, 503, 504), cap_share=1.0)
     assert target.claims[Affinity].virtual_nodes == 99
     hedge, health = ReferenceTarget().claims[Hedge], ReferenceTarget().claims[HealthShare]
     assert (hedge.burst, hedge.load_threshold) == (10, 32.0)
@@ -86,19 +87,21 @@ def test_claims_state_the_settings() -> None:
     assert Ejection not in ReferenceTarget(Settings()).claims
     assert ReferenceTarget().claims[Ejection].cap_share == 0.5
     assert set(ReferenceTarget().claims.names) == set(FEATURES)
-    bare = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None)
+    bare = Settings(bounded_load=None, health_checks=None, breaker=None, health_share=None, hedge=None, retry=None)
     assert ReferenceTarget(bare).claims.names == ("affinity", "failover", "spread")
 
 
 def test_scaled_stretches_settings_and_claims_alike() -> None:
-    target = ReferenceTarget(Settings(checks=CheckSettings(interval_s=0.3)))
+    target = ReferenceTarget(Settings(health_checks=CheckSettings(interval_s=0.3)))
     scaled: Target = target.scaled(2.0)
     assert isinstance(scaled, ReferenceTarget)
     once, twice = settings_of(target), settings_of(scaled)
-    assert once.checks is not None and twice.checks is not None
+    assert once.health_checks is not None and twice.health_checks is not None
     assert once.breaker is not None and twice.breaker is not None
     assert twice.attempt_timeout_s == 2.0 * once.attempt_timeout_s
-    assert twice.checks.interval_s == 2.0 * once.checks.interval_s == scaled.claims[HealthChecks].interval_s
+    assert (
+        twice.health_checks.interval_s == 2.0 * once.health_checks.interval_s == scaled.claims[HealthChecks].interval_s
+    )
     assert twice.breaker.open_s == 2.0 * once.breaker.open_s == scaled.claims[Breaker].open_s
     assert scaled.claims[Breaker].backoff.max_s == 2.0 * target.claims[Breaker].backoff.max_s
     assert twice.breaker.failures == once.breaker.failures

@@ -32,7 +32,7 @@ def test_misspelt_name_gets_the_nearest(wrong: str, meant: str) -> None:
 
 def test_the_reference_with_what_a_file_changes(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('update_policy = "ewma"\nhedge = false\n[breaker]\nfailures = 4\n')
+    file.write_text('spread = "ewma"\nhedge = false\n[breaker]\nfailures = 4\n')
     target = resolve(f"reference:{file}")
     assert isinstance(target, ReferenceTarget)
     assert target.name == f"reference:{file}" == target.scaled(2.0).name
@@ -45,8 +45,8 @@ def test_the_reference_with_what_a_file_changes(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (None, "settings file .*gone.toml: cannot be read \\(No such file or directory"),
-        ("updat_policy = 'ewma'", "updat_policy is unknown; did you mean update_policy"),
-        ("update_policy = 'emwa'", "update_policy: saw 'emwa'; did you mean ewma"),
+        ("spraed = 'ewma'", "spraed is unknown; did you mean spread"),
+        ("spread = 'emwa'", "spread: saw 'emwa'; did you mean ewma"),
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, text: str | None, message: str) -> None:

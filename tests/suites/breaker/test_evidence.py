@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.claims.features import Affinity, Backoff, Breaker, Claims
+from harness.claims.features import Affinity, Backoff, Claims
 from harness.scenario.model import Ending
 from suites.breaker.evidence import (
     ObservedCall,
@@ -23,7 +23,6 @@ from suites.breaker.evidence import (
     load_end_s,
     longest_gap_s,
     longest_run,
-    open_band,
     open_times,
     opening,
     own_keys,
@@ -228,15 +227,6 @@ def test_open_times_follow_from_failed_probes() -> None:
     assert [(item.turn, item.following) for item in found] == [(0, calls[1]), (1, calls[2])]
     assert found[1].trip == Trip(calls[1].end_s, calls[1].client_end_s)
     assert [item.following for item in open_times(calls[:2], found[0].trip)] == [calls[1], None]
-
-
-def test_bands_of_open_times() -> None:
-    assert open_band(BREAKER, 0) == pytest.approx((0.4, 0.6))
-    assert open_band(BREAKER, 1) == pytest.approx((0.8, 1.2))
-    assert open_band(BREAKER, 2) == pytest.approx((1.2, 1.5))
-    assert open_band(BREAKER, 3) == pytest.approx((1.2, 1.5))
-    plain = Breaker(open_s=2.0, backoff=Backoff())
-    assert open_band(plain, 5) == (2.0, 2.0)
 
 
 def test_requests_due_at_a_backend() -> None:

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from harness.balancer.core.as_policy import ReferencePolicy
+from harness.balancer.core.as_policy import ReferencePolicy, claims_as_policy
 from harness.gateway.protocol import Backend, NowFunction, Request
 from harness.judge import Judge
 from harness.property.declare import catalogue
@@ -16,9 +16,17 @@ from harness.property.verdict import Outcome
 from harness.scenario.model import Kind, World
 from harness.sim.world import play
 from harness.targets import resolve
+from harness.targets.reference import SUITE_PROFILE
 
-TARGET = "python:harness.balancer.core.as_policy:ReferencePolicy"
+TARGET = "python:tests.harness.balancer.core.test_as_policy:Quick"
 BACKENDS = tuple(Backend(f"gpu-{number}", f"127.0.0.1:{9000 + number}") for number in range(4))
+
+
+class Quick(ReferencePolicy):
+    """With the suites' short times."""
+
+    settings = SUITE_PROFILE.without(frozenset({"health_checks", "hedge", "retry", "ejection", "limits"}))
+    claims = claims_as_policy(settings)
 
 
 class Bench:
@@ -26,7 +34,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.now = NowFunction()
-        self.policy = ReferencePolicy(self.now, Random(1))
+        self.policy = Quick(self.now, Random(1))
         self.policy.update_backends(BACKENDS)
         self._requests = 0
 

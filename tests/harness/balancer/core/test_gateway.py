@@ -10,7 +10,7 @@ import pytest
 
 from harness.balancer.core.gateway import ReferenceGateway
 from harness.balancer.picking.ring import HashRing
-from harness.balancer.settings import CheckSettings, EjectionSettings, Settings
+from harness.balancer.settings import SWITCHES, CheckSettings, EjectionSettings, Settings
 from harness.gateway.protocol import (
     AttemptEnded,
     Cancel,
@@ -27,8 +27,8 @@ from harness.gateway.protocol import (
 from harness.scenario.model import Kind
 from tests.harness.balancer.driver import GatewayDriver, only
 
-CALM = Settings(bounded_load=None, checks=None, breaker=None, health=None, hedge=None, retry=None)
-WATCHFUL = replace(CALM, checks=CheckSettings(unhealthy=1))
+CALM = Settings(attempt_timeout_s=2.0).without(SWITCHES - {"spread", "sessions"})
+WATCHFUL = replace(CALM, health_checks=CheckSettings(unhealthy=1, healthy=1))
 STRICT = replace(CALM, ejection=EjectionSettings(failures=2, open_s=1.0))
 
 
@@ -246,7 +246,7 @@ def test_who_is_not_ready_is_passed_over_for_the_next() -> None:
 
 
 def test_checks_have_the_settings_numbers() -> None:
-    bench = Bench(replace(CALM, checks=CheckSettings(interval_s=0.25, timeout_s=0.75)), "a")
+    bench = Bench(replace(CALM, health_checks=CheckSettings(interval_s=0.25, timeout_s=0.75)), "a")
     timer = only(SetTimer, bench.started)
     bench.now_s = 2.0
     check, again = bench.handle(TimerFired(timer.timer_id))

@@ -15,6 +15,7 @@ from harness.balancer.requests.hedging import HedgeSettings
 from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
 from harness.balancer.requests.retry import RetrySettings
 from harness.balancer.settings import CheckSettings, EjectionSettings, Settings, SlowStartSettings
+from harness.claims.features import Backoff
 from harness.gateway.protocol import (
     Action,
     AttemptEnded,
@@ -34,7 +35,8 @@ from harness.scenario.model import Kind
 from tests.harness.balancer.core.gateway_machine import ERRORS, NAMES, PICK, GatewayMachine, Live, machine_settings
 
 CHECKS = CheckSettings(unhealthy=2, healthy=1)
-EJECTION = EjectionSettings(failures=2, open_s=4.0)
+GROWTH = Backoff(multiplier=2.0, max_s=4.0, jitter=0.2)
+EJECTION = EjectionSettings(failures=2, open_s=4.0, cap_share=1.0)
 
 
 @dataclass
@@ -62,11 +64,12 @@ class PlainMachine(GatewayMachine):
 
     chosen = Settings(
         virtual_nodes=5,
+        attempt_timeout_s=2.0,
         bounded_load=None,
-        checks=CHECKS,
+        health_checks=CHECKS,
         ejection=EJECTION,
         breaker=None,
-        health=None,
+        health_share=None,
         hedge=None,
         retry=None,
     )
@@ -161,11 +164,12 @@ class WholeMachine(GatewayMachine):
 
     chosen = Settings(
         virtual_nodes=6,
+        attempt_timeout_s=2.0,
         commit_at="first_byte",
-        checks=CheckSettings(unhealthy=2, healthy=1, rotation=RotationSettings(queue_depth=3, jitter=0.1)),
+        health_checks=CheckSettings(unhealthy=2, healthy=1, rotation=RotationSettings(queue_depth=3, jitter=0.1)),
         ejection=EjectionSettings(failures=3, open_s=3.0, cap_share=0.5),
-        breaker=BreakerSettings(failures=2, error_rate=0.5, minimum_calls=4, window_s=5.0, open_s=1.0, max_open_s=4.0),
-        health=HealthSettings(errors=0.9, latency=0.1, memory=0.0, connections=0.0, window_s=5.0, minimum_calls=2),
+        breaker=BreakerSettings(2, minimum_calls=4, window_s=5.0, open_s=1.0, successes=1, backoff=GROWTH),
+        health_share=HealthSettings(0.9, 0.1, 0.0, 0.0, window_s=5.0, minimum_calls=2),
         hedge=HedgeSettings(quantile=0.5, share=0.5, window=20, minimum=1, load_threshold=100.0),
         retry=RetrySettings(budget_floor=3, budget_window_s=2.0, deadline_s=3.0),
         limits=AdmissionSettings(BucketSettings(8.0, 8.0), BucketSettings(100.0, kind="leaky"), concurrency=4, queue=2),

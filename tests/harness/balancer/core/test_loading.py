@@ -97,7 +97,7 @@ def spec_of(name: str) -> str:
 
 
 def test_a_reference_spec_brings_every_setting_back() -> None:
-    settings = Settings(virtual_nodes=7, checks=None, ejection=EjectionSettings(9, 2.5), drain_deadline_s=3.5)
+    settings = Settings(virtual_nodes=7, health_checks=None, ejection=EjectionSettings(9, 2.5), drain_deadline_s=3.5)
     made = gateway_from(reference_spec(settings), NowFunction(), Random(1))
     assert isinstance(made, ReferenceGateway)
     assert made._settings == settings
@@ -105,7 +105,7 @@ def test_a_reference_spec_brings_every_setting_back() -> None:
 
 def test_the_reference_draws_from_the_generator_it_is_given() -> None:
     generator = Random(1)
-    made = gateway_from(reference_spec(Settings(checks=None)), NowFunction(), generator)
+    made = gateway_from(reference_spec(Settings(health_checks=None)), NowFunction(), generator)
     made.handle(MembershipChanged((Backend("a", ""), Backend("b", ""))), 0.0)
     made.handle(RequestArrived(Request(1, 1, Kind.UPDATE, "POST", "")), 0.0)
     assert generator.getstate() != Random(1).getstate()

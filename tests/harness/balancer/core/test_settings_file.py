@@ -10,12 +10,11 @@ import pytest
 from harness.balancer.core.settings_file import settings_from
 from harness.balancer.health.readiness import RotationSettings
 from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
-from harness.balancer.settings import CheckSettings, EjectionSettings, SlowStartSettings
+from harness.balancer.settings import CheckSettings, EjectionSettings, Settings, SlowStartSettings
 from harness.gateway.expected_answer import STATUS_200, ExpectedAnswer
-from harness.proxy.settings import live_settings
 from harness.scenario.model import ClaimsError
 
-BASE = live_settings()
+BASE = Settings()
 
 
 @pytest.fixture
@@ -71,16 +70,19 @@ def test_a_file_gives_limits(file: Path) -> None:
         ("[limits.requests]\nburst = 5", "limits.requests.rate_per_s is missing"),
         ("[limits.tokens]\nrate_per_s = 0", "limits.tokens: rate_per_s 0.0 and burst 1.0: expected above 0"),
         ("commit_at = 'haed'", "commit_at: saw 'haed'; did you mean head?"),
-        ("update_policy = 'two_choice'", "update_policy: saw 'two_choice'; did you mean two_choices"),
+        ("spread = 'two_choice'", "spread: saw 'two_choice'; did you mean two_choices"),
         ("bounded_load = 0.5", "bounded_load: saw 0.5, expected a number of at least 1"),
-        ("[checks]\ninterval_s = 0", "checks.interval_s: saw 0.0, expected a number above 0"),
+        ("[health_checks]\ninterval_s = 0", "health_checks.interval_s: saw 0.0, expected a number above 0"),
         ("[ejection]\nfailures = 0", "ejection.failures: saw 0, expected a whole number of at least 1"),
         ("[slow_start]\nwindow_s = 0", "slow_start.window_s: saw 0.0, expected a number above 0"),
         ("[slow_start]\naggression = 2", "slow_start.window_s is missing"),
         ("[load]\nstale_s = 0", "load: stale_s 0.0: expected above 0"),
         ("load = false", "load: saw false, expected a table"),
-        ("[checks.rotation]\njitter = 1.0", "checks.rotation: minimum_ready_share 0.5 and jitter 1.0: expected"),
-        ("[checks.expected]\nstatuses = []", "checks.expected: statuses []: expected at least one"),
+        (
+            "[health_checks.rotation]\njitter = 1.0",
+            "health_checks.rotation: minimum_ready_share 0.5 and jitter 1.0: expected",
+        ),
+        ("[health_checks.expected]\nstatuses = []", "health_checks.expected: statuses []: expected at least one"),
         ("virtual_nodes", "not valid TOML: "),
     ],
 )
@@ -93,8 +95,8 @@ def test_nonsense_is_one_line(file: Path, text: str, message: str) -> None:
 
 
 def test_a_table_of_a_mechanism_that_is_off_has_the_defaults_of_its_class(file: Path) -> None:
-    file.write_text("[checks]\nunhealthy = 4\n")
-    assert settings_from(file, replace(BASE, checks=None)).checks == CheckSettings(unhealthy=4)
+    file.write_text("[health_checks]\nunhealthy = 4\n")
+    assert settings_from(file, replace(BASE, health_checks=None)).health_checks == CheckSettings(unhealthy=4)
 
 
 def test_a_file_that_is_not_there(file: Path) -> None:
@@ -104,14 +106,14 @@ def test_a_file_that_is_not_there(file: Path) -> None:
 
 def test_a_file_says_what_takes_a_backend_out_of_rotation(file: Path) -> None:
     file.write_text(
-        "[checks.expected]\nstatuses = [200, 204]\nready_field = true\n"
-        "[checks.rotation]\nmemory_share = false\nqueue_depth = 7\ngated = true\njitter = 0.1\n"
+        "[health_checks.expected]\nstatuses = [200, 204]\nready_field = true\n"
+        "[health_checks.rotation]\nmemory_share = false\nqueue_depth = 7\ngated = true\njitter = 0.1\n"
     )
-    checks = settings_from(file, BASE).checks
-    assert checks is not None and BASE.checks is not None
+    checks = settings_from(file, BASE).health_checks
+    assert checks is not None and BASE.health_checks is not None
     assert checks.expected == ExpectedAnswer(frozenset({200, 204}), ready_field=True)
     assert checks.rotation == RotationSettings(memory_share=None, queue_depth=7, gated=True, jitter=0.1)
-    assert (BASE.checks.expected, BASE.checks.rotation) == (STATUS_200, None)
+    assert (BASE.health_checks.expected, BASE.health_checks.rotation) == (STATUS_200, None)
 
 
 def test_a_file_gives_a_ramp_and_what_makes_a_load(file: Path) -> None:

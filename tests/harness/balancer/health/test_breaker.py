@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.balancer.core.settings_to_claims import claim_of
 from harness.balancer.health.breaker import BreakerSettings, CircuitBreaker, Settled, Ticket
 from harness.balancer.health.windows import LatencyWindow
+from harness.claims.features import Backoff, Breaker
 
 OK, FAILED, NEUTRAL, ABORTED = Settled.OK, Settled.FAILED, Settled.NEUTRAL, Settled.ABORTED
-QUICK = BreakerSettings(failures=3, open_s=2.0, jitter=0.0)
+STEADY = Backoff(multiplier=2.0, jitter=0.0)
+QUICK = BreakerSettings(failures=3, error_rate=None, open_s=2.0, successes=1, backoff=STEADY)
+BY_P99 = BreakerSettings(failures=None, error_rate=None, slow_p99_s=1.0)
 PINNED = settings(derandomize=True, deadline=None, database=None, max_examples=100)
 
 
@@ -121,7 +126,7 @@ def test_the_error_rate_is_that_of_the_window() -> None:
 
 def test_trips_when_its_p99_is_slow() -> None:
     """Of 199 calls the 198th smallest is the p99, so one may be slow; of 200 the 199th, so two may not."""
-    breaker = breaker_of(BreakerSettings(failures=None, slow_p99_s=1.0, minimum_calls=100))
+    breaker = breaker_of(replace(BY_P99, minimum_calls=100))
     for latency_s in [1.0] * 198 + [1.1]:
         call(breaker, OK, latency_s=latency_s)
     assert breaker.state(0.0) == "closed"
@@ -130,7 +135,7 @@ def test_trips_when_its_p99_is_slow() -> None:
 
 
 def test_slow_calls_below_the_minimum_prove_nothing() -> None:
-    breaker = breaker_of(BreakerSettings(failures=None, slow_p99_s=1.0, minimum_calls=20))
+    breaker = breaker_of(BY_P99)
     for _ in range(19):
         call(breaker, OK, latency_s=5.0)
     assert breaker.state(0.0) == "closed"
@@ -141,7 +146,7 @@ def test_slow_calls_below_the_minimum_prove_nothing() -> None:
 @PINNED
 @given(st.lists(st.sampled_from([0.5, 1.0, 1.5]), max_size=250), st.integers(1, 120))
 def test_counting_slow_calls_says_the_same_as_the_p99(latencies_s: list[float], minimum_calls: int) -> None:
-    breaker = breaker_of(BreakerSettings(failures=None, slow_p99_s=1.2, minimum_calls=minimum_calls, window_s=20.0))
+    breaker = breaker_of(replace(BY_P99, slow_p99_s=1.2, minimum_calls=minimum_calls, window_s=20.0))
     window = LatencyWindow(span_s=20.0, minimum_calls=minimum_calls)
     for number, latency_s in enumerate(latencies_s):
         now_s = number / 10
@@ -194,7 +199,7 @@ def test_late_results_decide_nothing_while_half_open_or_closed_again() -> None:
 @pytest.mark.parametrize("probes", [1, 2, 5])
 def test_exactly_its_probes_at_a_time(probes: int) -> None:
     """S1: the first call after the open time takes one of the probe slots and no more."""
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=probes, successes=9, jitter=0.0))
+    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=probes, successes=9, backoff=STEADY))
     out = [breaker.acquire(2.0) for _ in range(50)]
     assert [ticket is not None and ticket.probe for ticket in out] == [True] * probes + [False] * (50 - probes)
     first = out[0]
@@ -213,7 +218,7 @@ def test_looking_consumes_no_probe() -> None:
 
 @pytest.mark.parametrize("settled", [NEUTRAL, ABORTED])
 def test_a_third_outcome_frees_the_slot_and_decides_nothing(settled: Settled) -> None:
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, successes=2, jitter=0.0))
+    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, successes=2, backoff=STEADY))
     call(breaker, OK, 2.0)
     call(breaker, settled, 2.1)
     assert breaker.state(2.1) == "half-open"
@@ -222,7 +227,7 @@ def test_a_third_outcome_frees_the_slot_and_decides_nothing(settled: Settled) ->
 
 
 def test_one_failed_probe_reopens_whatever_the_threshold() -> None:
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=3, successes=3, jitter=0.0))
+    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=3, successes=3, backoff=STEADY))
     first, second, third = (taken(breaker, 2.0) for _ in range(3))
     breaker.settle(first, OK, 0.1, 2.1)
     breaker.settle(second, FAILED, 0.2, 2.2)
@@ -233,7 +238,7 @@ def test_one_failed_probe_reopens_whatever_the_threshold() -> None:
 
 def test_a_probe_that_hangs_on_keeps_its_slot_in_the_next_half_open_time() -> None:
     """The backend never has more probes than claimed; the late result is ignored."""
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=2, successes=1, jitter=0.0))
+    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=2, successes=1, backoff=STEADY))
     hung, failing = taken(breaker, 2.0), taken(breaker, 2.0)
     breaker.settle(failing, FAILED, 0.0, 2.0)
     assert breaker.acquire(6.0) is not None and breaker.acquire(6.0) is None
@@ -242,7 +247,7 @@ def test_a_probe_that_hangs_on_keeps_its_slot_in_the_next_half_open_time() -> No
 
 
 def test_good_probes_count_anew_in_each_half_open_time() -> None:
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, successes=2, jitter=0.0))
+    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, successes=2, backoff=STEADY))
     call(breaker, OK, 2.0)
     call(breaker, FAILED, 2.0)
     call(breaker, OK, 6.0)
@@ -250,7 +255,7 @@ def test_good_probes_count_anew_in_each_half_open_time() -> None:
 
 
 def test_closing_starts_clean() -> None:
-    chosen = BreakerSettings(failures=3, error_rate=0.5, minimum_calls=3, open_s=2.0, jitter=0.0)
+    chosen = replace(QUICK, error_rate=0.5, minimum_calls=3)
     breaker = tripped(chosen)
     call(breaker, FAILED, 2.0)
     call(breaker, OK, 6.0)
@@ -262,7 +267,7 @@ def test_closing_starts_clean() -> None:
 
 
 def test_a_slow_probe_is_no_good_one_where_slowness_trips() -> None:
-    breaker = tripped(BreakerSettings(failures=3, slow_p99_s=1.0, open_s=2.0, jitter=0.0))
+    breaker = tripped(replace(QUICK, slow_p99_s=1.0))
     call(breaker, OK, 2.0, latency_s=1.5)
     assert breaker.state(2.0) == "open"
     call(breaker, OK, 6.0, latency_s=1.0)
@@ -273,13 +278,13 @@ def test_a_slow_probe_is_no_good_one_where_slowness_trips() -> None:
 
 
 def test_open_times_grow_to_the_cap() -> None:
-    chosen = BreakerSettings(failures=3, open_s=2.0, multiplier=2.0, max_open_s=12.0, jitter=0.0)
+    chosen = BreakerSettings(failures=3, open_s=2.0, backoff=Backoff(2.0, max_s=12.0))
     assert open_times_s(chosen, 6) == pytest.approx([2.0, 4.0, 8.0, 12.0, 12.0, 12.0])
     assert open_times_s(chosen, 2000)[-1] == pytest.approx(12.0)  # and no power overflows
 
 
 def test_jitter_spreads_every_open_time_and_never_beyond_the_cap() -> None:
-    chosen = BreakerSettings(failures=1, open_s=1.0, multiplier=2.0, max_open_s=4.0, jitter=0.25)
+    chosen = BreakerSettings(failures=1, open_s=1.0, backoff=Backoff(2.0, max_s=4.0, jitter=0.25))
     runs = [open_times_s(chosen, 4, seed) for seed in range(300)]
     for found, (low_s, high_s) in zip(zip(*runs, strict=True), [(0.75, 1.25), (1.5, 2.5), (3, 4), (3, 4)], strict=True):
         assert low_s <= min(found) < low_s + 0.02 * (high_s - low_s)
@@ -289,7 +294,7 @@ def test_jitter_spreads_every_open_time_and_never_beyond_the_cap() -> None:
 
 def test_twenty_breakers_tripped_together_do_not_return_together() -> None:
     """Statistics: at most 8 of 20 in any hundredth of the open time, except in one run of ten thousand."""
-    chosen = BreakerSettings(failures=1, open_s=1.0, jitter=0.2)
+    chosen = BreakerSettings(failures=1, open_s=1.0)
     returns_s = sorted(open_times_s(chosen, 1, seed)[0] for seed in range(20))
     assert max(sum(at_s <= other <= at_s + 0.01 for other in returns_s) for at_s in returns_s) <= 8
 
@@ -306,7 +311,7 @@ def test_a_ticket_is_settled_once() -> None:
 
 
 def test_a_probe_settled_twice_frees_one_slot() -> None:
-    breaker = tripped(BreakerSettings(failures=3, open_s=2.0, probes=2, jitter=0.0))
+    breaker = tripped(replace(QUICK, probes=2))
     first = taken(breaker, 2.0)
     taken(breaker, 2.0)
     for _ in range(3):
@@ -324,10 +329,23 @@ def test_tickets_of_another_breaker_mean_nothing() -> None:
     assert new.state(0.1) == "open"
 
 
+def test_open_times_fill_the_claimed_bands() -> None:
+    """Both ends of every band are reached within a hundredth of it."""
+    chosen = BreakerSettings(failures=1, open_s=1.0, backoff=Backoff(multiplier=2.0, max_s=3.0, jitter=0.2))
+    claimed = claim_of(Breaker, chosen)
+    drawn = [open_times_s(chosen, trips=4, seed=seed) for seed in range(500)]
+    for turn, times_s in enumerate(zip(*drawn, strict=True)):
+        low_s, high_s = claimed.open_band_s(turn)
+        margin_s = (high_s - low_s) / 100
+        assert low_s - 1e-9 <= min(times_s) <= low_s + margin_s
+        assert high_s - margin_s <= max(times_s) <= high_s + 1e-9
+        assert max(times_s) <= claimed.longest_open_s + 1e-9
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"failures": None}, "needs a reason"),
+        ({"failures": None, "error_rate": None}, "needs a reason"),
         ({"failures": 0}, "failures 0"),
         ({"probes": 0}, "probes 0"),
         ({"successes": 0}, "successes 0"),
@@ -337,11 +355,11 @@ def test_tickets_of_another_breaker_mean_nothing() -> None:
         ({"window_s": 0.0}, "window_s 0.0"),
         ({"slow_p99_s": 0.0}, "slow_p99_s 0.0"),
         ({"open_s": 0.0}, "open_s 0.0"),
-        ({"multiplier": 0.9}, "multiplier 0.9"),
-        ({"max_open_s": 1.0}, "max_open_s 1.0"),
-        ({"jitter": 1.0}, "jitter 1.0"),
+        ({"backoff": Backoff(0.9)}, "multiplier 0.9"),
+        ({"backoff": Backoff(max_s=1.0)}, "max_s 1.0"),
+        ({"backoff": Backoff(jitter=1.0)}, "jitter 1.0"),
     ],
 )
-def test_settings_that_make_no_sense(changes: dict[str, float | None], message: str) -> None:
+def test_settings_that_make_no_sense(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BreakerSettings(**changes)  # type: ignore[arg-type]

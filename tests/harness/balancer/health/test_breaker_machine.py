@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harness.balancer.health.breaker import BreakerSettings, CircuitBreaker, Settled, Ticket
+from harness.claims.features import Backoff
 
 OK, FAILED, NEUTRAL, ABORTED = Settled.OK, Settled.FAILED, Settled.NEUTRAL, Settled.ABORTED
 
@@ -17,7 +18,7 @@ class Calls(RuleBasedStateMachine):
     """A breaker with calls that end in any order, a simple model of it, and a twin that is never queried."""
 
     chosen = BreakerSettings(
-        failures=3, open_s=1.0, probes=2, successes=3, multiplier=2.0, max_open_s=5.0, jitter=0.2, window_s=4.0
+        failures=3, open_s=1.0, probes=2, successes=3, backoff=Backoff(2.0, max_s=5.0, jitter=0.2), window_s=4.0
     )
 
     def __init__(self) -> None:
@@ -34,11 +35,11 @@ class Calls(RuleBasedStateMachine):
         self.run = self.good = self.reopened = 0
 
     def trip(self) -> None:
-        nominal_s = min(self.chosen.open_s * self.chosen.multiplier**self.reopened, self.chosen.max_open_s)
+        nominal_s = min(self.chosen.open_s * self.chosen.backoff.multiplier**self.reopened, self.chosen.backoff.max_s)
         until_s = self.breaker.open_until_s(self.now_s)
         assert until_s is not None
         open_s = until_s - self.now_s
-        assert nominal_s * 0.8 - 1e-9 <= open_s <= min(nominal_s * 1.2, self.chosen.max_open_s) + 1e-9
+        assert nominal_s * 0.8 - 1e-9 <= open_s <= min(nominal_s * 1.2, self.chosen.backoff.max_s) + 1e-9
         self.mode, self.until_s = "open", until_s
         self.era += 1
         self.run = self.good = 0
@@ -103,7 +104,7 @@ class Calls(RuleBasedStateMachine):
         """A backend that answers always gets its traffic back."""
         for ticket, *_ in self.out:
             self.breaker.settle(ticket, ABORTED, 0.1, self.now_s)
-        self.now_s += self.chosen.max_open_s
+        self.now_s += self.chosen.backoff.max_s
         for _ in range(self.chosen.successes):
             good = self.breaker.acquire(self.now_s)
             assert good is not None

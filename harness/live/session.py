@@ -36,7 +36,8 @@ from harness.scenario.arrivals import draw
 from harness.scenario.fault_schedule import Due, conflict, schedule
 from harness.scenario.faults import Membership, ProcessFault
 from harness.scenario.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError
-from harness.targets.base import Deployment, Target
+from harness.targets.base import Deployment, LiveTarget, Target
+from harness.targets.checked import for_live
 
 LEAD_S = 0.15
 """From submitting the job to second 0 of the run: the load process must have drawn its schedule by then."""
@@ -86,6 +87,7 @@ class LiveSession:
         message = conflict(scenario.timeline)
         if message:
             raise ClaimsError(f"scenario {scenario.name}: {message}")
+        live = for_live(target)
         self._runs += 1
         workdir = self._folder / f"run-{self._runs}"
         workdir.mkdir()
@@ -97,7 +99,7 @@ class LiveSession:
         if self._load is None:
             self._load = LoadProcess(self._folder)
         with ExitStack() as stack:
-            run = _Run(self._toxiproxy, self._load, target, scenario, seed, self._runs, workdir, stack, self._listener)
+            run = _Run(self._toxiproxy, self._load, live, scenario, seed, self._runs, workdir, stack, self._listener)
             return run.play()
 
 
@@ -108,7 +110,7 @@ class _Run:
         self,
         toxiproxy: str,
         load: LoadProcess,
-        target: Target,
+        target: LiveTarget,
         scenario: Scenario,
         seed: int,
         run: int,

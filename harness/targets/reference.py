@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 from dataclasses import replace
+from pathlib import Path
 
-from harness.balancer.core.loading import reference_spec
+from harness.balancer.core.loading import REFERENCE, reference_spec
+from harness.balancer.core.settings_file import settings_from
 from harness.balancer.core.settings_to_claims import claims_from_settings
 from harness.balancer.health.health_score import HealthSettings
 from harness.balancer.requests.limits import AdmissionSettings, BucketSettings
 from harness.balancer.settings import SWITCHES, EjectionSettings, Settings
 from harness.claims.features import Claims
 from harness.scenario.fast_dataclass import scale_durations
-from harness.targets.base import LEAN_ENVIRONMENT, Deployment, Launch
+from harness.targets.base import LEAN_ENVIRONMENT, Adapter, Deployment, Launch
 from harness.targets.gateway_target import GatewayTarget
 
 LIMITS = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0), concurrency=8, queue=16)
@@ -53,3 +55,14 @@ class ReferenceTarget(GatewayTarget):
         scaled.name = self.name
         scaled.claims = scale_durations(self.claims, factor)
         return scaled
+
+
+def _made(file: str) -> ReferenceTarget:
+    if not file:
+        return ReferenceTarget()
+    target = ReferenceTarget(settings_from(Path(file), DEFAULTS))
+    target.name = REFERENCE + file
+    return target
+
+
+ADAPTER = Adapter(_made, "the reference balancer, with your settings", "FILE.toml")

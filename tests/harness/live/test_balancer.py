@@ -24,9 +24,9 @@ from harness.targets.base import (
     ChangeStep,
     Deployment,
     Launch,
+    LiveTarget,
     RunCommand,
     Signal,
-    Target,
     WriteFile,
 )
 from harness.targets.gateway_target import DRIVER_CONFIG
@@ -45,7 +45,7 @@ while True: server.accept()[0].close()
 """
 
 
-class Stub(Target):
+class Stub(LiveTarget):
     """A target with a given launch and given change steps."""
 
     name = "stub"
@@ -60,9 +60,6 @@ class Stub(Target):
 
     def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
         return self._steps
-
-    def scaled(self, factor: float) -> None:
-        return None
 
 
 def python(code: str, *words: object) -> tuple[str, ...]:
@@ -83,7 +80,7 @@ def start(deployment: Deployment) -> Iterator[Start]:
     """Starts a target with the test's deployment; stopped at the end."""
     started: list[Balancer] = []
 
-    def begin(target: Target, at: Deployment | None = None) -> Balancer:
+    def begin(target: LiveTarget, at: Deployment | None = None) -> Balancer:
         started.append(Balancer(target, at or deployment))
         return started[-1]
 
@@ -135,9 +132,11 @@ def test_the_shell_waits_for_its_file(start: Start, deployment: Deployment) -> N
 def test_files_environment_and_process(
     start: Start, deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NGINX", "/a/path/of/ours")
-    code = f"import os; print(os.environ.get('NGINX'), os.environ['SAID'], flush=True)\n{LISTENS}"
-    launch = Launch({"deep/er/file": "text\n"}, python(code, deployment.port), environment={"SAID": "this"})
+    monkeypatch.setenv("OURS", "/a/path/of/ours")
+    code = f"import os; print(os.environ.get('OURS'), os.environ['SAID'], flush=True)\n{LISTENS}"
+    launch = Launch(
+        {"deep/er/file": "text\n"}, python(code, deployment.port), environment={"SAID": "this"}, unset=("OURS",)
+    )
     balancer = start(Stub(launch))
     balancer.await_listening()
     balancer.check()

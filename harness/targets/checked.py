@@ -49,10 +49,10 @@ OWN_URL = re.compile(r"http://[^/\s]*:\d+/?")
 def checked(target: object, name: str = "") -> Target:
     """`target`, if what it says of itself is valid: AdapterError otherwise. `name`: how the user named it.
 
-    >>> checked("nginx", "acme")
+    >>> checked("gateway", "acme")
     Traceback (most recent call last):
         ...
-    harness.scenario.model.AdapterError: target acme: make() returned 'nginx'; expected a harness.targets.base.Target
+    harness.scenario.model.AdapterError: target acme: make() returned 'gateway'; expected a harness.targets.base.Target
     """
     if not isinstance(target, Target):
         raise _wrong(name, "make() returned", target, "a harness.targets.base.Target")

@@ -11,7 +11,7 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -35,7 +35,7 @@ from harness.load.job import LoadJob
 from harness.scenario.arrivals import draw
 from harness.scenario.fault_schedule import Due, conflict, schedule
 from harness.scenario.faults import Membership, ProcessFault
-from harness.scenario.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError
+from harness.scenario.model import AdapterError, ClaimsError, DiedError, HarnessError, Scenario, TargetError
 from harness.targets.base import Deployment, LiveTarget, Target
 from harness.targets.checked import for_live
 
@@ -155,12 +155,16 @@ class _Run:
         return Sentinel(self._block.backend(healthy[0]))
 
     def _check_changes(self) -> None:
-        """UnsupportedError if the target does not support a membership change of the scenario."""
+        """UnsupportedError if the target cannot make a change of the scenario, AdapterError for an invalid step."""
         steps = sorted(self._scenario.timeline, key=lambda step: step.at_s)
         changes = [step for step in steps if isinstance(step, Membership)]
         for count in range(1, len(changes) + 1):
-            with suppress(TargetError):  # a refused change is reported when it is made
+            try:
                 self._target.change(self._deployment_after(changes[:count]))
+            except AdapterError:
+                raise
+            except TargetError:
+                pass  # a refused change is reported when it is made
 
     # --- the run ------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from harness.claims.features import Claims
 from harness.live import balancer as module
 from harness.live.balancer import Balancer
 from harness.live.process.http import accepts, call
-from harness.scenario.model import DiedError, TargetError, UnsupportedError
+from harness.scenario.model import AdapterError, DiedError, TargetError, UnsupportedError
 from harness.targets.base import (
     Address,
     AdminCall,
@@ -29,6 +29,7 @@ from harness.targets.base import (
     Signal,
     WriteFile,
 )
+from harness.targets.checked import for_live
 from harness.targets.gateway_target import DRIVER_CONFIG
 from harness.targets.nginx import NginxTarget
 from harness.targets.reference import ReferenceTarget
@@ -49,6 +50,7 @@ class Stub(LiveTarget):
     """A target with a given launch and given change steps."""
 
     name = "stub"
+    version = "1"
     claims = Claims()
 
     def __init__(self, launch: Launch, *steps: ChangeStep) -> None:
@@ -370,3 +372,18 @@ def test_nginx_changes_its_members_and_refuses_nonsense(
     finally:
         one.close()
         two.close()
+
+
+def test_an_invalid_step_is_no_death_of_the_balancer(tmp_path: Path) -> None:
+    """It is the adapter that is wrong, so the session stops; a change that the target itself refuses is a death."""
+    place = Deployment(tmp_path, HOST, 1, 2, ())
+    wrong = Stub(Launch({}, ()), WriteFile("../out", ""))
+    with pytest.raises(AdapterError, match=r"target stub: change\(\) returned WriteFile"):
+        Balancer(for_live(wrong), place).change(place)
+
+    class Refuses(Stub):
+        def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
+            raise TargetError("no template")
+
+    with pytest.raises(DiedError, match="refused a change: no template"):
+        Balancer(for_live(Refuses(Launch({}, ()))), place).change(place)

@@ -25,6 +25,7 @@ from harness.sim.baselines import baseline_target
 from harness.sim.world import play as play_in_sim
 from harness.stats import ShareTest
 from harness.targets.base import Target
+from harness.targets.checked import checked, scaled
 
 Play = Callable[[Target, Scenario, int], History]
 
@@ -56,7 +57,7 @@ class Judge:
     def __init__(
         self, target: Target, seed: int, worlds: Mapping[World, Play], listener: Listener = run_events.ignore
     ) -> None:
-        self._target = target
+        self._target = checked(target)
         self._seed = seed
         self._worlds = worlds
         self._listener = listener
@@ -93,7 +94,7 @@ class Judge:
         if reason:
             return replace(blank, outcome=Outcome.ERROR, reason=f"the scenario cannot be played: {reason}")
         first, again = self._attempt(item, world, blank, scenario, 1.0)
-        longer = self._target.scaled(2.0) if again and world is World.LIVE else None
+        longer = scaled(self._target, 2.0) if again and world is World.LIVE else None
         if longer is None:
             return first
         second, _ = self._attempt(item, world, blank, scale_durations(scenario, 2.0), 2.0, longer)

@@ -13,11 +13,15 @@ from harness.evidence.example import example_history
 MODULES = (
     "harness.claims.features",
     "harness.evidence.history",
+    "harness.gateway.checked_gateway",
     "harness.gateway.protocol",
     "harness.property.declare",
     "harness.property.findings",
+    "harness.targets",
+    "harness.targets.base",
+    "harness.targets.checked",
 )
-"""Modules that a suite or a gateway is written against."""
+"""Modules that a suite, a gateway or an adapter is written against."""
 
 NAMES = (
     "harness.property.declare:declare",
@@ -25,6 +29,8 @@ NAMES = (
     *(f"harness.claims.features:{feature.__name__}" for feature in FEATURES.values()),
     "harness.claims.features:Claims",
     "harness.evidence.history:History",
+    "harness.targets:resolve",
+    "harness.targets.base:Adapter",
     *(
         f"harness.evidence.history:History.{name}"
         for name in (

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from harness.cli.target_option import TargetOption
+
 RANDOM = "random"
 SHRUNK_FILE = "steelyard-chaos-{name}-{seed}.json"
 NAME = re.compile(r"[a-z0-9-]+")
@@ -20,9 +22,7 @@ NAME = re.compile(r"[a-z0-9-]+")
 
 def chaos(
     context: typer.Context,
-    target: Annotated[
-        str, typer.Option(help="reference, nginx, a claims file (.toml), or python:package.module:Class")
-    ] = "reference",
+    target: TargetOption = "reference",
     fault_plan: Annotated[
         str, typer.Option("--plan", help="random, or the name of a fault plan such as node-crash")
     ] = RANDOM,
@@ -38,7 +38,6 @@ def chaos(
     scenario: Annotated[Path | None, typer.Option(help="Play the scenario in this JSON file instead.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for failing scenarios.")] = None,
     toxiproxy: Annotated[str, typer.Option(help="embedded, real, or the URL of a running one")] = "embedded",
-    nginx: Annotated[str, typer.Option(help="Path of another nginx binary.")] = "",
 ) -> None:
     """Print a plan, play it, and judge the properties of any fault plan. Exit code: 0 all hold, 1 some do not.
 
@@ -48,7 +47,7 @@ def chaos(
     from harness.scenario.model import World
     from harness.targets import resolve
 
-    chosen = resolve(target, nginx or None)
+    chosen = resolve(target)
     chosen_world = _world(world, chosen)
     if scenario is not None:
         _check_alone(context)

@@ -8,25 +8,21 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.target_option import TargetOption
+
 
 def run(
-    target: Annotated[
-        str,
-        typer.Option(
-            help="reference, reference:SETTINGS.toml, nginx, a claims file (.toml), or python:package.module:Class"
-        ),
-    ] = "reference",
+    target: TargetOption = "reference",
     world: Annotated[str, typer.Option(help="sim, live or all")] = "all",
     seed: Annotated[int, typer.Option(help="Seed of all arrivals and choices.", min=0)] = 1,
     tolerate: Annotated[str, typer.Option(help="inconclusive: report such outcomes as skipped")] = "",
     toxiproxy: Annotated[str, typer.Option(help="embedded, real, or the URL of a running one")] = "embedded",
-    nginx: Annotated[str, typer.Option(help="Path of another nginx binary.")] = "",
     select: Annotated[str, typer.Option("-k", help="Only matching properties, as in pytest -k.")] = "",
 ) -> None:
     """Judge a target by all properties. Exit code: 0 all pass, 1 some do not, 2 none could be judged."""
     words = [sys.executable, "-P", "-m", "pytest", "--pyargs", "suites"]
     values = {"target": target, "world": world, "seed": str(seed), "toxiproxy": toxiproxy}
-    values |= {name: value for name, value in (("tolerate", tolerate), ("nginx", nginx)) if value}
+    values |= {"tolerate": tolerate} if tolerate else {}
     # One word each: pytest takes a separate value for a path until it knows the option. An empty target is passed on,
     # and refused: an unset variable must not select the reference.
     words += [f"--{name}={value}" for name, value in values.items()]

@@ -1,10 +1,10 @@
-"""`steelyard targets`: the built-in targets and their state on this machine."""
+"""`steelyard targets`: the targets that can be named, ours and those of other packages."""
 
 from __future__ import annotations
 
 
 def targets() -> None:
-    """List the built-in targets: version or why it is missing, worlds, claims."""
+    """List the targets: version, or why it is missing or broken; worlds, claims, and the arguments they take."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -12,10 +12,18 @@ def targets() -> None:
 
     from harness.targets import listing
 
+    rows = listing()
     table = Table("target", "version", "worlds", "claims", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.columns[0].no_wrap = True
-    for name, version, worlds, claims in listing():
-        table.add_row(*(Text(cell) for cell in (name, version, ", ".join(worlds), ", ".join(claims))))
+    for row in rows:
+        if row.state:
+            name = row.usage.partition("[")[0]
+            table.add_row(*(Text(cell) for cell in (name, row.state, ", ".join(row.worlds), ", ".join(row.claims))))
     console = Console(highlight=False)
     console.print(table)
-    console.print("Any other: a claims file (*.toml), or python:package.module:Class.", markup=False)
+    console.print()
+    width = max(len(row.usage) for row in rows)
+    for row in rows:
+        if row.summary:
+            console.print(f"{row.usage:{width}}  {row.summary}", markup=False)
+    console.print("FILE.toml alone is short for file:FILE.toml. Packages can add names: docs/targets.md.", markup=False)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.target_option import TargetOption
+
 
 def up(
-    target: Annotated[
-        str, typer.Option(help="reference, nginx, a claims file (.toml), or python:package.module:Class")
-    ] = "reference",
+    target: TargetOption = "reference",
     backends: Annotated[
         int | None, typer.Option(min=1, max=28, help="Number of mock GPU servers: 4, or as in a claims file.")
     ] = None,
@@ -20,7 +20,6 @@ def up(
     rate: Annotated[float, typer.Option(min=0, help="Background load, in requests/s; 0: none.")] = 20.0,
     models: Annotated[int, typer.Option(min=1, help="Number of model names that the background load requests.")] = 24,
     toxiproxy: Annotated[str, typer.Option(help="embedded, real, or the URL of a running one")] = "embedded",
-    nginx: Annotated[str, typer.Option(help="Path of another nginx binary.")] = "",
     name: Annotated[str, typer.Option(help="Name for steelyard fault, if several are running.")] = "default",
     seed: Annotated[int, typer.Option(min=0, help="Seed of ports, keys and choices.")] = 1,
     seconds: Annotated[float | None, typer.Option(min=0, help="End after this time.")] = None,
@@ -39,7 +38,7 @@ def up(
     from harness.up.run import run_up
 
     with exit_on(HarnessError, DiedError):
-        chosen = resolve(target, nginx or None)
+        chosen = resolve(target)
         options = EnvironmentOptions(fleet_size(chosen, backends), toxiproxy, gpu, model, models, rate, seed)
         options.setup()  # reports an invalid name before anything is started
         run_up(chosen, options, name, seconds, plain or not sys.stdout.isatty())

@@ -12,15 +12,15 @@ from pathlib import Path
 from harness.live.process.child import Child, children_of, diagnostic_line
 from harness.live.process.http import accepts, call
 from harness.live.process.ports import HOST, is_free
-from harness.scenario.model import DiedError, TargetError
+from harness.scenario.model import AdapterError, DiedError, TargetError
 from harness.targets.base import (
     AdminCall,
     AwaitNewWorkers,
     ChangeStep,
     Deployment,
+    LiveTarget,
     RunCommand,
     Signal,
-    Target,
     WriteFile,
 )
 
@@ -36,13 +36,13 @@ class Balancer:
     once its backends listen.
     """
 
-    def __init__(self, target: Target, deployment: Deployment, begin: bool = True) -> None:
+    def __init__(self, target: LiveTarget, deployment: Deployment, begin: bool = True) -> None:
         self._target = target
         self._deployment = deployment
         self._child: Child | None = None
-        self._environment = {name: value for name, value in os.environ.items() if name != "NGINX"}
         self._launch = target.launch(deployment)
-        self._environment.update(self._launch.environment)
+        inherited = {name: value for name, value in os.environ.items() if name not in self._launch.unset}
+        self._environment = {**inherited, **self._launch.environment}
         self.url = target.url or f"http://{deployment.host}:{deployment.port}"
         if self._launch.early:
             self._start()
@@ -114,6 +114,8 @@ class Balancer:
         started = self._workers()
         try:
             steps = self._target.change(deployment)
+        except AdapterError:
+            raise
         except TargetError as error:  # a template may fail with fewer backends; the start succeeded, so the run goes on
             raise DiedError(f"refused a change: {error}") from None
         for step in steps:

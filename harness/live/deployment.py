@@ -8,10 +8,10 @@ from pathlib import Path
 from harness.live.process.ports import HOST, PortBlock, is_free
 from harness.scenario.faults import Membership
 from harness.scenario.model import Scenario, TargetError
-from harness.targets.base import Address, Deployment, Target
+from harness.targets.base import Address, Deployment, LiveTarget
 
 
-def proxy_addresses(target: Target, block: PortBlock, backends: Sequence[str]) -> dict[str, tuple[str, int]]:
+def proxy_addresses(target: LiveTarget, block: PortBlock, backends: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Listen address of each backend's fault proxy: from the target's fixed configuration, else from the port block.
 
     TargetError if the configuration names too few addresses, or an address in use.

@@ -29,6 +29,7 @@ from harness.scenario.faults import Drain, Join, Leave, Membership, Weigh
 from harness.scenario.model import ClaimsError, DiedError, HarnessError, Load, Scenario, SteelyardError
 from harness.scenario.validation import nearest
 from harness.targets.base import Deployment, Target
+from harness.targets.checked import for_live
 from mockgpu.gpu.catalogue import GPUS, Gpu, Model, Setup, SetupError, setup_of
 
 READY_S = 15.0
@@ -93,12 +94,12 @@ class Environment:
     """
 
     def __init__(self, target: Target, options: EnvironmentOptions, workdir: Path, stack: ExitStack) -> None:
-        self.target = target
+        self.target = live = for_live(target)
         self.options = options
         self._workdir = workdir
         self.setup = options.setup()
         # Users send any load they like, so the limits of the target are switched off where possible.
-        self._scenario = Scenario("up", options.backends, Load(()), off=frozenset({Limits.table}) & target.switches)
+        self._scenario = Scenario("up", options.backends, Load(()), off=frozenset({Limits.table}) & live.switches)
         self.names = self._scenario.backend_ids
         self._changes: list[Membership] = []
         self._changing = threading.Lock()
@@ -109,13 +110,13 @@ class Environment:
         stack.callback(self._injector.stop)
         self._fleet.await_ready()
         self._injector.await_ready()
-        self._listen = proxy_addresses(target, self._block, self.names)
+        self._listen = proxy_addresses(live, self._block, self.names)
         for number, name in enumerate(self.names):
             self._injector.open(name, self._listen[name], (HOST, self._block.backend(number)))
-        self._balancer = Balancer(target, self._deployment())
+        self._balancer = Balancer(live, self._deployment())
         stack.callback(self._balancer.stop)
         self.url = self._balancer.url
-        with _print_if_slow(f"waiting for {target.name} at {self.url}"):
+        with _print_if_slow(f"waiting for {live.name} at {self.url}"):
             self._balancer.await_listening()
             self._await_answer()
         self.active_faults = ActiveFaults(self._injector, self._fleet, options.seed)

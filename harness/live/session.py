@@ -11,7 +11,7 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -35,8 +35,9 @@ from harness.load.job import LoadJob
 from harness.scenario.arrivals import draw
 from harness.scenario.fault_schedule import Due, conflict, schedule
 from harness.scenario.faults import Membership, ProcessFault
-from harness.scenario.model import ClaimsError, DiedError, HarnessError, Scenario, TargetError
-from harness.targets.base import Deployment, Target
+from harness.scenario.model import AdapterError, ClaimsError, DiedError, HarnessError, Scenario, TargetError
+from harness.targets.base import Deployment, LiveTarget, Target
+from harness.targets.checked import for_live
 
 LEAD_S = 0.15
 """From submitting the job to second 0 of the run: the load process must have drawn its schedule by then."""
@@ -86,6 +87,7 @@ class LiveSession:
         message = conflict(scenario.timeline)
         if message:
             raise ClaimsError(f"scenario {scenario.name}: {message}")
+        live = for_live(target)
         self._runs += 1
         workdir = self._folder / f"run-{self._runs}"
         workdir.mkdir()
@@ -97,7 +99,7 @@ class LiveSession:
         if self._load is None:
             self._load = LoadProcess(self._folder)
         with ExitStack() as stack:
-            run = _Run(self._toxiproxy, self._load, target, scenario, seed, self._runs, workdir, stack, self._listener)
+            run = _Run(self._toxiproxy, self._load, live, scenario, seed, self._runs, workdir, stack, self._listener)
             return run.play()
 
 
@@ -108,7 +110,7 @@ class _Run:
         self,
         toxiproxy: str,
         load: LoadProcess,
-        target: Target,
+        target: LiveTarget,
         scenario: Scenario,
         seed: int,
         run: int,
@@ -153,12 +155,16 @@ class _Run:
         return Sentinel(self._block.backend(healthy[0]))
 
     def _check_changes(self) -> None:
-        """UnsupportedError if the target does not support a membership change of the scenario."""
+        """UnsupportedError if the target cannot make a change of the scenario, AdapterError for an invalid step."""
         steps = sorted(self._scenario.timeline, key=lambda step: step.at_s)
         changes = [step for step in steps if isinstance(step, Membership)]
         for count in range(1, len(changes) + 1):
-            with suppress(TargetError):  # a refused change is reported when it is made
+            try:
                 self._target.change(self._deployment_after(changes[:count]))
+            except AdapterError:
+                raise
+            except TargetError:
+                pass  # a refused change is reported when it is made
 
     # --- the run ------------------------------------------------------------------------------------------
 

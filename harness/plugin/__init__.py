@@ -29,14 +29,13 @@ OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "target",
         "reference",
-        "NAME",
-        "balancer under test: reference, nginx, FILE.toml or python:MODULE:CLASS",
+        "NAME[:ARGUMENT]",
+        "balancer under test: a name that `steelyard targets` lists, or FILE.toml (default: reference)",
     ),
     ("world", "all", "sim|live|all", "worlds to judge in (default: all that the target can run in)"),
     ("seed", "1", "N", "seed of all arrivals and choices (default: 1)"),
     ("tolerate", "", "inconclusive", "turn inconclusive outcomes into skips"),
     ("toxiproxy", "embedded", "embedded|real|URL", "fault proxy of the live world (default: embedded)"),
-    ("nginx", "", "PATH", "nginx binary to use instead of the pip package's"),
 )
 """Name, default, placeholder and help of each option."""
 
@@ -136,7 +135,7 @@ class SessionState:
 
             self._check_options()
             try:
-                self._target = resolve(self.option("target"), self.option("nginx") or None)
+                self._target = resolve(self.option("target"))
             except (ClaimsError, TargetError) as error:
                 self.stop(error)
         return self._target

@@ -32,6 +32,10 @@ class TargetError(SteelyardError):
     """The balancer under test does not start, rejects its configuration, or does not become ready."""
 
 
+class AdapterError(TargetError):
+    """An adapter, or the gateway that it made, breaks its interface."""
+
+
 class HarnessError(SteelyardError):
     """Steelyard itself failed: the load process, the fleet or the fault proxy died."""
 

@@ -9,8 +9,7 @@ from harness.balancer.core.bare import BareGateway
 from harness.balancer.picking.ring import HashRing
 from harness.claims.features import Claims
 from harness.gateway.protocol import Backend, Gateway, NowFunction, Request
-from harness.scenario.model import World
-from harness.targets.base import ChangeStep, Deployment, Launch, Target
+from harness.targets.base import SimTarget
 
 
 class RoundRobinBaseline:
@@ -55,10 +54,8 @@ class RingBaseline(RoundRobinBaseline):
 BASELINES = {"ring": RingBaseline, "round_robin": RoundRobinBaseline}
 
 
-class BaselineTarget(Target):
+class BaselineTarget(SimTarget):
     """A baseline policy in the bare gateway; simulator only."""
-
-    worlds = frozenset({World.SIM})
 
     def __init__(self, name: str, claims: Claims) -> None:
         self.name = name
@@ -69,20 +66,8 @@ class BaselineTarget(Target):
         """A bare gateway around the policy."""
         return BareGateway(BASELINES[self.name]())
 
-    def launch(self, deployment: Deployment) -> Launch:
-        """Baselines have no process."""
-        raise NotImplementedError("a baseline runs in the simulator only")
 
-    def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
-        """Baselines have no process."""
-        raise NotImplementedError("a baseline runs in the simulator only")
-
-    def scaled(self, factor: float) -> Target:
-        """The target itself: a baseline has no settings."""
-        return self
-
-
-def baseline_target(name: str, claims: Claims) -> Target:
+def baseline_target(name: str, claims: Claims) -> SimTarget:
     """The target of baseline `name`. KeyError, listing the known names, if there is none."""
     if name not in BASELINES:
         raise KeyError(f"no baseline {name!r}; there are {sorted(BASELINES)}")

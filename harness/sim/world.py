@@ -42,7 +42,8 @@ from harness.sim.event_queue import NETWORK_DELAY_S, EventQueue
 from harness.sim.evidence import Evidence
 from harness.sim.link import HEAD_BYTES, REPORT_BYTES, answer_bytes
 from harness.sim.timeline_runner import TimelineRunner
-from harness.targets.base import Target
+from harness.targets.base import SimTarget, Target
+from harness.targets.checked import for_sim
 from mockgpu.gpu.events import Job
 
 UPDATE, OWN, NONE = Kind.UPDATE, Echo.OWN, Failure.NONE
@@ -54,7 +55,7 @@ PATIENCE_S = 2.0
 
 def play(target: Target, scenario: Scenario, seed: int) -> History:
     """Play `scenario` against the target's gateway in virtual time. The same seed gives the same history."""
-    return Simulation(target, scenario, seed).run()
+    return Simulation(for_sim(target), scenario, seed).run()
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class _PendingHealthCheck:
 class Simulation:
     """One run. `run` plays it to its end and returns its history."""
 
-    def __init__(self, target: Target, scenario: Scenario, seed: int) -> None:
+    def __init__(self, target: SimTarget, scenario: Scenario, seed: int) -> None:
         self._scenario = scenario
         self._seed = seed
         self._event_queue = EventQueue()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -51,15 +51,20 @@ class Launch:
     """Files to write (by path relative to the workdir) and the command that starts the balancer in the foreground.
 
     `start` empty: the balancer already runs. `check`, if given, runs first; a non-zero exit status means that the
-    configuration was refused. `early`: the command waits for its files, so it may start together with the backends.
+    configuration was refused. `environment` is added to ours, without the variables in `unset`. `early`: the command
+    waits for its files, so it may start together with the backends.
     """
 
     files: Mapping[str, str]
     start: tuple[str, ...]
     check: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
     early: bool = False
 
+
+CARRIERS = ("header:x-mock-tag", "header:x-request-id", "json:seed", "prompt-suffix")
+"""All places in which a request carries its tag."""
 
 LEAN_ENVIRONMENT = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull, "OPENBLAS_NUM_THREADS": "1"}
 """Environment of our own processes, which need neither TLS nor linear algebra: saves 100 ms at start.
@@ -104,21 +109,53 @@ class AdminCall:
 
 @dataclass(frozen=True, slots=True)
 class AwaitNewWorkers:
-    """Wait until every child process of the balancer is younger than this change (nginx after HUP)."""
+    """Wait until every child process of the balancer is younger than this change (a reload that replaces workers)."""
 
 
 ChangeStep = WriteFile | Signal | RunCommand | AdminCall | AwaitNewWorkers
 
 
-class Target(ABC):
-    """A balancer under test. `switches`: tables of the features that a scenario can switch off."""
+class Target:
+    """A balancer under test: who it is and what it claims. It runs in each world whose interface it implements.
+
+    `SimTarget` is the interface of the simulator, `LiveTarget` that of live runs; a class may implement both.
+    `switches`: tables of the features that a scenario can switch off.
+    """
 
     name: str
     version: str
     claims: Claims
-    worlds: frozenset[World] = frozenset({World.LIVE})
     switches: frozenset[str] = frozenset()
-    correlate: tuple[str, ...] = ("header:x-mock-tag", "header:x-request-id", "json:seed", "prompt-suffix")
+    health_path: str = "/health"
+
+    @property
+    def worlds(self) -> frozenset[World]:
+        """The worlds it can run in."""
+        kinds = ((World.SIM, SimTarget), (World.LIVE, LiveTarget))
+        return frozenset(world for world, kind in kinds if isinstance(self, kind))
+
+    def scaled(self, factor: float) -> Target | None:
+        """The target with all durations of settings and claims multiplied by `factor`; None if they are fixed."""
+        return None
+
+    def repeat_prefix(self, world: World) -> tuple[str, ...]:
+        """Assignments (NAME=VALUE) that a shell needs before the command that repeats a run in `world`."""
+        return ()
+
+
+class SimTarget(Target, ABC):
+    """A target that has its balancer as a gateway without I/O."""
+
+    @abstractmethod
+    def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
+        """A new gateway without the features in `off`; `now` is the world's clock, `generator` is seeded."""
+
+
+class LiveTarget(Target, ABC):
+    """A target that runs as a process, started by Steelyard or already running at `url`."""
+
+    correlate: tuple[str, ...] = CARRIERS
+    """Places from which a request's tag is read at the backends, if it gets through the balancer there."""
     stop_signal: signal.Signals = signal.SIGTERM
     logs: tuple[str, ...] = ()
     """Log files beside its output, relative to the workdir; also read to explain a refusal or exit."""
@@ -126,7 +163,6 @@ class Target(ABC):
     """URL on which it listens, if fixed; None: host and port of the Deployment."""
     listen: tuple[tuple[str, int], ...] = ()
     """Backend addresses in its configuration, if fixed; the fault proxy listens there."""
-    health_path: str = "/health"
 
     @abstractmethod
     def launch(self, deployment: Deployment) -> Launch:
@@ -134,16 +170,30 @@ class Target(ABC):
 
     @abstractmethod
     def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
-        """Steps that change the running balancer's membership to `deployment.backends`, in that order."""
+        """Steps that change the running balancer's membership to `deployment.backends`, in that order.
 
-    @abstractmethod
-    def scaled(self, factor: float) -> Target | None:
-        """The target with all durations of settings and claims multiplied by `factor`; None if they are fixed."""
+        UnsupportedError if it cannot be changed, TargetError if this change is refused.
+        """
 
-    def repeat_prefix(self, world: World) -> tuple[str, ...]:
-        """Assignments (NAME=VALUE) that a shell needs before the command that repeats a run in `world`."""
-        return ()
 
-    def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
-        """The balancer without I/O, for the simulator and the live driver. NotImplementedError if there is none."""
-        raise NotImplementedError(f"{self.name} runs only as a process of its own")
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Makes targets from `--target NAME[:ARGUMENT]`; its entry point has the name.
+
+    `make` gets the argument, empty if none is given. `summary` is a line for `steelyard targets`, without a full stop.
+    `argument` says what follows the colon, such as PATH; empty: the name stands alone. `required`: it cannot.
+
+    >>> Adapter(lambda argument: Target(), "Acme's gateway, with a configuration of yours", "FILE").usage("acme")
+    'acme[:FILE]'
+    """
+
+    make: Callable[[str], Target]
+    summary: str
+    argument: str = ""
+    required: bool = False
+
+    def usage(self, name: str) -> str:
+        """How it is written under this name."""
+        if not self.argument:
+            return name
+        return f"{name}:{self.argument}" if self.required else f"{name}[:{self.argument}]"

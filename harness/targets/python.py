@@ -10,7 +10,7 @@ from harness.claims.features import Claims, Feature
 from harness.claims.file import ClaimsFile
 from harness.gateway.protocol import NowFunction
 from harness.scenario.model import ClaimsError, World
-from harness.targets.base import Target
+from harness.targets.base import Adapter
 from harness.targets.gateway_target import HASH_SEED, GatewayTarget
 
 
@@ -36,10 +36,6 @@ class PythonTarget(GatewayTarget):
         seed = os.environ.get(HASH_SEED, "")
         return (f"{HASH_SEED}={seed if seed.isdecimal() else '0'}",)
 
-    def scaled(self, factor: float) -> Target | None:
-        """None: a user's class has fixed settings."""
-        return None
-
 
 def _claims_of(spec: str, claims: object) -> Claims:
     if isinstance(claims, Claims) and claims.features:
@@ -54,3 +50,6 @@ def _claims_of(spec: str, claims: object) -> Claims:
         f"target {spec!r} claims nothing: saw claims = {claims!r}; expected a class attribute such as"
         " claims = (Affinity(virtual_nodes=100),), or a claims file with [balancer] python = ..."
     )
+
+
+ADAPTER = Adapter(PythonTarget, "a class of yours, a policy or a gateway", "MODULE:CLASS", required=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 from dataclasses import replace
+from pathlib import Path
 
-from harness.balancer.core.loading import reference_spec
+from harness.balancer.core.loading import REFERENCE, reference_spec
+from harness.balancer.core.settings_file import settings_from
 from harness.balancer.core.settings_to_claims import claims_from_settings
 from harness.balancer.health.breaker import BreakerSettings
 from harness.balancer.health.health_score import HealthSettings
@@ -15,7 +17,7 @@ from harness.balancer.requests.retry import RetrySettings
 from harness.balancer.settings import SWITCHES, CheckSettings, EjectionSettings, Settings
 from harness.claims.features import Backoff, Claims
 from harness.scenario.fast_dataclass import scale_durations
-from harness.targets.base import LEAN_ENVIRONMENT, Deployment, Launch
+from harness.targets.base import LEAN_ENVIRONMENT, Adapter, Deployment, Launch
 from harness.targets.gateway_target import GatewayTarget
 
 LIMITS = AdmissionSettings(requests=BucketSettings(rate_per_s=100.0, burst=20.0), concurrency=8, queue=16)
@@ -63,3 +65,14 @@ class ReferenceTarget(GatewayTarget):
         scaled.name = self.name
         scaled.claims = scale_durations(self.claims, factor)
         return scaled
+
+
+def _made(file: str) -> ReferenceTarget:
+    if not file:
+        return ReferenceTarget()
+    target = ReferenceTarget(settings_from(Path(file), SUITE_PROFILE))
+    target.name = REFERENCE + file
+    return target
+
+
+ADAPTER = Adapter(_made, "the reference balancer, with your settings", "FILE.toml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from harness.claims.features import Affinity, Breaker, Claims, Failover, Hedge, Limits, Retry
 from harness.evidence.history import History, StepSeen, empty_requests
+from harness.gateway.protocol import Gateway, NowFunction
 from harness.judge import Judge, Play
 from harness.property.declare import Property, declare
 from harness.property.findings import Finding, Findings, held, sampled, undecided, within
@@ -30,7 +32,7 @@ from harness.scenario.model import (
     UnsupportedError,
     World,
 )
-from harness.targets.base import ChangeStep, Deployment, Launch, Target
+from harness.targets.base import SimTarget, Target
 
 STREAM = Stream("traffic", start_s=0.0, rate_per_s=10.0, requests=20, keys=Keys(4))
 SCENARIO = Scenario("steady", backends=2, load=Load((STREAM,)), intervals_s=(1.0,))
@@ -38,7 +40,7 @@ CLAIMS = Claims((Affinity(), Failover(within_s=1.0)))
 
 
 @dataclass
-class FakeTarget(Target):
+class FakeTarget(SimTarget):
     """A target that is never run."""
 
     claims: Claims = CLAIMS
@@ -47,11 +49,8 @@ class FakeTarget(Target):
     name: str = "fake"
     version: str = "1"
 
-    def launch(self, place: Deployment) -> Launch:
-        raise NotImplementedError
-
-    def change(self, place: Deployment) -> tuple[ChangeStep, ...]:
-        raise NotImplementedError
+    def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
+        raise AssertionError("a fake target is never run")
 
     def scaled(self, factor: float) -> FakeTarget | None:
         return None if self.fixed else replace(self, claims=scale_durations(self.claims, factor))

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from harness.balancer.core.bare import BareGateway
 from harness.balancer.core.gateway import ReferenceGateway
 from harness.balancer.settings import Settings
+from harness.gateway.checked_gateway import CheckedGateway
 from harness.gateway.crash_report import crash_line
 from harness.gateway.protocol import Gateway, NowFunction
 from harness.scenario.model import ClaimsError
@@ -49,10 +50,7 @@ def gateway_from(spec: str, now: NowFunction, generator: Random) -> Gateway:
             f"target {spec!r} cannot be created: {crash_line(error)}; a constructor may have the parameters now and"
             " random; all others need defaults"
         ) from None
-    if hasattr(made, "handle"):
-        gateway: Gateway = made
-        return gateway
-    return BareGateway(made)
+    return CheckedGateway(made) if hasattr(made, "handle") else BareGateway(made)
 
 
 @functools.cache

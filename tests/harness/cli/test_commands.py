@@ -15,13 +15,17 @@ import pytest
 from harness import cli
 from harness.property.declare import catalogue
 from harness.scenario.model import TargetError
+from tests.harness.targets.distributions import install
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
 
-def steelyard(*words: str, folder: Path = ROOT, width: int = 100) -> subprocess.CompletedProcess[str]:
-    """Run the command in `folder`."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(width)}
+def steelyard(
+    *words: str, folder: Path = ROOT, width: int = 100, site: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in `folder`; `site` is a folder of further distributions."""
+    path = os.pathsep.join(map(str, (ROOT, *([site] if site else []))))
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": str(width)}
     command = [sys.executable, "-c", "from harness.cli import main; main()", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
@@ -83,8 +87,28 @@ def test_catalogue_as_table_cuts_no_name(width: int) -> None:
 def test_targets() -> None:
     done = steelyard("targets")
     assert done.returncode == 0
-    assert "reference" in done.stdout
     assert "affinity" in done.stdout
+    for usage in ("file:FILE.toml", "nginx[:PATH]", "python:MODULE:CLASS", "reference[:FILE.toml]"):
+        assert f"\n{usage}  " in done.stdout
+
+
+def test_a_broken_target_of_another_package_is_listed(tmp_path: Path) -> None:
+    site = install(tmp_path / "site", "steelyard-acme", {"acme": "module_that_is_gone:ADAPTER"}, {})
+    done = steelyard("targets", width=300, site=site)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "acme " in done.stdout and "of steelyard-acme cannot be imported" in done.stdout
+    assert "affinity" in done.stdout
+    done = steelyard("chaos", "--target", "acme", site=site)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("steelyard: error: target 'acme': module_that_is_gone:ADAPTER of steelyard-acme")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["run", "up", "chaos"])
+def test_options_of_one_balancer_are_in_no_command(command: str) -> None:
+    done = steelyard(command, "--nginx", "/usr/sbin/nginx")
+    assert done.returncode == 2 and "No such option: --nginx" in done.stderr
+    assert "nginx" not in steelyard(command, "--help").stdout
 
 
 def test_run_is_pytest_on_the_shipped_suites(tmp_path: Path) -> None:

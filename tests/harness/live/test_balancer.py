@@ -17,18 +17,19 @@ from harness.claims.features import Claims
 from harness.live import balancer as module
 from harness.live.balancer import Balancer
 from harness.live.process.http import accepts, call
-from harness.scenario.model import DiedError, TargetError, UnsupportedError
+from harness.scenario.model import AdapterError, DiedError, TargetError, UnsupportedError
 from harness.targets.base import (
     Address,
     AdminCall,
     ChangeStep,
     Deployment,
     Launch,
+    LiveTarget,
     RunCommand,
     Signal,
-    Target,
     WriteFile,
 )
+from harness.targets.checked import for_live
 from harness.targets.gateway_target import DRIVER_CONFIG
 from harness.targets.nginx import NginxTarget
 from harness.targets.reference import ReferenceTarget
@@ -45,10 +46,11 @@ while True: server.accept()[0].close()
 """
 
 
-class Stub(Target):
+class Stub(LiveTarget):
     """A target with a given launch and given change steps."""
 
     name = "stub"
+    version = "1"
     claims = Claims()
 
     def __init__(self, launch: Launch, *steps: ChangeStep) -> None:
@@ -60,9 +62,6 @@ class Stub(Target):
 
     def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
         return self._steps
-
-    def scaled(self, factor: float) -> None:
-        return None
 
 
 def python(code: str, *words: object) -> tuple[str, ...]:
@@ -83,7 +82,7 @@ def start(deployment: Deployment) -> Iterator[Start]:
     """Starts a target with the test's deployment; stopped at the end."""
     started: list[Balancer] = []
 
-    def begin(target: Target, at: Deployment | None = None) -> Balancer:
+    def begin(target: LiveTarget, at: Deployment | None = None) -> Balancer:
         started.append(Balancer(target, at or deployment))
         return started[-1]
 
@@ -135,9 +134,11 @@ def test_the_shell_waits_for_its_file(start: Start, deployment: Deployment) -> N
 def test_files_environment_and_process(
     start: Start, deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NGINX", "/a/path/of/ours")
-    code = f"import os; print(os.environ.get('NGINX'), os.environ['SAID'], flush=True)\n{LISTENS}"
-    launch = Launch({"deep/er/file": "text\n"}, python(code, deployment.port), environment={"SAID": "this"})
+    monkeypatch.setenv("OURS", "/a/path/of/ours")
+    code = f"import os; print(os.environ.get('OURS'), os.environ['SAID'], flush=True)\n{LISTENS}"
+    launch = Launch(
+        {"deep/er/file": "text\n"}, python(code, deployment.port), environment={"SAID": "this"}, unset=("OURS",)
+    )
     balancer = start(Stub(launch))
     balancer.await_listening()
     balancer.check()
@@ -371,3 +372,18 @@ def test_nginx_changes_its_members_and_refuses_nonsense(
     finally:
         one.close()
         two.close()
+
+
+def test_an_invalid_step_is_no_death_of_the_balancer(tmp_path: Path) -> None:
+    """It is the adapter that is wrong, so the session stops; a change that the target itself refuses is a death."""
+    place = Deployment(tmp_path, HOST, 1, 2, ())
+    wrong = Stub(Launch({}, ()), WriteFile("../out", ""))
+    with pytest.raises(AdapterError, match=r"target stub: change\(\) returned WriteFile"):
+        Balancer(for_live(wrong), place).change(place)
+
+    class Refuses(Stub):
+        def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
+            raise TargetError("no template")
+
+    with pytest.raises(DiedError, match="refused a change: no template"):
+        Balancer(for_live(Refuses(Launch({}, ()))), place).change(place)

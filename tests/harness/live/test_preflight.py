@@ -23,7 +23,7 @@ from harness.live.preflight import preflight
 from harness.live.process.ports import PortBlock, port_block
 from harness.scenario.faults import FailingStatus, as_mock
 from harness.scenario.model import HarnessError, Load, ModelServer, TargetError
-from harness.targets.base import ChangeStep, Deployment, Launch, Target
+from harness.targets.base import ChangeStep, Deployment, Launch, LiveTarget
 from tests.harness.live.helpers import HOST, Behave, Call, RawBackend, free_block, free_ports, until
 
 NONCE = 0x5EED5
@@ -32,7 +32,7 @@ BODY = ("json:seed", "prompt-suffix")
 TAG_HEADERS = re.compile(r"(?im)^(x-mock-tag|x-request-id):[^\n]*\n")
 
 
-class Running(Target):
+class Running(LiveTarget):
     """A balancer that already runs at `url`, or is started with `words`."""
 
     name = "strange"
@@ -47,9 +47,6 @@ class Running(Target):
 
     def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
         return ()
-
-    def scaled(self, factor: float) -> None:
-        return None
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from harness.claims.features import Claims
 from harness.evidence.history import History
 from harness.gateway.protocol import Action, Backend, Event, Gateway, NowFunction, Request
 from harness.scenario.faults import Step
-from harness.scenario.model import Keys, Load, ModelServer, Scenario, Stream, World
+from harness.scenario.model import Keys, Load, ModelServer, Scenario, Stream
 from harness.sim.world import play
-from harness.targets.base import ChangeStep, Deployment, Launch, Target
+from harness.targets.base import SimTarget
 
 SERVICE_S = 8 / 16_000 + 4 * 0.0005
 """Service time of a request of the default size at an idle backend."""
@@ -58,13 +58,12 @@ class Listening:
         return [at_s for at_s, event in self.heard if isinstance(event, kind)]
 
 
-class GatewayOf(Target):
+class GatewayOf(SimTarget):
     """A target around a given gateway, for a single run."""
 
     name = "given"
     version = "1"
     claims = Claims()
-    worlds = frozenset({World.SIM})
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -72,18 +71,6 @@ class GatewayOf(Target):
     def gateway(self, off: frozenset[str], now: NowFunction, generator: Random) -> Gateway:
         """The given gateway."""
         return self._gateway
-
-    def launch(self, deployment: Deployment) -> Launch:
-        """Simulator only."""
-        raise NotImplementedError
-
-    def change(self, deployment: Deployment) -> tuple[ChangeStep, ...]:
-        """Simulator only."""
-        raise NotImplementedError
-
-    def scaled(self, factor: float) -> Target | None:
-        """None: it has no settings."""
-        return None
 
 
 def bare(policy: OneBackend | None = None, timeout_s: float = 10.0) -> Listening:

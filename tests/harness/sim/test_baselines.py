@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -15,7 +14,6 @@ from harness.property.declare import catalogue
 from harness.scenario.model import Keys, Kind, World
 from harness.sim.baselines import BASELINES, RingBaseline, RoundRobinBaseline, baseline_target
 from harness.sim.world import play
-from harness.targets.base import Deployment
 from tests.harness.sim.rig import scenario, stream
 
 REQUEST = Request(id=0, connection=0, kind=Kind.INFERENCE, method="POST", model="m")
@@ -60,12 +58,6 @@ def test_a_baseline_plays_the_same_arrivals() -> None:
 def test_a_baseline_lives_in_the_simulator_only() -> None:
     target = baseline_target("round_robin", Claims())
     assert target.worlds == {World.SIM}
-    assert target.scaled(2.0) is target
-    deployment = Deployment(Path(), "127.0.0.1", 1, 2, ())
-    with pytest.raises(NotImplementedError, match="simulator only"):
-        target.launch(deployment)
-    with pytest.raises(NotImplementedError, match="simulator only"):
-        target.change(deployment)
     assert hasattr(target.gateway(frozenset(), NowFunction(), Random(1)), "handle")
 
 

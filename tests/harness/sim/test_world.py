@@ -228,7 +228,7 @@ def test_a_gateway_that_raises_has_died(error: BaseException, message: str) -> N
 
 def test_a_gateway_that_returns_no_list_has_died() -> None:
     history = run(Listening(lambda event, now_s: None), scenario())  # type: ignore[arg-type, return-value]
-    assert history.died == "TypeError: 'NoneType' object is not iterable (on MembershipChanged)"
+    assert history.died == "AdapterError: handle() returned None; expected a list of actions (on MembershipChanged)"
 
 
 def test_ctrl_c_is_not_the_gateways_death() -> None:

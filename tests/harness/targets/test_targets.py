@@ -4,7 +4,7 @@ import pytest
 
 from harness.claims.features import Breaker, Hedge, Limits, Spread
 from harness.scenario.model import ClaimsError, TargetError
-from harness.targets import NAMES, listing, resolve
+from harness.targets import SHIPPED, listing, resolve
 from harness.targets.file import FileTarget
 from harness.targets.nginx import NginxTarget
 from harness.targets.python import PythonTarget
@@ -56,7 +56,7 @@ def test_wrong_settings_are_one_line(tmp_path: Path, text: str | None, message: 
     with pytest.raises(ClaimsError, match=message) as caught:
         resolve(f"reference:{file}")
     assert "\n" not in str(caught.value)
-    with pytest.raises(ClaimsError, match=r"'reference:': expected reference:FILE\.toml"):
+    with pytest.raises(ClaimsError, match=r"'reference:': expected reference\[:FILE\.toml\], the reference"):
         resolve("reference:")
 
 
@@ -91,10 +91,14 @@ def test_claims_file_may_name_a_python_class(tmp_path: Path, monkeypatch: pytest
 
 
 def test_listing_tells_version_worlds_and_claims() -> None:
-    rows = {row[0]: row[1:] for row in listing()}
-    assert tuple(rows) == NAMES
-    assert rows["nginx"][1:] == (("live",), ("affinity", "ejection", "failover", "retry", "spread"))
-    assert rows["reference"][1] == ("live", "sim")
+    rows = {row.usage: row for row in listing()}
+    assert {"file:FILE.toml", "nginx[:PATH]", "python:MODULE:CLASS", "reference[:FILE.toml]"} <= set(rows)
+    assert len(rows) >= len(SHIPPED)
+    nginx = rows["nginx[:PATH]"]
+    assert (nginx.worlds, nginx.claims) == (("live",), ("affinity", "ejection", "failover", "retry", "spread"))
+    assert rows["reference[:FILE.toml]"].worlds == ("live", "sim")
+    assert rows["file:FILE.toml"][2:] == rows["python:MODULE:CLASS"][2:] == ("", (), ())
+    assert all(row.summary for row in rows.values())
 
 
 def test_listing_goes_on_where_a_binary_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +106,6 @@ def test_listing_goes_on_where_a_binary_is_missing(monkeypatch: pytest.MonkeyPat
         raise TargetError("nginx is not installed")
 
     monkeypatch.setattr(NginxTarget, "__init__", refuse)
-    rows = {row[0]: row[1:] for row in listing()}
-    assert rows["nginx"] == ("missing: nginx is not installed", (), ())
-    assert rows["reference"][0] != ""
+    rows = {row.usage: row for row in listing()}
+    assert rows["nginx[:PATH]"][2:] == ("missing: nginx is not installed", (), ())
+    assert rows["reference[:FILE.toml]"].state != ""

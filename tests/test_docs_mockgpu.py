@@ -14,7 +14,7 @@ import pytest
 from aiohttp import ClientSession
 
 from mockgpu.api import fields as requests
-from mockgpu.faults.kinds import KINDS, SELECTION_FIELDS, PerRequestFault, SelectiveFault
+from mockgpu.faults.kinds import KINDS, SELECTION_FIELDS, STEP_FIELDS, PerRequestFault, SelectiveFault
 from mockgpu.fleet.fleet import _STEPS, Fleet, FleetSettings
 from mockgpu.gpu.catalogue import setup_of
 from mockgpu.server import routes, server
@@ -35,8 +35,9 @@ def calls(title: str) -> list[tuple[str, str]]:
 def test_every_fault_kind_is_there_with_its_fields() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]*)\| ([^|]*)\| ", PAGE, re.MULTILINE)
     told = {kind: (sorted(re.findall(r"`(\w+)`", names)), "yes" in band) for kind, names, band in rows}
+    shared = {*SELECTION_FIELDS, *STEP_FIELDS}
     expected = {
-        name: (sorted({each.name for each in fields(kind)} - set(SELECTION_FIELDS)), kind in get_args(PerRequestFault))
+        name: (sorted({each.name for each in fields(kind)} - shared), kind in get_args(PerRequestFault))
         for name, kind in KINDS.items()
     }
     assert told == expected

@@ -81,7 +81,7 @@ def in_words(kind: str) -> str:
 def settings_of(step: Step) -> str:
     """A step's settings other than backend and times: "factor 200, share 0.3"."""
     settings = []
-    for item in fields(step):
+    for item in sorted(fields(step), key=lambda item: item.kw_only is True):  # those that select requests come last
         value = getattr(step, item.name)
         if item.name in ("backend", "at_s", "for_s") or value is None or value == item.default:
             continue

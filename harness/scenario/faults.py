@@ -1,7 +1,7 @@
 """Steps of a scenario's timeline: faults, which can heal, and membership changes. Standard library only.
 
 `at_s` and `for_s` are seconds of the run; a fault without `for_s` lasts until the run ends. Faults of single requests
-are in `harness.scenario.request_faults`; order and conflicts of steps are in `harness.scenario.fault_schedule`.
+are declared in `mockgpu.faults.kinds`; order and conflicts of steps are in `harness.scenario.fault_schedule`.
 """
 
 from __future__ import annotations
@@ -9,27 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from harness.scenario.request_faults import AnswerFault as AnswerFault
-from harness.scenario.request_faults import BadMetrics as BadMetrics
-from harness.scenario.request_faults import CutOff as CutOff
-from harness.scenario.request_faults import Drip as Drip
-from harness.scenario.request_faults import Evict as Evict
-from harness.scenario.request_faults import FailingStatus as FailingStatus
-from harness.scenario.request_faults import Garbage as Garbage
-from harness.scenario.request_faults import Hang as Hang
-from harness.scenario.request_faults import NotAlive as NotAlive
-from harness.scenario.request_faults import NotReady as NotReady
-from harness.scenario.request_faults import OutOfMemory as OutOfMemory
-from harness.scenario.request_faults import OverCapacity as OverCapacity
-from harness.scenario.request_faults import QueueFull as QueueFull
-from harness.scenario.request_faults import RequestFault as RequestFault
-from harness.scenario.request_faults import Slow as Slow
-from harness.scenario.request_faults import Stall as Stall
-from harness.scenario.request_faults import StreamError as StreamError
-from harness.scenario.request_faults import Truncated as Truncated
-from harness.scenario.request_faults import WrongLength as WrongLength
-from harness.scenario.request_faults import Zombie as Zombie
-from harness.scenario.request_faults import as_mock as as_mock
+from mockgpu.faults.kinds import BadMetrics as BadMetrics
+from mockgpu.faults.kinds import CutOff as CutOff
+from mockgpu.faults.kinds import Drip as Drip
+from mockgpu.faults.kinds import Evict as Evict
+from mockgpu.faults.kinds import FailingStatus as FailingStatus
+from mockgpu.faults.kinds import Garbage as Garbage
+from mockgpu.faults.kinds import Hang as Hang
+from mockgpu.faults.kinds import NotAlive as NotAlive
+from mockgpu.faults.kinds import NotReady as NotReady
+from mockgpu.faults.kinds import OutOfMemory as OutOfMemory
+from mockgpu.faults.kinds import OverCapacity as OverCapacity
+from mockgpu.faults.kinds import QueueFull as QueueFull
+from mockgpu.faults.kinds import RequestFault as RequestFault
+from mockgpu.faults.kinds import Slow as Slow
+from mockgpu.faults.kinds import Stall as Stall
+from mockgpu.faults.kinds import StreamError as StreamError
+from mockgpu.faults.kinds import Truncated as Truncated
+from mockgpu.faults.kinds import WrongLength as WrongLength
+from mockgpu.faults.kinds import Zombie as Zombie
 
 # --- faults of a process or of the link to it ---------------------------------------------------------------
 

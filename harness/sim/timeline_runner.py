@@ -21,13 +21,13 @@ from harness.scenario.faults import (
     Restart,
     Timeout,
     TransportFault,
-    as_mock,
 )
 from harness.scenario.model import ClaimsError, Scenario
 from harness.sim.backend import NetworkAttempt, SimBackend
 from harness.sim.event_queue import NETWORK_DELAY_S, EventQueue
 from harness.sim.evidence import Evidence
-from mockgpu.faults.decisions import Change, from_json
+from mockgpu.faults.decisions import Change
+from mockgpu.faults.kinds import seeded
 
 NEVER_S = float("nan")
 
@@ -144,7 +144,7 @@ class TimelineRunner:
         for position in positions:
             fault = self._active[backend.id][position]
             if isinstance(fault, RequestFault):
-                self._evidence.counted(position, backend.hits(from_json(as_mock(fault, self._seed)).kind))
+                self._evidence.counted(position, backend.hits(fault))
 
     def _set(self, fault: Fault, on: bool) -> None:
         """Begin (`on`) or heal a fault."""
@@ -193,8 +193,7 @@ class TimelineRunner:
         return backend.inside
 
     def _set_request(self, fault: RequestFault, backend: SimBackend, on: bool) -> None:
-        mock_fault = from_json(as_mock(fault, self._seed))
-        change = Change(set=(mock_fault,)) if on else Change(clear=frozenset({mock_fault.kind}))
+        change = Change(set=(seeded(fault, self._seed),)) if on else Change(clear=frozenset({fault.kind}))
         released = backend.change_faults(self._now.now_s, change)
         self.reset_connections(() if backend.link.silent else released, backend.link.close_delay_s)
         if change.evicts or change.kills:

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from mockgpu.api.wire import BadRequestError, Headers
-from mockgpu.faults.kinds import FaultError, OutOfMemoryFault, PerRequestFault, SelectiveFault, from_json
+from mockgpu.faults.json_form import from_json
+from mockgpu.faults.kinds import FaultError, OutOfMemory, PerRequestFault, SelectiveFault
 
 FAULT, ERROR, FIELD = "X-Mock-Fault", "X-Return-Error", "mock_fault"
 _BRACKETS = ("{", "[")
@@ -78,7 +79,7 @@ def _single(data: object) -> PerRequestFault:
     if not isinstance(fault, get_args(PerRequestFault)):
         raise FaultError(f"fault {fault.kind} does not apply to a single request; set it by /mock/faults")
     assert isinstance(fault, SelectiveFault)
-    if isinstance(fault, OutOfMemoryFault) and fault.dead:
+    if isinstance(fault, OutOfMemory) and fault.dead:
         raise FaultError(
             f"fault {fault.kind} is dead, which does not apply to a single request; set it by /mock/faults"
         )

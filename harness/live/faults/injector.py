@@ -41,11 +41,12 @@ from harness.scenario.faults import (
     SlowClose,
     Timeout,
     TransportFault,
-    as_mock,
 )
 from harness.scenario.model import HarnessError, TargetError
 from harness.targets.base import LEAN_ENVIRONMENT
 from harness.toxiproxy.client import FaultProxy, FaultProxyError, LoggedConnection
+from mockgpu.faults.json_form import to_json
+from mockgpu.faults.kinds import seeded
 
 Result = TypeVar("Result")
 
@@ -165,8 +166,9 @@ class FaultInjector:
         name = fault.backend
         over = over or threading.Event()
         if isinstance(fault, RequestFault):
-            expected = as_mock(fault, seed)
-            fleet.set_fault(name, expected)
+            drawn = seeded(fault, seed)
+            expected = to_json(drawn)
+            fleet.set_fault(drawn)
             return time_when(lambda: any(expected.items() <= active.items() for active in fleet.faults(name)), over)
         others = [other for other in self._in_force[name].values() if isinstance(other, TransportFault)]
         self._in_force[name][type(fault).__name__] = fault
@@ -204,7 +206,7 @@ class FaultInjector:
         """Heal a fault. A killed or restarted backend gets connections again once its listener accepts."""
         name = fault.backend
         if isinstance(fault, RequestFault):
-            fleet.clear_fault(name, as_mock(fault, 0)["kind"])
+            fleet.clear_fault(fault)
             return
         self._in_force[name].pop(type(fault).__name__, None)
         match fault:

@@ -89,7 +89,7 @@ class ActiveFaults:
                 return False, f"{kind} on {name} never took effect: no probe saw it, so it was taken back"
             message = f"{kind} on {name} in force after {duration(effective_s - requested_s)}"
             if isinstance(fault, Evict):  # takes effect once
-                self._fleet.clear_fault(name, "evict")
+                self._fleet.clear_fault(fault)
                 return True, message
             if isinstance(fault, Kill | Restart):
                 self._ended[name] = effective_s

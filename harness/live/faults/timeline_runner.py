@@ -16,7 +16,7 @@ from harness.evidence.history import StepSeen
 from harness.live.faults.injector import FaultInjector
 from harness.live.fleet import FleetProcess
 from harness.scenario.fault_schedule import ends
-from harness.scenario.faults import Evict, Fault, Kill, Pause, RequestFault, Restart, Step, as_mock
+from harness.scenario.faults import Evict, Fault, Kill, Pause, RequestFault, Restart, Step
 
 SILENCED = (Kill, Restart, Pause)
 """While one of these faults is in force on a backend, its process cannot be queried."""
@@ -121,6 +121,6 @@ class LiveTimelineRunner:
             return
         hits = {active["kind"]: active["hits"] for active in self._fleet.faults(backend)}
         for position, fault in counted.items():
-            affected = hits.get(as_mock(fault, 0)["kind"])
+            affected = hits.get(fault.kind)
             if isinstance(affected, int):
                 self.observed[position] = replace(self.observed[position], hits=affected)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientError, ClientPayloadError
 
-from mockgpu.faults.decisions import KINDS
+from mockgpu.faults.kinds import KINDS
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
 from mockgpu.server.attempt_log import RowKind, RowOutcome
 from mockgpu.server.corruption import noise

@@ -16,8 +16,10 @@ MODULES = (
     "harness.gateway.protocol",
     "harness.property.declare",
     "harness.property.findings",
+    "harness.scenario.fast_dataclass",
+    "harness.scenario.ledger",
 )
-"""Modules that a suite or a gateway is written against."""
+"""Modules that a suite or a gateway is written against, and others with examples."""
 
 NAMES = (
     "harness.property.declare:declare",

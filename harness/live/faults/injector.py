@@ -73,7 +73,6 @@ class FaultInjector:
         self._child: Child | None = None
         self._addresses: dict[str, Listener] = {}
         self._processes: dict[str, Listener] = {}
-        self._in_force: dict[str, dict[str, Fault]] = {}
         host, port = HOST, block.fault_control
         if kind == "embedded":
             words = [sys.executable, "-m", "harness.toxiproxy", "--host", host, "--port", str(port), "--with-parent"]
@@ -137,7 +136,6 @@ class FaultInjector:
         )
         self._addresses[name] = listen  # ours to remove only from here on
         self._processes[name] = upstream
-        self._in_force[name] = {}
 
     def connections(self) -> list[LoggedConnection]:
         """The connections it logged; empty for a real Toxiproxy, which keeps no log."""
@@ -157,11 +155,17 @@ class FaultInjector:
     # --- faults -------------------------------------------------------------------------------------------
 
     def begin(
-        self, fault: Fault, fleet: FleetProcess, seed: int = 0, over: threading.Event | None = None
+        self,
+        fault: Fault,
+        fleet: FleetProcess,
+        others: Sequence[Fault] = (),
+        seed: int = 0,
+        over: threading.Event | None = None,
     ) -> float | None:
         """Set a fault. Returns when (CLOCK_MONOTONIC) a probe first observed it, None if no probe did.
 
-        `seed` decides which requests a share affects. No probes are sent once `over` is set.
+        `others` are the faults in force on its backend. `seed` decides which requests a share affects. No probes are
+        sent once `over` is set.
         """
         name = fault.backend
         over = over or threading.Event()
@@ -170,8 +174,6 @@ class FaultInjector:
             expected = to_json(drawn)
             fleet.set_fault(drawn)
             return time_when(lambda: any(expected.items() <= active.items() for active in fleet.faults(name)), over)
-        others = [other for other in self._in_force[name].values() if isinstance(other, TransportFault)]
-        self._in_force[name][type(fault).__name__] = fault
         match fault:
             case Kill() | Restart():
                 fleet.kill(name)
@@ -184,12 +186,13 @@ class FaultInjector:
                 # Only connections opened under the toxic are reset, so the pooled ones are cut first.
                 self._disable(name)
                 self._add(fault)
-                self._enable(name)
+                self._enable(name, others)
             case Latency() | Blackhole() | Bandwidth() | SlowClose() | Timeout() | Slicer() | LimitData():
                 self._add(fault)
             case _:
                 assert_never(fault)
-        return time_when(lambda: self._is_effective(fault, others), over)
+        links = [other for other in others if isinstance(other, TransportFault)]
+        return time_when(lambda: self._is_effective(fault, links), over)
 
     def _is_effective(self, fault: ProcessFault | TransportFault, others: Sequence[TransportFault]) -> bool:
         """Whether a probe observes a fault: process faults at the process itself, others through the proxy."""
@@ -202,21 +205,23 @@ class FaultInjector:
             case _:
                 return is_effective(fault, proxy, others)
 
-    def heal(self, fault: Fault, fleet: FleetProcess) -> None:
-        """Heal a fault. A killed or restarted backend gets connections again once its listener accepts."""
+    def heal(self, fault: Fault, fleet: FleetProcess, others: Sequence[Fault] = ()) -> None:
+        """Heal a fault. A killed or restarted backend gets connections again once its listener accepts.
+
+        `others` are the other faults in force on its backend.
+        """
         name = fault.backend
         if isinstance(fault, RequestFault):
             fleet.clear_fault(fault)
             return
-        self._in_force[name].pop(type(fault).__name__, None)
         match fault:
             case Kill() | Restart():
                 fleet.restart(name)
-                self._enable(name)
+                self._enable(name, others)
             case Pause():
                 fleet.resume(name)
             case Down():
-                self._enable(name)
+                self._enable(name, others)
             case Reset() | Latency() | Blackhole() | Bandwidth() | SlowClose() | Timeout() | Slicer() | LimitData():
                 self._remove(fault)
             case _:
@@ -225,9 +230,9 @@ class FaultInjector:
     def _disable(self, name: str) -> None:
         self._do(f"disable {name}", lambda: self._proxy.disable(name))
 
-    def _enable(self, name: str) -> None:
+    def _enable(self, name: str, others: Sequence[Fault]) -> None:
         """Accept connections again, unless another fault keeps the proxy closed."""
-        if any(isinstance(fault, CLOSING) for fault in self._in_force[name].values()):
+        if any(isinstance(fault, CLOSING) for fault in others):
             return
         self._do(f"enable {name}", lambda: self._proxy.enable(name))
 

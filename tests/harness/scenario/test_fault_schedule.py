@@ -10,7 +10,7 @@ import pytest
 
 from harness.chaos.fault_plans import FAULT_PLANS
 from harness.chaos.swarm import random_fault_plan
-from harness.scenario.fault_schedule import RESTART_S, clash, conflict, ends, schedule
+from harness.scenario.fault_schedule import RESTART_S, conflict, schedule
 from harness.scenario.faults import (
     Bandwidth,
     Blackhole,
@@ -33,6 +33,7 @@ from harness.scenario.faults import (
     Step,
     Timeout,
 )
+from harness.scenario.ledger import clash
 
 NAMES = ("gpu-0", "gpu-1", "gpu-2")
 FAULTS: tuple[Any, ...] = (
@@ -137,16 +138,10 @@ def test_a_process_takes_nothing_until_it_is_back() -> None:
 
 def test_what_has_no_end_gives_way_to_the_next_of_its_kind() -> None:
     first, second = FailingStatus("gpu-0", 1.0, 500), FailingStatus("gpu-0", 2.0, 503, for_s=1.0)
-    assert ends(first, second) and conflict((first, second)) == ""
-    assert not ends(second, replace(first, at_s=2.5)) and conflict((second, replace(first, at_s=2.5)))
+    assert conflict((first, second)) == ""
+    assert conflict((second, replace(first, at_s=2.5)))
     assert conflict((Evict("gpu-0", 1.0), Evict("gpu-0", 2.0))) == ""
     assert conflict((Latency("gpu-0", 1.0, 0.1), Latency("gpu-0", 2.0, 0.1))), "but only where the mock says so"
-
-
-def test_what_lives_in_a_process_ends_with_it() -> None:
-    for end in (Kill("gpu-0", 2.0), Restart("gpu-0", 2.0)):
-        assert ends(Hang("gpu-0", 1.0), end) and ends(Pause("gpu-0", 1.0), end)
-    assert not ends(Down("gpu-0", 1.0), Kill("gpu-0", 2.0)) and not ends(Hang("gpu-0", 1.0), Pause("gpu-0", 2.0))
 
 
 def test_what_the_fault_plans_do_goes_together() -> None:

@@ -158,7 +158,6 @@ def test_a_fault_that_does_not_bite_is_told(
     for action in ("kill", "pause"):
         monkeypatch.setattr(fleet, action, lambda _: None)
     assert any(injector.begin(fault, fleet) is None for _ in range(TRIES))
-    injector._in_force[SICK].clear()  # the fault was never set, so there is nothing to heal
 
 
 def test_a_toxic_that_is_there_already_is_our_error(injector: FaultInjector, fleet: FleetProcess) -> None:
@@ -260,8 +259,8 @@ def test_a_way_stays_closed_until_everybody_let_go(
     sick, outer = injector._addresses[SICK], Down(SICK, 0.0)
     for first, second in ((outer, inner), (inner, outer)):
         assert injector.begin(outer, fleet) is not None
-        assert injector.begin(inner, fleet) is not None
-        injector.heal(first, fleet)
+        assert injector.begin(inner, fleet, (outer,)) is not None
+        injector.heal(first, fleet, (second,))
         assert is_effective(outer, sick)
         injector.heal(second, fleet)
         assert answers(sick, PATIENCE_S)
@@ -272,9 +271,9 @@ def test_a_reset_does_not_open_a_closed_way(injector: FaultInjector, fleet: Flee
     injector.begin(outer, fleet)
     over = threading.Event()
     over.set()
-    injector.begin(Reset(SICK, 0.0), fleet, over=over)
+    injector.begin(Reset(SICK, 0.0), fleet, (outer,), over=over)
     assert is_effective(outer, sick)
-    injector.heal(Reset(SICK, 0.0), fleet)
+    injector.heal(Reset(SICK, 0.0), fleet, (outer,))
     injector.heal(outer, fleet)
     assert answers(sick, PATIENCE_S)
 
@@ -289,8 +288,8 @@ def test_a_process_is_probed_by_itself(
         with monkeypatch.context() as tied:
             for action in ("kill", "pause", "restart", "resume"):
                 tied.setattr(fleet, action, lambda _: None)
-            assert any(injector.begin(inner, fleet) is None for _ in range(TRIES))
-            injector.heal(inner, fleet)
+            assert any(injector.begin(inner, fleet, (outer,)) is None for _ in range(TRIES))
+            injector.heal(inner, fleet, (outer,))
         injector.heal(outer, fleet)
     assert answers(injector._addresses[SICK], PATIENCE_S)
 
@@ -315,7 +314,7 @@ def test_what_is_late_already_is_no_sign_of_another_fault(
     sick, outer = injector._addresses[SICK], Latency(SICK, 0.0, 0.6)
     assert injector.begin(outer, fleet) is not None
     assert not all(is_effective(fault, sick, (outer,)) for _ in range(TRIES))
-    assert injector.begin(fault, fleet) is not None
-    injector.heal(fault, fleet)
+    assert injector.begin(fault, fleet, (outer,)) is not None
+    injector.heal(fault, fleet, (outer,))
     injector.heal(outer, fleet)
     assert answers(sick, PATIENCE_S)

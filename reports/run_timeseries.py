@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.evidence.history import History
 from harness.evidence.run_events import RunEvent, StepEffective, StepHealed, events_of
-from harness.scenario.faults import Step
+from harness.scenario.faults import Step, hyphenated
 
 WIDTHS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MAX_INTERVALS = 20
@@ -80,13 +80,13 @@ def step_text(event: RunEvent) -> str:
 
 def in_words(kind: str) -> str:
     """A step's kind in words: "FailingStatus" is "failing status"."""
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind).strip()
+    return hyphenated(kind).replace("-", " ")
 
 
 def settings_of(step: Step) -> str:
     """A step's settings other than backend and times: "factor 200, share 0.3"."""
     settings = []
-    for item in fields(step):
+    for item in sorted(fields(step), key=lambda item: item.kw_only is True):  # those that select requests come last
         value = getattr(step, item.name)
         if item.name in ("backend", "at_s", "for_s") or value is None or value == item.default:
             continue

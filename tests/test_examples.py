@@ -17,11 +17,13 @@ MODULES = (
     "harness.gateway.protocol",
     "harness.property.declare",
     "harness.property.findings",
+    "harness.scenario.fast_dataclass",
+    "harness.scenario.ledger",
     "harness.targets",
     "harness.targets.base",
     "harness.targets.checked",
 )
-"""Modules that a suite, a gateway or an adapter is written against."""
+"""Modules that a suite, a gateway or an adapter is written against, and others with examples."""
 
 NAMES = (
     "harness.property.declare:declare",

@@ -23,7 +23,7 @@ WIDTH = 100
 def from_json(text: str) -> Scenario:
     """The scenario in JSON `text`, from `to_json` or written by hand. ValueError: one line with error and location.
 
-    Checks everything that would make a run fail, except what the mock servers reject (`harness.sim.playable`).
+    Checks everything that would make a run fail, except server settings (`harness.sim.playable`).
     """
     scenario = decode(text)
     check_limits(scenario)

@@ -195,7 +195,7 @@ class Environment:
     def listed(self) -> list[dict[str, Any]]:
         """What is in force as rows: backend, kind, told (description), since_s, heals_in_s (None: until cleared)."""
         now_s = time.monotonic()
-        rows = [entry.row(now_s) for entry in self.active_faults.entries()]
+        rows = self.active_faults.rows(now_s)
         for step in self._membership():
             row = {"backend": step.backend, "kind": kind_of(step), "told": describe(step)}
             rows.append({**row, "since_s": now_s - step.at_s, "heals_in_s": None})

@@ -15,8 +15,10 @@ from harness.live.evidence import log_rows, own_failures
 from harness.live.process.child import Child
 from harness.live.process.http import HttpResponse, accepts, call
 from harness.live.process.ports import HOST, PortBlock
+from harness.scenario.faults import RequestFault
 from harness.scenario.model import HarnessError
 from harness.targets.base import LEAN_ENVIRONMENT
+from mockgpu.faults.decisions import Change
 
 START_S = 10.0
 
@@ -77,13 +79,16 @@ class FleetProcess:
         """SIGCONT the process of `backend`."""
         self._control("POST", f"/fleet/{backend}/resume")
 
-    def set_fault(self, backend: str, fault: dict[str, object]) -> None:
-        """Set a request fault in the form that `mockgpu.faults.decisions` reads; returns when it is in force."""
-        self._control("POST", f"/fleet/{backend}/faults", json.dumps({"set": [fault]}).encode())
+    def set_fault(self, fault: RequestFault) -> None:
+        """Set a request fault on its backend; returns when it is in force."""
+        self._change_faults(fault.backend, Change(set=(fault,)))
 
-    def clear_fault(self, backend: str, kind: object) -> None:
-        """Remove the fault of this kind, if there is one."""
-        self._control("POST", f"/fleet/{backend}/faults", json.dumps({"clear": [kind]}).encode())
+    def clear_fault(self, fault: RequestFault) -> None:
+        """Remove the fault of this kind from its backend, if there is one."""
+        self._change_faults(fault.backend, Change(clear=frozenset({fault.kind})))
+
+    def _change_faults(self, backend: str, change: Change) -> None:
+        self._control("POST", f"/fleet/{backend}/faults", json.dumps(change.to_json()).encode())
 
     def faults(self, backend: str) -> list[dict[str, object]]:
         """The faults in force at `backend`, each with `hits`, the number of requests it has affected."""

@@ -20,6 +20,7 @@ import numpy as np
 from harness.evidence.history import History, empty_requests
 from harness.evidence.records import Rows, read_requests
 from harness.evidence.run_events import Listener, PhaseBegan, ignore
+from harness.evidence.steps import steps_seen
 from harness.live.balancer import Balancer
 from harness.live.deployment import deployment_after, proxy_addresses
 from harness.live.evidence import attempts_of, connections_of, health_checks_of, reconcile, residency_of
@@ -136,7 +137,7 @@ class _Run:
         stack.callback(self._injector.stop)
         self._changes: list[Membership] = []
         self._phases = sorted(scenario.phases, key=lambda phase: phase.start_s)
-        self._steps = LiveTimelineRunner(self._injector, self._fleet, self._numbers, seed)
+        self._steps = LiveTimelineRunner(self._injector, self._fleet, seed)
         stack.callback(self._steps.close)
         self._start_s = 0.0
 
@@ -297,7 +298,7 @@ class _Run:
         attempts, facts = reconcile(requests, attempts_of(logs, self._nonces[1], self._start_s))
         facts["port_block"] = self._block.base
         facts["fault_proxy"] = {"kind": self._injector.kind, "version": self._injector.version}
-        steps = self._steps.in_order(self._scenario.timeline)
+        steps = steps_seen(self._steps.ledger, self._numbers)
         return History(
             scenario=self._scenario,
             seed=self._seed,

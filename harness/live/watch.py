@@ -102,10 +102,9 @@ class Watch:
     def _faults(self) -> Mapping[str, tuple[str, ...]]:
         now_s = time.monotonic()
         found: dict[str, list[str]] = {name: [] for name in self._environment.names}
-        for entry in self._environment.active_faults.entries():
-            row = entry.row(now_s)
+        for row in self._environment.active_faults.rows(now_s):
             left_s = row["heals_in_s"]
-            found[entry.fault.backend].append(
+            found[row["backend"]].append(
                 row["told"]
                 if left_s is None
                 else f"{row['told']}, heals {f'in {duration(left_s)}' if left_s else 'now'}"

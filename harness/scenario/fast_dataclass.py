@@ -21,10 +21,24 @@ def fast_dataclass(cls: type[Made]) -> type[Made]:
 
 
 def canonical(value: object) -> Any:
-    """`value` as plain JSON types with class names; equal values give equal text."""
+    """`value` as plain JSON types with class names; equal values give equal text.
+
+    A field whose metadata has `omit_default` is left out while it has its default. Declare every field like that which
+    a class of scenarios gets later, so that the digests of scenarios without it stay the same:
+
+    >>> @dataclasses.dataclass
+    ... class Step:
+    ...     at_s: float
+    ...     twice: bool = dataclasses.field(default=False, metadata={"omit_default": True})
+    >>> canonical(Step(1.5)), canonical(Step(1.5, twice=True))
+    ({'is': 'Step', 'at_s': 1.5}, {'is': 'Step', 'at_s': 1.5, 'twice': True})
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {item.name: canonical(getattr(value, item.name)) for item in dataclasses.fields(value)}
-        return {"is": type(value).__name__, **fields}
+        fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        for item in dataclasses.fields(value):
+            if item.metadata.get("omit_default") and fields[item.name] == item.default:
+                del fields[item.name]
+        return {"is": type(value).__name__, **{name: canonical(held) for name, held in fields.items()}}
     if isinstance(value, Mapping):
         return {str(key): canonical(item) for key, item in value.items()}
     if isinstance(value, frozenset | set):

@@ -16,6 +16,17 @@ from harness.scenario.model import Ending, ModelServer, Residency
 from harness.sim.link import Link
 from mockgpu.api import wire
 from mockgpu.faults import decisions
+from mockgpu.faults.kinds import (
+    BadMetrics,
+    Drip,
+    Garbage,
+    NotAlive,
+    RequestFault,
+    Stall,
+    StreamError,
+    Truncated,
+    WrongLength,
+)
 from mockgpu.gpu.catalogue import Setup
 from mockgpu.gpu.events import Evicted, Finished, FirstToken, Job, Loaded, Loading, Refused, Started, State
 from mockgpu.gpu.model import GpuServer
@@ -169,9 +180,9 @@ class SimBackend:
             self._faults.freeze(self._gpu.state())
         return released
 
-    def hits(self, kind: str) -> int:
-        """Number of requests, or reports, hit by the active fault of this kind. StopIteration if there is none."""
-        return next(int(str(active["hits"])) for active in self._faults.report() if active["kind"] == kind)
+    def hits(self, fault: RequestFault) -> int:
+        """Number of requests, or reports, hit by the active fault of this kind. KeyError if there is none."""
+        return self._faults.hits(fault.kind)
 
     def kill(self) -> None:
         """Kill the process: attempts in flight stay open in the log; faults and cache are lost."""
@@ -244,9 +255,7 @@ class SimBackend:
         dead, decision = event.reason == "engine_dead", self._corrupted.get(event.job_id)
         row = self._open.get(event.job_id)
         if row is None or (
-            dead
-            and decision is not None
-            and any(isinstance(each, decisions.StallFault) for each in decision[0].corruptions)
+            dead and decision is not None and any(isinstance(each, Stall) for each in decision[0].corruptions)
         ):
             return []
         del self._open[event.job_id]
@@ -258,9 +267,7 @@ class SimBackend:
     def _corrupt(self, at_s: float, attempt_id: int) -> list[ReadyAnswer]:
         """Apply the response-corruption faults to a ready answer; a drip fault delays it first."""
         decision, tokens = self._corrupted[attempt_id]
-        gap_s = sum(
-            corruption.gap_s for corruption in decision.corruptions if isinstance(corruption, decisions.DripFault)
-        )
+        gap_s = sum(corruption.gap_s for corruption in decision.corruptions if isinstance(corruption, Drip))
         if gap_s and tokens > 1:
             heappush(self._dripping, (at_s + gap_s * (tokens - 1), attempt_id))
             return []
@@ -272,19 +279,19 @@ class SimBackend:
         broken = cut_after is not None
         for corruption in decision.corruptions:
             match corruption:
-                case decisions.StallFault():
+                case Stall():
                     return []
-                case decisions.TruncatedFault():
+                case Truncated():
                     unreadable = broken = True
-                case decisions.WrongLengthFault(by=by):
+                case WrongLength(by=by):
                     unreadable = broken = True
                     if by > 0:
                         cut_after = max(1, tokens)  # the client waits for bytes that never come
-                case decisions.StreamErrorFault():
+                case StreamError():
                     status = 500
-                case decisions.GarbageFault():
+                case Garbage():
                     unreadable = True
-                case decisions.DripFault():
+                case Drip():
                     continue
         ending = Ending.CUT if broken else Ending.ANSWERED
         answer = self._close(self._open.pop(attempt_id), attempt_id, at_s, status, ending, cut_after)
@@ -303,7 +310,7 @@ class SimBackend:
         The report is None if it is missing or unreadable.
         """
         if path in LIVENESS:
-            status = 503 if self._faults.hit(decisions.NotAliveFault.kind) else 200
+            status = 503 if self._faults.hit(NotAlive.kind) else 200
             return status, expected.met(status, b""), None
         state = self._faults.reported_state(self._gpu.state())
         report = self._reported(state)
@@ -317,7 +324,7 @@ class SimBackend:
         return self._reported(self._faults.reported_state(self._gpu.state()))
 
     def _reported(self, state: State) -> Backend:
-        self._faults.hit(decisions.MetricsFault.kind)
+        self._faults.hit(BadMetrics.kind)
         return Backend(
             id=self.id,
             address=self.id,

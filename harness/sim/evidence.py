@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
@@ -12,7 +12,6 @@ from harness.evidence.history import History, StepSeen, empty_requests
 from harness.evidence.records import Rows
 from harness.evidence.tables import ATTEMPT, HEALTH_CHECK, RESIDENCY
 from harness.scenario.arrivals import Arrival
-from harness.scenario.faults import Step
 from harness.scenario.model import Echo, Failure, Scenario
 from harness.sim.backend import SimBackend
 
@@ -42,24 +41,11 @@ class Evidence:
         self._scenario = scenario
         self._seed = seed
         self._arrivals = arrivals
-        self._steps: dict[int, StepSeen] = {}
         self.requests = [ClientRow(arrival.number) for arrival in arrivals]
         self.health_checks: list[tuple[int, int, float]] = []
         self.died: str | None = None
 
-    def step(self, position: int, step: Step, backend: int, at_s: float, healed_s: float) -> None:
-        """Record a fault or membership change. In virtual time it takes effect at once and heals when due."""
-        self._steps[position] = StepSeen(type(step).__name__, backend, at_s, at_s, healed_s)
-
-    def ended(self, position: int, at_s: float) -> None:
-        """Record that a fault ended before its due time because another one replaced it."""
-        self._steps[position] = replace(self._steps[position], healed_s=at_s)
-
-    def counted(self, position: int, hits: int) -> None:
-        """Record the number of requests that a fault has hit so far."""
-        self._steps[position] = replace(self._steps[position], hits=hits)
-
-    def history(self, backends: list[SimBackend]) -> History:
+    def history(self, backends: list[SimBackend], steps: tuple[StepSeen, ...]) -> History:
         """All rows as the columns of a history."""
         requests = empty_requests(len(self._arrivals))
         for name in ("stream", "kind", "method", "key", "connection"):
@@ -87,7 +73,7 @@ class Evidence:
             residency=np.array(
                 [(number, event, model.encode(), at_s) for number, event, model, at_s in residency], dtype=RESIDENCY
             ),
-            steps=tuple(self._steps.values()),
+            steps=steps,
             slack_s=np.zeros(int(self._scenario.end_s) + 1),
             died=self.died,
         )

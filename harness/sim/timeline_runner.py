@@ -5,31 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
+from harness.evidence.history import StepSeen
+from harness.evidence.steps import steps_seen
 from harness.gateway.protocol import Backend, Event, MembershipChanged
-from harness.scenario.fault_schedule import RESTART_S, Due, conflict, ends, schedule
+from harness.scenario.fault_schedule import RESTART_S, Due, conflict, schedule
 from harness.scenario.faults import (
-    Blackhole,
-    Down,
-    Evict,
     Fault,
     Kill,
     Membership,
     Pause,
     ProcessFault,
     RequestFault,
-    Reset,
     Restart,
-    Timeout,
     TransportFault,
-    as_mock,
 )
+from harness.scenario.ledger import FaultLedger, LedgerEntry
 from harness.scenario.model import ClaimsError, Scenario
 from harness.sim.backend import NetworkAttempt, SimBackend
 from harness.sim.event_queue import NETWORK_DELAY_S, EventQueue
-from harness.sim.evidence import Evidence
-from mockgpu.faults.decisions import Change, from_json
-
-NEVER_S = float("nan")
+from mockgpu.faults.decisions import Change
+from mockgpu.faults.kinds import seeded
 
 
 class TimelineRunner:
@@ -44,7 +39,6 @@ class TimelineRunner:
         scenario: Scenario,
         seed: int,
         event_queue: EventQueue,
-        evidence: Evidence,
         backends: Mapping[str, SimBackend],
         attempts: Mapping[int, NetworkAttempt],
         *,
@@ -59,30 +53,23 @@ class TimelineRunner:
         self._seed = seed
         self._event_queue = event_queue
         self._now = event_queue.now
-        self._evidence = evidence
         self._backends = backends
         self._attempts = attempts
         self._dispatch = dispatch
         self._reset = reset
         self._advance = advance
         self._changes: list[Membership] = []
-        self._active: dict[str, dict[int, Fault]] = {name: {} for name in backends}
-        """Active faults by backend id, then by position in the timeline."""
+        self._ledger = FaultLedger()
 
     def begin(self) -> None:
         """Schedule all steps and heals."""
-        due = schedule(self._scenario.timeline, RESTART_S)
-        heals_s = {item.position: item.at_s for item in due if item.heal}
-        for item in due:
-            if item.heal:
-                self._event_queue.at(item.at_s, self._heal, item)
-            else:
-                self._event_queue.at(item.at_s, self._step, (item, heals_s.get(item.position, NEVER_S)))
+        for item in schedule(self._scenario.timeline, RESTART_S):
+            self._event_queue.at(item.at_s, self._heal if item.heal else self._step, item)
 
-    def finish(self) -> None:
-        """Record the hits of the faults that are still active."""
-        for name, active_faults in self._active.items():
-            self._record_hits(self._backends[name], [*active_faults])
+    def finish(self) -> tuple[StepSeen, ...]:
+        """Count the hits of the faults that are still in force; returns all steps carried out."""
+        self._count(self._ledger.in_force())
+        return steps_seen(self._ledger, {backend.id: backend.number for backend in self._backends.values()})
 
     def membership(self) -> MembershipChanged:
         """The membership event for the balancer: members with their weights, without drained ones."""
@@ -110,41 +97,31 @@ class TimelineRunner:
 
     # --- steps --------------------------------------------------------------------------------------------
 
-    def _step(self, scheduled: tuple[Due, float]) -> None:
-        (due, healed_s), now_s = scheduled, self._now.now_s
-        step, backend = due.step, self._backends[due.step.backend]
-        self._evidence.step(due.position, step, backend.number, now_s, healed_s)
+    def _step(self, due: Due) -> None:
+        """Carry out a step. In virtual time it takes effect at once."""
+        step, now_s = due.step, self._now.now_s
         if isinstance(step, Membership):
+            self._ledger.record(due.position, step, now_s, now_s)
             self._changes.append(step)
             self._dispatch(self.membership())
             return
-        active_faults = self._active[backend.id]
-        ended = [position for position, active in active_faults.items() if ends(active, step)]
-        self._record_hits(backend, ended)
-        for position in ended:
-            del active_faults[position]
-            self._evidence.ended(position, now_s)
-        if not isinstance(step, Evict):  # acts once, at its start
-            active_faults[due.position] = step
+        self._count(self._ledger.ended_by(step))
+        self._ledger.begin(due.position, step, now_s, now_s)
         self._set(step, on=True)
 
     def _heal(self, due: Due) -> None:
-        backend = self._backends[due.step.backend]
-        fault = self._active[backend.id].get(due.position)
-        if fault is None:  # already replaced by another fault
+        if not self._ledger.holds(due.position):  # another fault ended it
             return
-        self._record_hits(backend, [due.position])
-        del self._active[backend.id][due.position]
-        self._set(fault, on=False)
+        entry = self._ledger.entry(due.position)
+        self._count([entry])
+        self._ledger.heal(due.position, self._now.now_s)
+        self._set(entry.fault, on=False)
 
-    def _record_hits(self, backend: SimBackend, positions: Iterable[int]) -> None:
-        """Record the hits of these faults; only request faults count hits."""
-        if backend.paused or not backend.alive:  # in live it could not be asked
-            return
-        for position in positions:
-            fault = self._active[backend.id][position]
-            if isinstance(fault, RequestFault):
-                self._evidence.counted(position, backend.hits(from_json(as_mock(fault, self._seed)).kind))
+    def _count(self, entries: Iterable[LedgerEntry]) -> None:
+        """Record the hits of those of these faults that count them and can be asked, as in live."""
+        for entry in self._ledger.countable(entries):
+            if isinstance(entry.step, RequestFault):
+                entry.hits = self._backends[entry.step.backend].hits(entry.step)
 
     def _set(self, fault: Fault, on: bool) -> None:
         """Begin (`on`) or heal a fault."""
@@ -177,13 +154,14 @@ class TimelineRunner:
         """Change a link. Data in transit is unaffected, except on connections that end with the change."""
         connected = self._connected(backend)
         backend.link.change(fault, on)
-        if isinstance(fault, Down | Reset) and on:
+        effect = fault.effect
+        if on and effect.ends_connections:
             self.reset_connections(connected)
-        elif isinstance(fault, Timeout) and on:
+        elif on and effect.silent:
             for attempt_id in backend.inside:
                 if attempt_id in self._attempts:
                     self.drop(self._attempts[attempt_id])
-        elif isinstance(fault, Timeout | Blackhole) and not on:  # connections that it held are closed
+        elif effect.silent:  # connections that it held are closed
             self.reset_connections(connected)
 
     def _connected(self, backend: SimBackend) -> Sequence[int]:
@@ -193,8 +171,7 @@ class TimelineRunner:
         return backend.inside
 
     def _set_request(self, fault: RequestFault, backend: SimBackend, on: bool) -> None:
-        mock_fault = from_json(as_mock(fault, self._seed))
-        change = Change(set=(mock_fault,)) if on else Change(clear=frozenset({mock_fault.kind}))
+        change = Change(set=(seeded(fault, self._seed),)) if on else Change(clear=frozenset({fault.kind}))
         released = backend.change_faults(self._now.now_s, change)
         self.reset_connections(() if backend.link.silent else released, backend.link.close_delay_s)
         if change.evicts or change.kills:

@@ -100,7 +100,6 @@ class Simulation:
             scenario,
             seed,
             self._event_queue,
-            self._evidence,
             self._backends,
             self._attempts,
             dispatch=self._dispatch,
@@ -127,8 +126,7 @@ class Simulation:
                 f"the simulation is stuck at {self._now.now_s:.3f} s: {clients.open} requests and"
                 f" {len(self._attempts)} attempts are open and nothing is scheduled"
             )
-        self._timeline.finish()
-        return self._evidence.history(list(self._backends.values()))
+        return self._evidence.history(list(self._backends.values()), self._timeline.finish())
 
     # --- the gateway --------------------------------------------------------------------------------------
 

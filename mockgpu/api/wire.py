@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from reprlib import Repr
 from typing import Any, Protocol, TypeAlias
 
 from mockgpu.api.tags import hex_of
+from mockgpu.api.text import clean as clean
+from mockgpu.api.text import shown as shown
 from mockgpu.gpu.events import State
 
 # One token of common byte-pair vocabularies, so that a client's tokenizer gets the same count.
@@ -26,10 +27,6 @@ MAX_CHOICES = 128
 
 # Called directly: half the cost of json.loads on small bodies is overhead around the scanner.
 _scan = json.JSONDecoder().raw_decode
-# Limits the depth, whereas repr() recurses until the stack overflows; ``shown`` truncates the text.
-_SHORT = Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 4, 200, 200, 200
-_SHORT.maxlist = _SHORT.maxdict = 20
 
 
 class BadRequestError(ValueError):
@@ -172,11 +169,6 @@ def model_of(headers: Mapping[str, str], otherwise: object) -> str:
     return model if model.isascii() else clean(model)
 
 
-def clean(text: str) -> str:
-    """The text without lone surrogates, which JSON can express but no encoding can write."""
-    return text.encode(errors="replace").decode()
-
-
 def count_of(headers: Mapping[str, str], name: str, otherwise: Callable[[], int]) -> int:
     """The whole number in a header, else the result of ``otherwise``."""
     text = headers.get(name)
@@ -217,12 +209,6 @@ def choices_of(data: Mapping[str, Any], output_tokens: int, prompts: int = 1) ->
         size = f"{choices} answers of {output_tokens} tokens"
         raise BadRequestError(f"{name}: {size} are requested, expected at most {_MAX_TOTAL_TOKENS} in total", name)
     return choices
-
-
-def shown(value: object) -> str:
-    """A value as text for a message: at most 80 characters, without lone surrogates, for any nesting depth."""
-    text = _SHORT.repr(value)
-    return clean(text if len(text) <= 80 else text[:77] + "...")
 
 
 def id_of(tag: int) -> str:

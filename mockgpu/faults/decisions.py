@@ -32,85 +32,44 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TypeAlias
 
-from mockgpu.api.wire import shown
+from mockgpu.api.text import shown
+from mockgpu.faults.json_form import checked_kind, from_json, to_json
 from mockgpu.faults.kinds import (
     CORRUPTIONS,
     IMMEDIATE,
     KINDS,
-    CapacityFault,
+    BadMetrics,
     Corruption,
-    CutFault,
-    DripFault,
-    EvictFault,
-    Fault,
-    FaultError,
-    GarbageFault,
-    HangFault,
-    MetricsFault,
-    NotAliveFault,
-    NotReadyFault,
-    OutOfMemoryFault,
-    PerRequestFault,
-    QueueFullFault,
-    SelectiveFault,
-    SlowFault,
-    StallFault,
-    StatusFault,
-    StreamErrorFault,
-    TruncatedFault,
-    WrongLengthFault,
-    ZombieFault,
-    checked_kind,
-    from_json,
-    to_json,
+    CutOff,
+    Evict,
+    FailingStatus,
+    Hang,
+    NotReady,
+    OutOfMemory,
+    OverCapacity,
+    QueueFull,
+    RequestFault,
+    Slow,
+    Stall,
+    StreamError,
+    Truncated,
+    WrongLength,
+    Zombie,
 )
+from mockgpu.faults.selection import FaultError, SelectiveFault
 from mockgpu.gpu.events import State
-
-__all__ = [
-    "KINDS",
-    "AnswerStatus",
-    "CapacityFault",
-    "Change",
-    "Corruption",
-    "CutFault",
-    "DripFault",
-    "EvictFault",
-    "Fault",
-    "FaultDecision",
-    "FaultError",
-    "GarbageFault",
-    "HangFault",
-    "Hold",
-    "MetricsFault",
-    "NotAliveFault",
-    "NotReadyFault",
-    "OutOfMemoryFault",
-    "PerRequestFault",
-    "QueueFullFault",
-    "RequestFaults",
-    "Serve",
-    "SlowFault",
-    "StallFault",
-    "StatusFault",
-    "StreamErrorFault",
-    "TruncatedFault",
-    "WrongLengthFault",
-    "ZombieFault",
-    "from_json",
-    "to_json",
-]
 
 _IMMEDIATE_KINDS = tuple(kind.kind for kind in IMMEDIATE)
 _CORRUPTION_KINDS = tuple(kind.kind for kind in CORRUPTIONS)
-_ENDING_FAULTS = (StallFault, TruncatedFault, StreamErrorFault)
-_NEED_THE_END = (*(kind.kind for kind in _ENDING_FAULTS), WrongLengthFault.kind)  # skipped once a fault ends the answer
+_ENDING_FAULTS = (Stall, Truncated, StreamError)
+_NEED_THE_END = (*(kind.kind for kind in _ENDING_FAULTS), WrongLength.kind)  # skipped once a fault ends the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """Kinds to clear, then faults to set, as in a control request. An empty change only queries the faults."""
 
-    set: tuple[Fault, ...] = ()
+    set: tuple[RequestFault, ...] = ()
     clear: frozenset[str] = frozenset()
 
     @classmethod
@@ -135,17 +94,17 @@ class Change:
     @property
     def evicts(self) -> bool:
         """Whether the backend must evict idle models now."""
-        return any(isinstance(fault, EvictFault) for fault in self.set)
+        return any(isinstance(fault, Evict) for fault in self.set)
 
     @property
     def kills(self) -> bool:
         """Whether the backend's engine must die now."""
-        return any(isinstance(fault, OutOfMemoryFault) and fault.kills_at_once for fault in self.set)
+        return any(isinstance(fault, OutOfMemory) and fault.kills_at_once for fault in self.set)
 
     @property
     def freezes(self) -> bool:
         """Whether the backend must pass its load figures to ``RequestFaults.freeze`` now."""
-        return any(isinstance(fault, MetricsFault) and fault.how == "frozen" for fault in self.set)
+        return any(isinstance(fault, BadMetrics) and fault.how == "frozen" for fault in self.set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +148,7 @@ class RequestFaults:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._active: dict[str, Fault] = {}
+        self._active: dict[str, RequestFault] = {}
         self._hits: dict[str, int] = {}
         self._arrived: dict[str, int] = {}  # requests that reached each fault since it was set, by kind
         self._budget = 0.0  # tokens of the capacity fault's bucket, in requests, at _budget_s
@@ -208,16 +167,20 @@ class RequestFaults:
         for kind in change.clear:
             self._active.pop(kind, None)
             self._hits.pop(kind, None)
-        if OutOfMemoryFault.kind in {*change.clear, *(fault.kind for fault in change.set)}:
+        if OutOfMemory.kind in {*change.clear, *(fault.kind for fault in change.set)}:
             self._dead = change.kills
         for fault in change.set:
             self._active[fault.kind] = fault
             self._hits[fault.kind] = self._arrived[fault.kind] = 0
-            if isinstance(fault, CapacityFault):
+            if isinstance(fault, OverCapacity):
                 self._budget, self._budget_s = float(fault.burst), now_s
-            elif isinstance(fault, EvictFault):
+            elif isinstance(fault, Evict):
                 self._hits[fault.kind] = 1
         return released
+
+    def hits(self, kind: str) -> int:
+        """The requests (or reports) that the active fault of this kind applied to. KeyError if there is none."""
+        return self._hits[kind]
 
     def report(self) -> list[dict[str, object]]:
         """The active faults as JSON objects, each with ``hits``: the requests (or reports) it applied to."""
@@ -225,9 +188,7 @@ class RequestFaults:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def arrive(
-        self, now_s: float, request_id: int, tokens: int, own: tuple[PerRequestFault, ...] = ()
-    ) -> FaultDecision:
+    def arrive(self, now_s: float, request_id: int, tokens: int, own: tuple[SelectiveFault, ...] = ()) -> FaultDecision:
         """Decide on a request that arrives now, with ``tokens`` of prompt and output in sum.
 
         ``own`` are its in-band faults, at most one of each kind. A request that hangs or is to stall is held here until
@@ -235,42 +196,42 @@ class RequestFaults:
         """
         if not self._active and not own:
             return SERVE_NORMALLY
-        own_by_kind: dict[str, Fault] = {fault.kind: fault for fault in own}
+        own_by_kind: dict[str, RequestFault | SelectiveFault] = {fault.kind: fault for fault in own}
         for kind in _IMMEDIATE_KINDS:
             fault = own_by_kind.get(kind) or self._applicable(kind, now_s)
             match fault:
-                case StatusFault():
+                case FailingStatus():
                     return AnswerStatus(fault.status, fault.retry_after_s)
-                case CapacityFault():
+                case OverCapacity():
                     return AnswerStatus(503, refused=True)
-                case QueueFullFault():
+                case QueueFull():
                     return AnswerStatus(503, fault.retry_after_s, refused=True, reason="queue_full")
-                case OutOfMemoryFault():
+                case OutOfMemory():
                     return self._run_out_of_memory(fault)
-                case HangFault() | ZombieFault():
+                case Hang() | Zombie():
                     self._held[request_id] = kind, tokens
                     return Hold()
-        slow = own_by_kind.get(SlowFault.kind) or self._applicable(SlowFault.kind, now_s)
+        slow = own_by_kind.get(Slow.kind) or self._applicable(Slow.kind, now_s)
         corruptions: list[Corruption] = []
-        cut: Fault | None = None
-        for kind in (CutFault.kind, *_CORRUPTION_KINDS):
+        cut: RequestFault | None = None
+        for kind in (CutOff.kind, *_CORRUPTION_KINDS):
             ended = cut is not None or any(isinstance(each, _ENDING_FAULTS) for each in corruptions)
             if ended and kind in _NEED_THE_END:
                 continue
             fault = own_by_kind.get(kind) or self._applicable(kind, now_s)
-            if isinstance(fault, CutFault):
+            if isinstance(fault, CutOff):
                 cut = fault
             elif isinstance(fault, CORRUPTIONS):
                 corruptions.append(fault)
-            if isinstance(fault, StallFault):
+            if isinstance(fault, Stall):
                 self._held[request_id] = kind, 0
         return Serve(
-            slow.factor if isinstance(slow, SlowFault) else 1.0,
-            cut.after_tokens if isinstance(cut, CutFault) else None,
+            slow.factor if isinstance(slow, Slow) else 1.0,
+            cut.after_tokens if isinstance(cut, CutOff) else None,
             tuple(corruptions),
         )
 
-    def _run_out_of_memory(self, fault: OutOfMemoryFault) -> AnswerStatus:
+    def _run_out_of_memory(self, fault: OutOfMemory) -> AnswerStatus:
         if self._dead:
             return AnswerStatus(500, refused=True, reason="engine_dead")
         self._dead = fault.dead
@@ -280,18 +241,18 @@ class RequestFaults:
         """Release a request whose client has left; does nothing for one that is not held."""
         self._held.pop(request_id, None)
 
-    def _applicable(self, kind: str, now_s: float) -> Fault | None:
+    def _applicable(self, kind: str, now_s: float) -> RequestFault | None:
         """The active fault of this kind if it applies to the request that arrives now; counts the hit."""
         fault = self._active.get(kind)
         if fault is None:
             return None
-        applies = not self._admits(fault, now_s) if isinstance(fault, CapacityFault) else self._selects(fault)
-        if not applies and not (self._dead and kind == OutOfMemoryFault.kind):
+        applies = not self._admits(fault, now_s) if isinstance(fault, OverCapacity) else self._selects(fault)
+        if not applies and not (self._dead and kind == OutOfMemory.kind):
             return None
         self._hits[kind] += 1
         return fault
 
-    def _selects(self, fault: Fault) -> bool:
+    def _selects(self, fault: RequestFault) -> bool:
         assert isinstance(fault, SelectiveFault)
         position = self._arrived[fault.kind]
         self._arrived[fault.kind] += 1
@@ -309,7 +270,7 @@ class RequestFaults:
             return drawn < fault.share * 2**64
         return True
 
-    def _admits(self, fault: CapacityFault, now_s: float) -> bool:
+    def _admits(self, fault: OverCapacity, now_s: float) -> bool:
         passed_s = max(0.0, now_s - self._budget_s)
         self._budget = min(float(fault.burst), self._budget + passed_s * fault.rate_per_s)
         self._budget_s = max(now_s, self._budget_s)
@@ -327,9 +288,9 @@ class RequestFaults:
 
     @property
     def metrics_mode(self) -> str:
-        """``how`` of the active ``MetricsFault``; "" if there is none."""
-        metrics = self._active.get(MetricsFault.kind)
-        return metrics.how if isinstance(metrics, MetricsFault) else ""
+        """``how`` of the active ``BadMetrics``; "" if there is none."""
+        metrics = self._active.get(BadMetrics.kind)
+        return metrics.how if isinstance(metrics, BadMetrics) else ""
 
     def freeze(self, state: State) -> State:
         """Keep the load figures of ``state`` under the faults as the frozen ones; returns them."""
@@ -353,18 +314,18 @@ class RequestFaults:
         """The readiness and load that the backend reports under its faults; ``state`` is the state of its GPU."""
         if not self._active and not self._held:
             return state
-        ready = not self.hit(NotReadyFault.kind) and state.ready
+        ready = not self.hit(NotReady.kind) and state.ready
         return replace(self.reported_load(state), ready=ready and not self._dead)
 
     def _with_held(self, state: State) -> State:
         """The state with the hanging requests counted as waiting."""
-        waiting = [tokens for kind, tokens in self._held.values() if kind != StallFault.kind]
+        waiting = [tokens for kind, tokens in self._held.values() if kind != Stall.kind]
         state = replace(
             state,
             queue_depth=state.queue_depth + len(waiting),
             pending_tokens=state.pending_tokens + sum(waiting),
         )
-        if ZombieFault.kind in self._active:
+        if Zombie.kind in self._active:
             stuck = state.queue_depth + state.running
             return replace(
                 state, queue_depth=stuck, running=0, kv_blocks_used=0, kv_blocks_cached=0, output_tokens_per_s=0.0

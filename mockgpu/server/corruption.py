@@ -17,16 +17,16 @@ from aiohttp.web_request import BaseRequest
 from mockgpu.api import metrics, wire
 from mockgpu.api.calls import ApiCall, ApiReply
 from mockgpu.api.wire import Api
-from mockgpu.faults.decisions import (
+from mockgpu.faults.kinds import (
+    BadMetrics,
     Corruption,
-    DripFault,
-    GarbageFault,
-    MetricsFault,
-    NotAliveFault,
-    StallFault,
-    StreamErrorFault,
-    TruncatedFault,
-    WrongLengthFault,
+    Drip,
+    Garbage,
+    NotAlive,
+    Stall,
+    StreamError,
+    Truncated,
+    WrongLength,
 )
 from mockgpu.server.attempt_log import LogRow, RowOutcome
 from mockgpu.server.raw_http import CLOSED, EventStream, begin_whole, send_piece
@@ -63,20 +63,20 @@ class CorruptedRequestHandler(RequestHandler):
         super().__init__(run, api, request, row)
         self.number = number
         self.released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ending: StallFault | TruncatedFault | StreamErrorFault | None = None
+        self._ending: Stall | Truncated | StreamError | None = None
         self._gap_s = 0.0
         self._garbage = False
         self._length_error = 0
         self._next_due_s = 0.0
         for corruption in corruptions:
             match corruption:
-                case StallFault() | TruncatedFault() | StreamErrorFault():
+                case Stall() | Truncated() | StreamError():
                     self._ending = corruption
-                case DripFault():
+                case Drip():
                     self._gap_s = corruption.gap_s
-                case GarbageFault():
+                case Garbage():
                     self._garbage = True
-                case WrongLengthFault():
+                case WrongLength():
                     self._length_error = corruption.by
 
     async def stream(self, parsed: wire.ParsedRequest) -> web.StreamResponse:
@@ -108,9 +108,9 @@ class CorruptedRequestHandler(RequestHandler):
         self, stream: EventStream, events: wire.Events, sent: int, following: bytes
     ) -> web.StreamResponse:
         if self.cut_after_tokens is None:
-            if isinstance(self._ending, StreamErrorFault):
+            if isinstance(self._ending, StreamError):
                 return self._end_with_error(stream, events, sent, _GENERATION_FAILED)
-            if isinstance(self._ending, TruncatedFault):
+            if isinstance(self._ending, Truncated):
                 part = self._garbled(following[: len(following) // 2])
                 stream.end(part)
                 self._row.bytes_out += len(part)
@@ -128,18 +128,18 @@ class CorruptedRequestHandler(RequestHandler):
     async def _keep_stalling(self) -> web.StreamResponse | None:
         """Stall even after the engine's death until released; None if this answer is not to stall."""
         assert self.job_handle is not None
-        if not isinstance(self._ending, StallFault) or self.job_handle.refused != "engine_dead":
+        if not isinstance(self._ending, Stall) or self.job_handle.refused != "engine_dead":
             return None
         await self.released
         return self.reset_connection()
 
     async def _complete(self, whole: wire.WholeAnswer, tokens: int, choices: int = 1) -> web.StreamResponse:
-        if isinstance(self._ending, StreamErrorFault):
+        if isinstance(self._ending, StreamError):
             return await self.refuse(500, _GENERATION_FAILED)
         row, body = self._row, self._garbled(whole.body)
         count, stop = max(tokens, 1), self._stop(max(tokens, 1))
         part = len(body) if stop is None else min(len(body) * stop // count, len(body) - 1)
-        length = part if isinstance(self._ending, TruncatedFault) and self.cut_after_tokens is None else len(body)
+        length = part if isinstance(self._ending, Truncated) and self.cut_after_tokens is None else len(body)
         headers = {**self._headers(), **(whole.headers or {})}
         row.status = 200
         row.first_byte_s = time.monotonic()
@@ -156,7 +156,7 @@ class CorruptedRequestHandler(RequestHandler):
             return CLOSED
         if self.cut_after_tokens is not None:
             return self.reset_connection()
-        if isinstance(self._ending, StallFault):
+        if isinstance(self._ending, Stall):
             await self.released
             return self.reset_connection()
         broken = self._ending is not None or self._length_error != 0
@@ -196,10 +196,10 @@ def freeze_metrics(run: RunState) -> bytes:
 def apply_report_faults(run: RunState, call: ApiCall, reply: ApiReply, page: bytes) -> ApiReply:
     """Apply the report faults to a health-check reply; ``page`` is the frozen metrics page."""
     faults, path = run.faults, call.path.rstrip("/")
-    if path in _LIVENESS and reply.status == 200 and faults.hit(NotAliveFault.kind):
+    if path in _LIVENESS and reply.status == 200 and faults.hit(NotAlive.kind):
         return replace(reply, status=503)
     how = faults.metrics_mode
-    if not how or path not in _LOAD_REPORTS or reply.status not in (200, 503) or not faults.hit(MetricsFault.kind):
+    if not how or path not in _LOAD_REPORTS or reply.status not in (200, 503) or not faults.hit(BadMetrics.kind):
         return reply
     match how:
         case "garbage":

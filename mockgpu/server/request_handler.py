@@ -47,7 +47,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 class RequestHandler:
     """Serves one request: waits for its job's progress, writes the answer and fills in its row.
 
-    ``cut_after_tokens``: tokens after which the connection is reset, see ``mockgpu.faults.kinds.CutFault``; None:
+    ``cut_after_tokens``: tokens after which the connection is reset, see ``mockgpu.faults.kinds.CutOff``; None:
     never. ``corrupted``: whether parts of streams pass through ``mockgpu.server.corruption``.
     """
 

@@ -33,8 +33,10 @@ from mockgpu.api.responses import Responses
 from mockgpu.api.tags import Tags, nonce_of
 from mockgpu.api.updates import Updates
 from mockgpu.api.wire import Api, Problem
-from mockgpu.faults.decisions import KINDS, AnswerStatus, Change, FaultError, Hold, Serve
+from mockgpu.faults.decisions import AnswerStatus, Change, Hold, Serve
 from mockgpu.faults.in_band import in_band_faults
+from mockgpu.faults.kinds import KINDS
+from mockgpu.faults.selection import FaultError
 from mockgpu.gpu.events import Evicted, Loaded, Loading
 from mockgpu.gpu.setup import Setup
 from mockgpu.server import routes

@@ -19,7 +19,9 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from mockgpu.faults.decisions import CapacityFault, Change, CutFault, Fault, NotReadyFault, SlowFault, StatusFault
+from mockgpu.faults.decisions import Change
+from mockgpu.faults.json_form import HERE
+from mockgpu.faults.kinds import CutOff, FailingStatus, NotReady, OverCapacity, RequestFault, Slow
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
 from mockgpu.server.attempt_log import AttemptLog
 from mockgpu.server.clock import Clock
@@ -60,14 +62,14 @@ HEADERS = [
 ]  # fmt: skip
 
 # A hanging request would hang this test; other tests cover it.
-FAULTS: list[Fault] = [
-    StatusFault(429, retry_after_s=0.5),
-    StatusFault(503, share=0.5),
-    CutFault(0),
-    CutFault(3),
-    CapacityFault(0.0, 1),
-    SlowFault(2.0),
-    NotReadyFault(),
+FAULTS: list[RequestFault] = [
+    FailingStatus(*HERE, 429, retry_after_s=0.5),
+    FailingStatus(*HERE, 503, share=0.5),
+    CutOff(*HERE, 0),
+    CutOff(*HERE, 3),
+    OverCapacity(*HERE, 0.0, 1),
+    Slow(*HERE, 2.0),
+    NotReady(*HERE),
 ]
 
 SCALARS = (
@@ -229,7 +231,7 @@ def check(answer: bytes, method: str) -> int:
     faults=st.just([]) | st.lists(st.sampled_from(FAULTS), max_size=3),
 )
 def test_no_request_is_too_odd(
-    running: Running, method: str, path: str, body: bytes, headers: dict[str, str], faults: list[Fault]
+    running: Running, method: str, path: str, body: bytes, headers: dict[str, str], faults: list[RequestFault]
 ) -> None:
     running.backend.change_faults(Change(tuple(faults)))
     lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}"]

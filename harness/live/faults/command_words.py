@@ -16,29 +16,25 @@ from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
-from harness.scenario.faults import Step
+from harness.scenario.faults import Step, hyphenated
 from harness.scenario.model import ClaimsError
-from harness.scenario.request_faults import RequestFault, as_mock
 from harness.scenario.validation import nearest
 
 UNITS_S: Mapping[str, float] = MappingProxyType({"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0})
 QUANTITY = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|m|h)")
+GIVEN_OTHERWISE = ("backend", "at_s", "seed")
+"""Fields without an option: the backend is an argument, the time is now, and the seed is that of the run."""
 MAY_BE_ZERO = ("jitter_s", "retry_after_s")
 MAY_BE_NEGATIVE = ("by",)
 
 
-def kebab(name: str) -> str:
-    """`FailingStatus` or `retry_after` as failing-status or retry-after."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).replace("_", "-").lower()
-
-
-KINDS: Mapping[str, type[Step]] = MappingProxyType({kebab(kind.__name__): kind for kind in typing.get_args(Step)})
+KINDS: Mapping[str, type[Step]] = MappingProxyType({hyphenated(kind.__name__): kind for kind in typing.get_args(Step)})
 """Every kind of step by its name on the command line."""
 
 
 def kind_of(step: Step) -> str:
     """The name of a step's kind."""
-    return kebab(type(step).__name__)
+    return hyphenated(type(step).__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ class Option:
     @property
     def stem(self) -> str:
         """Its name on the command line; for a duration, the name whose value has a unit."""
-        return kebab(self.field.removesuffix("_s") if self.is_duration else self.field)
+        return (self.field.removesuffix("_s") if self.is_duration else self.field).replace("_", "-")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,12 +70,12 @@ class Option:
 
 
 def options_of(kind: type[Step]) -> tuple[Option, ...]:
-    """The options of a kind, in the order of its fields."""
+    """The options of a kind, in the order of its fields; those that select requests last."""
     hints = typing.get_type_hints(kind)
     return tuple(
         Option(item.name, _plain(hints[item.name]), item.default is MISSING)
-        for item in fields(kind)
-        if item.name not in ("backend", "at_s")
+        for item in sorted(fields(kind), key=lambda item: item.kw_only is True)
+        if item.name not in GIVEN_OTHERWISE
     )
 
 
@@ -92,7 +88,7 @@ def kind_summary(kind: type[Step]) -> str:
     """One line about a kind, with options and other kinds named as on the command line."""
     names = {option.field: f"--{option.stem}" for option in options_of(kind)}
     names |= {known.__name__: name for name, known in KINDS.items()}
-    return re.sub(r"`(\w+)`", lambda match: names[match[1]], (kind.__doc__ or "").splitlines()[0])
+    return re.sub(r"`+(\w+)`+", lambda match: names[match[1]], (kind.__doc__ or "").splitlines()[0])
 
 
 def parse(backend: str, kind: str, words: Sequence[str]) -> Step:
@@ -112,9 +108,10 @@ def parse(backend: str, kind: str, words: Sequence[str]) -> Step:
     for option in options:
         if option.required and option.field not in values:
             raise ClaimsError(f"{kind} needs {option.usage}: steelyard fault add {backend} {kind} {option.usage}")
-    step: Step = KINDS[kind](backend=backend, at_s=0.0, **values)
-    _check_as_mock(step)
-    return step
+    try:
+        return KINDS[kind](backend=backend, at_s=0.0, **values)
+    except ValueError as error:  # a limit of the kind's own
+        raise ClaimsError(f"{kind}: {error}") from None
 
 
 def describe(step: Step) -> str:
@@ -186,14 +183,3 @@ def _checked(option: Option, name: str, value: Any) -> Any:
         if not math.isfinite(value) or (value < least and option.field not in MAY_BE_NEGATIVE):
             raise ClaimsError(f"{name}: expected a number {'from 0 on' if least == 0 else 'above 0'}, not {value:g}")
     return value
-
-
-def _check_as_mock(step: Step) -> None:
-    """ClaimsError if a request fault violates the mock's own rules."""
-    if isinstance(step, RequestFault):
-        from mockgpu.faults.decisions import FaultError, from_json  # imported here: --help needs no mock
-
-        try:
-            from_json(as_mock(step, 0))
-        except FaultError as error:
-            raise ClaimsError(f"{kind_of(step)}: {error}") from None

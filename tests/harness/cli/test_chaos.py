@@ -131,8 +131,9 @@ def test_a_bad_file_is_one_line(tmp_path: Path) -> None:
 def played(folder: Path, *words: str, status: int = 503, off: frozenset[str] = frozenset()) -> Result:
     """Run a scenario file in which a backend answers half of its requests with `status` for 0.5 s."""
     load = Load((Stream("traffic", 0.0, 100.0, 200, Keys(50)),))
-    steps = (FailingStatus("gpu-1", 0.5, status, share=0.5, for_s=0.5),)
-    (folder / "x.json").write_text(to_json(Scenario("half", 2, load, timeline=steps, off=off)))
+    steps = (FailingStatus("gpu-1", 0.5, 503, share=0.5, for_s=0.5),)
+    text = to_json(Scenario("half", 2, load, timeline=steps, off=off))
+    (folder / "x.json").write_text(text.replace("503", str(status)))
     return chaos("--scenario", str(folder / "x.json"), *words)
 
 
@@ -166,7 +167,7 @@ def test_what_is_not_claimed_is_off_anyway(tmp_path: Path) -> None:
 def test_a_fault_that_the_mock_servers_refuse_is_one_line(tmp_path: Path) -> None:
     done = played(tmp_path, status=999)
     assert isinstance(done.exception, ClaimsError)
-    assert "x.json: scenario.timeline[0]: FailingStatus: " in str(done.exception) and "999" in str(done.exception)
+    assert "x.json: scenario.timeline[0]: fault status: status is 999, expected" in str(done.exception)
 
 
 def test_a_crowd_is_shrunk_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,8 +109,7 @@ def test_a_restart_heals_by_itself(environment: Environment) -> None:
 def test_what_is_due_while_its_backend_is_paused_heals_when_it_goes_on(environment: Environment) -> None:
     environment.add("gpu-0", "slow", ["--factor", "2", "--for", "100ms"])
     environment.add("gpu-0", "pause", [])
-    slow = next(entry for entry in environment.active_faults.entries() if entry.kind == "slow")
-    until(lambda: slow.overdue)
+    until(lambda: any(row["kind"] == "slow" and row["heals_in_s"] == 0.0 for row in environment.listed()))
     with pytest.raises(ClaimsError, match="steelyard fault clear gpu-0 pause first"):
         environment.clear("gpu-0", "slow")
     environment.clear("gpu-0", "pause")

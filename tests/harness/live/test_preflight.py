@@ -21,7 +21,7 @@ from harness.live.balancer import Balancer
 from harness.live.fleet import FleetProcess
 from harness.live.preflight import preflight
 from harness.live.process.ports import PortBlock, port_block
-from harness.scenario.faults import FailingStatus, as_mock
+from harness.scenario.faults import FailingStatus
 from harness.scenario.model import HarnessError, Load, ModelServer, TargetError
 from harness.targets.base import ChangeStep, Deployment, Launch, LiveTarget
 from tests.harness.live.helpers import HOST, Behave, Call, RawBackend, free_block, free_ports, until
@@ -220,7 +220,7 @@ def test_a_backend_that_answers_errors_alone_is_not_seen(
     tmp_path: Path,
     change: Callable[[Call], Call],
 ) -> None:
-    fleet.set_fault("gpu-1", as_mock(FailingStatus("gpu-1", 0.0, status=500), 0))
+    fleet.set_fault(FailingStatus("gpu-1", 0.0, status=500))
     with pytest.raises(
         TargetError,
         match=r"get ready: gpu-1 not reached .* [1-9]\d* answered well; gpu-1 answered 500; last answer: 5",
@@ -231,7 +231,7 @@ def test_a_backend_that_answers_errors_alone_is_not_seen(
 def test_a_backend_that_begins_with_errors_is_seen_in_the_end(
     balance: Callable[[Behave], int], block: PortBlock, fleet: FleetProcess, tmp_path: Path
 ) -> None:
-    fleet.set_fault("gpu-1", as_mock(FailingStatus("gpu-1", 0.0, status=503, first=30), 0))
+    fleet.set_fault(FailingStatus("gpu-1", 0.0, status=503, first=30))
     assert fly(balance(round_robin(ports_of(block), keep)), fleet, tmp_path) is True
 
 

@@ -10,46 +10,32 @@ import pytest
 
 from harness.chaos.fault_plans import FAULT_PLANS
 from harness.chaos.swarm import random_fault_plan
-from harness.scenario.fault_schedule import RESTART_S, clash, conflict, ends, schedule
+from harness.scenario.fault_schedule import RESTART_S, conflict, schedule
 from harness.scenario.faults import (
-    Bandwidth,
     Blackhole,
     Down,
     Evict,
     FailingStatus,
-    Fault,
     Hang,
     Kill,
     Latency,
     Leave,
     LimitData,
     Pause,
-    RequestFault,
+    ProcessFault,
     Reset,
     Restart,
-    Slicer,
     Slow,
-    SlowClose,
     Step,
     Timeout,
+    TransportFault,
 )
+from harness.scenario.ledger import clash
+from tests.harness.fault_effects import sample
 
 NAMES = ("gpu-0", "gpu-1", "gpu-2")
-FAULTS: tuple[Any, ...] = (
-    Kill("gpu-0", 1.0, 2.0),
-    Restart("gpu-0", 1.0, 2.0),
-    Pause("gpu-0", 1.0, 2.0),
-    Down("gpu-0", 1.0, 2.0),
-    Reset("gpu-0", 1.0, 2.0),
-    Blackhole("gpu-0", 1.0, 2.0),
-    Timeout("gpu-0", 1.0, 0.2, 2.0),
-    LimitData("gpu-0", 1.0, 300, 2.0),
-    Latency("gpu-0", 1.0, 0.1, 2.0),
-    Bandwidth("gpu-0", 1.0, 2.0, 2.0),
-    SlowClose("gpu-0", 1.0, 0.1, 2.0),
-    Slicer("gpu-0", 1.0, 64, 0.01, 2.0),
-    Slow("gpu-0", 1.0, 2.0, 2.0),
-)
+PROBED = (*get_args(ProcessFault), *get_args(TransportFault))
+FAULTS: tuple[Any, ...] = tuple(replace(sample(kind), at_s=1.0, for_s=2.0) for kind in (*PROBED, Slow))
 TOGETHER: dict[type[Any], set[type[Any]]] = {
     Kill: set(),
     Restart: set(),
@@ -61,7 +47,7 @@ TOGETHER: dict[type[Any], set[type[Any]]] = {
     LimitData: {Kill, Restart, Pause, Down, Reset, Blackhole, Timeout, Slow},
     Slow: {type(fault) for fault in FAULTS} - {Slow},
 }
-TOGETHER |= {kind: {type(fault) for fault in FAULTS} - {kind} for kind in (Latency, Bandwidth, SlowClose, Slicer)}
+TOGETHER |= {kind: {type(fault) for fault in FAULTS} - {kind} for kind in PROBED if kind not in TOGETHER}
 """For a fault in force, the faults that may begin on the same backend. `Slow` stands for all request faults."""
 
 
@@ -99,10 +85,6 @@ def test_a_restart_takes_its_time() -> None:
     assert order(Restart("gpu-0", 1.0, 0.7), restart_s=0.5) == [(1.0, 0, False), (1.7, 0, True)]
 
 
-def test_every_kind_is_here() -> None:
-    assert {type(fault) for fault in FAULTS} | set(get_args(RequestFault)) == set(get_args(Fault))
-
-
 @pytest.mark.parametrize(("began", "fault"), [*product(FAULTS, FAULTS)], ids=lambda fault: type(fault).__name__)
 def test_which_faults_go_together(began: Any, fault: Any) -> None:
     fine = type(fault) in TOGETHER[type(began)]
@@ -137,16 +119,10 @@ def test_a_process_takes_nothing_until_it_is_back() -> None:
 
 def test_what_has_no_end_gives_way_to_the_next_of_its_kind() -> None:
     first, second = FailingStatus("gpu-0", 1.0, 500), FailingStatus("gpu-0", 2.0, 503, for_s=1.0)
-    assert ends(first, second) and conflict((first, second)) == ""
-    assert not ends(second, replace(first, at_s=2.5)) and conflict((second, replace(first, at_s=2.5)))
+    assert conflict((first, second)) == ""
+    assert conflict((second, replace(first, at_s=2.5)))
     assert conflict((Evict("gpu-0", 1.0), Evict("gpu-0", 2.0))) == ""
     assert conflict((Latency("gpu-0", 1.0, 0.1), Latency("gpu-0", 2.0, 0.1))), "but only where the mock says so"
-
-
-def test_what_lives_in_a_process_ends_with_it() -> None:
-    for end in (Kill("gpu-0", 2.0), Restart("gpu-0", 2.0)):
-        assert ends(Hang("gpu-0", 1.0), end) and ends(Pause("gpu-0", 1.0), end)
-    assert not ends(Down("gpu-0", 1.0), Kill("gpu-0", 2.0)) and not ends(Hang("gpu-0", 1.0), Pause("gpu-0", 2.0))
 
 
 def test_what_the_fault_plans_do_goes_together() -> None:

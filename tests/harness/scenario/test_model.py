@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -29,6 +30,7 @@ from harness.scenario.faults import (
     is_fault,
 )
 from harness.scenario.model import Connections, Keys, Kind, Load, Method, ModelServer, Phase, Scenario, Stream
+from mockgpu.faults.selection import FaultError
 
 
 def scenario() -> Scenario:
@@ -173,13 +175,14 @@ def test_the_digest_is_the_same_in_every_process() -> None:
 
 
 def others(value: Any) -> list[Any]:
-    """Copies of `value` that differ in one field each, for every field."""
+    """Copies of `value` that differ in one field each, for every field; without those that cannot be made."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [
-            replace(value, **{item.name: other})
-            for item in dataclasses.fields(value)
-            for other in others(getattr(value, item.name))
-        ]
+        found = []
+        for item in dataclasses.fields(value):
+            for other in others(getattr(value, item.name)):
+                with contextlib.suppress(FaultError):
+                    found.append(replace(value, **{item.name: other}))
+        return found
     match value:
         case Enum():
             return [other for other in type(value) if other is not value]

@@ -22,52 +22,37 @@ from harness.gateway.protocol import (
 from harness.scenario.model import Echo, Ending, Failure, Keys, Residency
 from harness.sim.world import Simulation
 from mockgpu.faults.decisions import Change
+from mockgpu.faults.json_form import HERE
 from mockgpu.faults.kinds import (
     KINDS,
-    CapacityFault,
-    CutFault,
-    DripFault,
-    EvictFault,
-    Fault,
-    GarbageFault,
-    HangFault,
-    MetricsFault,
-    NotAliveFault,
-    NotReadyFault,
-    OutOfMemoryFault,
-    QueueFullFault,
-    SlowFault,
-    StallFault,
-    StatusFault,
-    StreamErrorFault,
-    TruncatedFault,
-    WrongLengthFault,
-    ZombieFault,
+    BadMetrics,
+    Drip,
+    Evict,
+    FailingStatus,
+    Garbage,
+    Hang,
+    OutOfMemory,
+    OverCapacity,
+    RequestFault,
+    Slow,
+    Stall,
+    StreamError,
+    Truncated,
+    WrongLength,
 )
 from tests.harness.sim.rig import COLD_SERVER, GatewayOf, Listening, OneBackend, scenario, stream
+from tests.mockgpu.fault_samples import SAMPLES
 
 AT_S = 0.505
-FAULTS: dict[str, Fault] = {
+FAULTS: dict[str, RequestFault] = SAMPLES | {
     fault.kind: fault
     for fault in (
-        StatusFault(500),
-        CapacityFault(0.0, 3),
-        QueueFullFault(),
-        OutOfMemoryFault(dead=True),
-        HangFault(),
-        ZombieFault(),
-        SlowFault(3.0),
-        CutFault(1),
-        StallFault(1),
-        TruncatedFault(1),
-        StreamErrorFault(1),
-        DripFault(0.005),
-        GarbageFault(),
-        WrongLengthFault(5),
-        NotReadyFault(),
-        NotAliveFault(),
-        MetricsFault("missing"),
-        EvictFault(),
+        FailingStatus(*HERE, 500),
+        OverCapacity(*HERE, 0.0, 3),
+        OutOfMemory(*HERE, dead=True),
+        Slow(*HERE, 3.0),
+        Drip(*HERE, 0.005),
+        WrongLength(*HERE, 5),
     )
 }
 IMPOSSIBLE = {
@@ -98,7 +83,7 @@ class Checked:
         return list(self.bare.handle(event, now_s))
 
 
-def played(fault: Fault | None, *later: Change) -> tuple[History, Checked]:
+def played(fault: RequestFault | None, *later: Change) -> tuple[History, Checked]:
     """A run with the first change at AT_S and the others at intervals of half a second."""
     checked = Checked()
     load = stream(timeout_s=1.0, keys=Keys(3))
@@ -129,8 +114,7 @@ def after(history: History) -> Any:
 
 
 def test_every_kind_has_a_case_here() -> None:
-    assert set(FAULTS) == set(KINDS)
-    assert set(IMPOSSIBLE) < set(KINDS)
+    assert set(FAULTS) == set(KINDS) > set(IMPOSSIBLE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,25 +151,25 @@ def test_what_is_silent_is_left_by_its_client_or_freed(kind: str) -> None:
 
 def test_a_drip_comes_later_by_its_gaps() -> None:
     plain, _ = played(None)
-    history, _ = played(DripFault(0.005))
+    history, _ = played(Drip(*HERE, 0.005))
     took_s = after(history)["end_s"] - after(history)["start_s"]
     assert took_s == pytest.approx(after(plain)["end_s"] - after(plain)["start_s"] + 3 * 0.005)
     assert set(after(history)["ending"]) == {Ending.ANSWERED}
-    history, _ = played(DripFault(0.5))
+    history, _ = played(Drip(*HERE, 0.5))
     assert Ending.CLIENT_GONE in set(after(history)["ending"])
 
 
 @pytest.mark.parametrize(
     ("fault", "ending", "failure"),
     [
-        (GarbageFault(), Ending.ANSWERED, Failure.NONE),
-        (TruncatedFault(1), Ending.CUT, Failure.NONE),
-        (WrongLengthFault(-5), Ending.CUT, Failure.NONE),
-        (WrongLengthFault(5), Ending.CUT, Failure.TRUNCATED),
+        (Garbage(*HERE), Ending.ANSWERED, Failure.NONE),
+        (Truncated(*HERE, 1), Ending.CUT, Failure.NONE),
+        (WrongLength(*HERE, -5), Ending.CUT, Failure.NONE),
+        (WrongLength(*HERE, 5), Ending.CUT, Failure.TRUNCATED),
     ],
     ids=str,
 )
-def test_a_spoiled_body_repeats_nothing(fault: Fault, ending: Ending, failure: Failure) -> None:
+def test_a_spoiled_body_repeats_nothing(fault: RequestFault, ending: Ending, failure: Failure) -> None:
     history, _ = played(fault)
     assert set(after(history)["ending"]) == {ending}
     requested = history.requests[history.requests["sent_s"] > AT_S]
@@ -195,14 +179,16 @@ def test_a_spoiled_body_repeats_nothing(fault: Fault, ending: Ending, failure: F
 
 
 def test_an_error_within_a_stream_is_a_status_where_nothing_is_streamed() -> None:
-    history, _ = played(StreamErrorFault(1))
+    history, _ = played(StreamError(*HERE, 1))
     assert set(after(history)["status"]) == {500}
     assert set(after(history)["ending"]) == {Ending.ANSWERED}
 
 
 def test_an_engine_that_dies_fails_all_inside() -> None:
     """Its memory is lost, too; stalled requests stay open."""
-    history, checked = played(SlowFault(1000.0), Change((OutOfMemoryFault(dead=True),)), Change(clear=frozenset(KINDS)))
+    history, checked = played(
+        Slow(*HERE, 1000.0), Change((OutOfMemory(*HERE, dead=True),)), Change(clear=frozenset(KINDS))
+    )
     rows = after(history)
     inside = rows["start_s"] < AT_S + 0.5
     assert set(zip(rows["ending"][inside], rows["status"][inside], strict=True)) == {(Ending.REFUSED, 500)}
@@ -211,17 +197,17 @@ def test_an_engine_that_dies_fails_all_inside() -> None:
     assert ready == {False} and checked.reports[-1][1].ok
     assert Counter(history.residency["event"])[Residency.EVICTED] >= 1
     assert set(rows["status"][rows["start_s"] > AT_S + 1.0]) == {200}
-    stalled, _ = played(StallFault(1), Change((OutOfMemoryFault(dead=True),)))
+    stalled, _ = played(Stall(*HERE, 1), Change((OutOfMemory(*HERE, dead=True),)))
     assert set(after(stalled)["ending"][after(stalled)["start_s"] < AT_S + 0.5]) == {Ending.CLIENT_GONE}
 
 
 def test_an_eviction_makes_the_next_request_cold() -> None:
-    history, _ = played(EvictFault())
+    history, _ = played(Evict(*HERE))
     assert Counter(history.residency["event"])[Residency.EVICTED] >= 1
     assert after(history)["cold"][0] and not np.all(after(history)["cold"])
 
 
 def test_frozen_figures_stay_in_the_simulator() -> None:
-    _, checked = played(MetricsFault("frozen"), Change((HangFault(),)))
+    _, checked = played(BadMetrics(*HERE, "frozen"), Change((Hang(*HERE),)))
     reports = {result.report for at_s, result in checked.reports if at_s > AT_S + 0.001}
     assert len(reports) == 1

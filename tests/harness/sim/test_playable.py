@@ -1,4 +1,4 @@
-"""Scenarios that the mock servers would refuse raise one line with a position; others pass."""
+"""Server settings that the mock servers would refuse raise one line with a position; others pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from harness.chaos.fault_plans import FAULT_PLANS
 from harness.chaos.swarm import random_fault_plan
 from harness.property.declare import catalogue
-from harness.scenario.faults import BadMetrics, FailingStatus, Kill, OverCapacity, Slow, Step, WrongLength
 from harness.scenario.model import Load, ModelServer, Scenario, Stream
 from harness.sim.playable import check
 from harness.targets.reference import ReferenceTarget
@@ -26,23 +25,6 @@ def test_all_that_is_played_here_is_fine() -> None:
         check(replace(PLAIN, timeline=make(NAMES, 0.75, 1.0)))
     for seed in range(20):
         check(replace(PLAIN, timeline=random_fault_plan(seed, NAMES, 4.0)))
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (FailingStatus("gpu-0", 1.0, 999), "FailingStatus: "),
-        (FailingStatus("gpu-0", 1.0, 503, share=1.5), "share"),
-        (Slow("gpu-0", 1.0, 0.0), "Slow: "),
-        (OverCapacity("gpu-0", 1.0, 5.0, burst=0), "OverCapacity: "),
-        (WrongLength("gpu-0", 1.0, 0), "WrongLength: "),
-        (BadMetrics("gpu-0", 1.0, "odd"), "BadMetrics: "),
-    ],
-)
-def test_a_fault_that_they_refuse_is_told_with_its_place(fault: Step, message: str) -> None:
-    with pytest.raises(ValueError, match=r"^scenario\.timeline\[1\]: ") as caught:
-        check(replace(PLAIN, timeline=(Kill("gpu-1", 0.5), fault)))
-    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_figures_of_the_servers_that_they_refuse() -> None:

@@ -6,6 +6,7 @@ inside when a step comes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -45,12 +46,13 @@ from harness.scenario.faults import (
 )
 from harness.scenario.model import Ending, Keys, Residency
 from harness.sim.event_queue import NETWORK_DELAY_S
+from tests.harness.fault_effects import sample
 from tests.harness.sim.rig import COLD_SERVER, OneBackend, bare, run, scenario, sent_between, stream
 
 AT_S, FOR_S, HEALED_S = 0.505, 0.5, 1.005
 LONG = stream(output_tokens=40, keys=Keys(1))
 NEEDED: dict[type[Any], dict[str, Any]] = {
-    Latency: {"latency_s": 0.2},
+    Latency: {"latency_s": 0.2, "jitter_s": 0.0},
     Bandwidth: {"kb_per_s": 2.0},
     Timeout: {"after_s": 0.1},
     Slicer: {"slice_bytes": 64, "gap_s": 0.05},
@@ -73,7 +75,7 @@ FAULTS = [kind for kind in get_args(Fault) if kind not in HIDDEN]
 def step_of(kind: type[Any], backend: str = "gpu-0") -> Any:
     """A step of this kind, healing if the kind can heal."""
     length = {} if kind in get_args(Membership) else {"for_s": FOR_S}
-    return kind(backend, AT_S, **NEEDED.get(kind, {}), **length)
+    return replace(sample(kind), backend=backend, at_s=AT_S, **NEEDED.get(kind, {}), **length)
 
 
 def statuses(history: History, start_s: float, end_s: float) -> set[int]:

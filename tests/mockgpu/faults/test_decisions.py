@@ -4,42 +4,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mockgpu.faults.decisions import (
+from mockgpu.faults.decisions import AnswerStatus, Change, FaultDecision, Hold, RequestFaults, Serve
+from mockgpu.faults.json_form import HERE, from_json, to_json
+from mockgpu.faults.kinds import (
+    CORRUPTIONS,
+    IMMEDIATE,
     KINDS,
-    AnswerStatus,
-    CapacityFault,
-    Change,
+    BadMetrics,
     Corruption,
-    CutFault,
-    DripFault,
-    EvictFault,
-    Fault,
-    FaultDecision,
-    GarbageFault,
-    HangFault,
-    Hold,
-    MetricsFault,
-    NotAliveFault,
-    NotReadyFault,
-    OutOfMemoryFault,
-    QueueFullFault,
-    RequestFaults,
-    Serve,
-    SlowFault,
-    StallFault,
-    StatusFault,
-    StreamErrorFault,
-    TruncatedFault,
-    WrongLengthFault,
-    ZombieFault,
+    CutOff,
+    Drip,
+    Evict,
+    FailingStatus,
+    Garbage,
+    Hang,
+    NotAlive,
+    NotReady,
+    OutOfMemory,
+    OverCapacity,
+    QueueFull,
+    RequestFault,
+    Slow,
+    Stall,
+    StreamError,
+    Truncated,
+    WrongLength,
+    Zombie,
 )
-from mockgpu.faults.kinds import CORRUPTIONS, IMMEDIATE, SelectiveFault
+from mockgpu.faults.selection import SelectiveFault
 from mockgpu.gpu.events import State
+from tests.mockgpu.fault_samples import SAMPLES
 
 STATE = State(True, 1000, 300, 100, 2, 4, 50, ("m",))
 
 
-def under(*faults: Fault, name: str = "gpu-0") -> RequestFaults:
+def under(*faults: RequestFault, name: str = "gpu-0") -> RequestFaults:
     made = RequestFaults(name)
     made.change(0.0, Change(set=faults))
     return made
@@ -66,45 +65,27 @@ def test_without_faults_all_are_served() -> None:
 
 
 def test_a_status_answers_all_or_the_first_ones() -> None:
-    assert decisions(under(StatusFault(500, retry_after_s=1.5)), 2) == [AnswerStatus(500, 1.5)] * 2
-    assert hit(under(StatusFault(500, first=3)), 10) == [0, 1, 2]
-    assert hit(under(StatusFault(500, first=0)), 10) == []
+    assert decisions(under(FailingStatus(*HERE, 500, retry_after_s=1.5)), 2) == [AnswerStatus(500, 1.5)] * 2
+    assert hit(under(FailingStatus(*HERE, 500, first=3)), 10) == [0, 1, 2]
+    assert hit(under(FailingStatus(*HERE, 500, first=0)), 10) == []
 
 
 def test_a_selection_is_every_kth_and_after_some() -> None:
-    assert hit(under(StatusFault(500, every=3)), 10) == [2, 5, 8]
-    assert hit(under(StatusFault(500, every=1)), 3) == [0, 1, 2]
-    assert hit(under(StatusFault(500, first=2, after=3)), 10) == [3, 4]
-    assert hit(under(StatusFault(500, every=2, after=3)), 8) == [4, 6]
-    assert hit(under(StatusFault(500, after=7)), 10) == [7, 8, 9]
-    shifted = hit(under(StatusFault(500, share=0.4, after=5)), 55)
-    assert shifted == [5 + position for position in hit(under(StatusFault(500, share=0.4)), 50)]
+    assert hit(under(FailingStatus(*HERE, 500, every=3)), 10) == [2, 5, 8]
+    assert hit(under(FailingStatus(*HERE, 500, every=1)), 3) == [0, 1, 2]
+    assert hit(under(FailingStatus(*HERE, 500, first=2, after=3)), 10) == [3, 4]
+    assert hit(under(FailingStatus(*HERE, 500, every=2, after=3)), 8) == [4, 6]
+    assert hit(under(FailingStatus(*HERE, 500, after=7)), 10) == [7, 8, 9]
+    shifted = hit(under(FailingStatus(*HERE, 500, share=0.4, after=5)), 55)
+    assert shifted == [5 + position for position in hit(under(FailingStatus(*HERE, 500, share=0.4)), 50)]
 
 
-SAMPLES: dict[str, Fault] = {
-    fault.kind: fault
-    for fault in (
-        StatusFault(500, first=1),
-        QueueFullFault(first=1),
-        OutOfMemoryFault(first=1),
-        HangFault(first=1),
-        ZombieFault(first=1),
-        SlowFault(2.0, first=1),
-        CutFault(1, first=1),
-        StallFault(1, first=1),
-        TruncatedFault(1, first=1),
-        DripFault(0.1, first=1),
-        GarbageFault(first=1),
-        WrongLengthFault(5, first=1),
-        StreamErrorFault(1, first=1),
-    )
-}
 SELECTIVE = [kind for kind, made in KINDS.items() if issubclass(made, SelectiveFault)]
 
 
 @pytest.mark.parametrize("kind", SELECTIVE)
 def test_every_selective_kind_applies_to_the_selected_and_counts(kind: str) -> None:
-    faults = under(SAMPLES[kind])
+    faults = under(from_json({**to_json(SAMPLES[kind]), "first": 1}))
     hit_one, other = decisions(faults, 2)
     assert hit_one != Serve()
     assert other == Serve()
@@ -112,17 +93,17 @@ def test_every_selective_kind_applies_to_the_selected_and_counts(kind: str) -> N
 
 
 def test_setting_a_status_again_begins_anew() -> None:
-    faults = under(StatusFault(500, first=2))
+    faults = under(FailingStatus(*HERE, 500, first=2))
     assert hit(faults, 5) == [0, 1]
     assert faults.report()[0]["hits"] == 2
-    faults.change(1.0, Change(set=(StatusFault(502, first=1),)))
+    faults.change(1.0, Change(set=(FailingStatus(*HERE, 502, first=1),)))
     assert decisions(faults, 2) == [AnswerStatus(502), Serve()]
     assert [fault["hits"] for fault in faults.report()] == [1]
 
 
 @given(seed=st.integers(), share=st.floats(0, 1), name=st.sampled_from(["gpu-0", "gpu-1"]))
 def test_a_share_is_a_matter_of_seed_name_and_position(seed: int, share: float, name: str) -> None:
-    fault = StatusFault(500, share=share, seed=seed)
+    fault = FailingStatus(*HERE, 500, share=share, seed=seed)
     first = hit(under(fault, name=name), 200)
     assert hit(under(fault, name=name), 200) == first
     late = under(fault, name=name)
@@ -133,12 +114,19 @@ def test_a_share_is_a_matter_of_seed_name_and_position(seed: int, share: float, 
 
 
 def test_a_share_is_about_that_share() -> None:
-    assert hit(under(StatusFault(500, share=0.0)), 100) == []
-    assert hit(under(StatusFault(500, share=1.0)), 100) == list(range(100))
+    assert hit(under(FailingStatus(*HERE, 500, share=0.0)), 100) == []
+    assert hit(under(FailingStatus(*HERE, 500, share=1.0)), 100) == list(range(100))
     for seed in range(3):  # four standard deviations
-        assert abs(len(hit(under(StatusFault(500, share=0.3, seed=seed)), 10_000)) - 3000) < 4 * (10_000 * 0.21) ** 0.5
-    assert hit(under(StatusFault(500, share=0.5)), 50) != hit(under(StatusFault(500, share=0.5, seed=1)), 50)
-    assert hit(under(StatusFault(500, share=0.5)), 50) != hit(under(StatusFault(500, share=0.5), name="gpu-1"), 50)
+        assert (
+            abs(len(hit(under(FailingStatus(*HERE, 500, share=0.3, seed=seed)), 10_000)) - 3000)
+            < 4 * (10_000 * 0.21) ** 0.5
+        )
+    assert hit(under(FailingStatus(*HERE, 500, share=0.5)), 50) != hit(
+        under(FailingStatus(*HERE, 500, share=0.5, seed=1)), 50
+    )
+    assert hit(under(FailingStatus(*HERE, 500, share=0.5)), 50) != hit(
+        under(FailingStatus(*HERE, 500, share=0.5), name="gpu-1"), 50
+    )
 
 
 @given(
@@ -147,7 +135,7 @@ def test_a_share_is_about_that_share() -> None:
     gaps_s=st.lists(st.floats(0, 1), min_size=1, max_size=150),
 )
 def test_no_window_admits_more_than_burst_and_rate(rate_per_s: float, burst: int, gaps_s: list[float]) -> None:
-    faults = under(CapacityFault(rate_per_s, burst))
+    faults = under(OverCapacity(*HERE, rate_per_s, burst))
     admitted_s: list[float] = []
     now_s = 0.0
     for number, gap_s in enumerate(gaps_s):
@@ -163,14 +151,14 @@ def test_no_window_admits_more_than_burst_and_rate(rate_per_s: float, burst: int
 @given(burst=st.integers(1, 20), rate_per_s=st.sampled_from([1, 2, 8, 64]))
 def test_a_steady_flood_gets_all_that_there_is(burst: int, rate_per_s: int) -> None:
     """Steps of 1/1024 s, which add up exactly and divide the time between two tokens."""
-    faults = under(CapacityFault(rate_per_s, burst))
+    faults = under(OverCapacity(*HERE, rate_per_s, burst))
     served = sum(isinstance(faults.arrive(tick / 1024, tick, 1), Serve) for tick in range(2 * 1024 + 1))
     assert served == burst + 2 * rate_per_s
 
 
 def test_capacity_refuses_with_503_and_time_does_not_run_backwards() -> None:
-    faults = under(CapacityFault(1.0, 1))
-    faults.change(5.0, Change(set=(CapacityFault(1.0, 1),)))
+    faults = under(OverCapacity(*HERE, 1.0, 1))
+    faults.change(5.0, Change(set=(OverCapacity(*HERE, 1.0, 1),)))
     assert [faults.arrive(at_s, 0, 1) for at_s in (5.0, 4.0, 5.5, 6.0)] == [
         Serve(),
         AnswerStatus(503, refused=True),
@@ -180,20 +168,20 @@ def test_capacity_refuses_with_503_and_time_does_not_run_backwards() -> None:
 
 
 def test_slow_and_cut_go_together() -> None:
-    assert decisions(under(SlowFault(3.0)), 1) == [Serve(3.0)]
-    assert decisions(under(CutFault(2)), 1) == [Serve(1.0, 2)]
-    assert decisions(under(CutFault(0), SlowFault(3.0)), 1) == [Serve(3.0, 0)]
+    assert decisions(under(Slow(*HERE, 3.0)), 1) == [Serve(3.0)]
+    assert decisions(under(CutOff(*HERE, 2)), 1) == [Serve(1.0, 2)]
+    assert decisions(under(CutOff(*HERE, 0), Slow(*HERE, 3.0)), 1) == [Serve(3.0, 0)]
 
 
 def test_the_hanging_are_queued_until_they_leave_or_are_freed() -> None:
-    faults = under(HangFault())
+    faults = under(Hang(*HERE))
     assert decisions(faults, 3) == [Hold()] * 3
     reported = faults.reported_state(STATE)
     assert reported == replace(STATE, queue_depth=2 + 3, pending_tokens=50 + 30)
     faults.leave(1)
     faults.leave(99)
     assert faults.reported_state(STATE).queue_depth == 2 + 2
-    assert faults.change(1.0, Change(set=(HangFault(),))) == ()
+    assert faults.change(1.0, Change(set=(Hang(*HERE),))) == ()
     assert faults.change(2.0, Change(clear=frozenset({"slow"}))) == ()
     assert faults.change(3.0, Change(clear=frozenset({"hang"}))) == (0, 2)
     assert faults.reported_state(STATE) == STATE
@@ -201,16 +189,16 @@ def test_the_hanging_are_queued_until_they_leave_or_are_freed() -> None:
 
 
 def test_not_ready_shows_in_the_state_only() -> None:
-    faults = under(NotReadyFault())
+    faults = under(NotReady(*HERE))
     assert faults.reported_state(STATE) == replace(STATE, ready=False)
     assert decisions(faults, 1) == [Serve()]
     assert faults.report() == [{"kind": "not-ready", "hits": 1}]
 
 
 def test_a_full_queue_and_a_full_memory_refuse() -> None:
-    assert decisions(under(QueueFullFault()), 1) == [AnswerStatus(503, refused=True, reason="queue_full")]
-    assert decisions(under(QueueFullFault(2.5)), 1) == [AnswerStatus(503, 2.5, True, "queue_full")]
-    faults = under(OutOfMemoryFault(first=1))
+    assert decisions(under(QueueFull(*HERE)), 1) == [AnswerStatus(503, refused=True, reason="queue_full")]
+    assert decisions(under(QueueFull(*HERE, 2.5)), 1) == [AnswerStatus(503, 2.5, True, "queue_full")]
+    faults = under(OutOfMemory(*HERE, first=1))
     assert decisions(faults, 2) == [AnswerStatus(500, refused=True, reason="out_of_memory"), Serve()]
     assert faults.reported_state(STATE).ready
 
@@ -219,8 +207,8 @@ DEAD = AnswerStatus(500, refused=True, reason="engine_dead")
 
 
 def test_a_dead_engine_stays_dead_until_the_fault_is_taken_back() -> None:
-    fault = OutOfMemoryFault(dead=True)
-    assert Change((fault,)).kills and not Change((OutOfMemoryFault(),)).kills
+    fault = OutOfMemory(*HERE, dead=True)
+    assert Change((fault,)).kills and not Change((OutOfMemory(*HERE),)).kills
     faults = under(fault)
     assert not faults.reported_state(STATE).ready
     assert decisions(faults, 2) == [DEAD, DEAD]
@@ -232,7 +220,7 @@ def test_a_dead_engine_stays_dead_until_the_fault_is_taken_back() -> None:
 
 
 def test_a_selective_one_kills_with_the_first_request_it_applies_to() -> None:
-    fault = OutOfMemoryFault(dead=True, first=1, after=1)
+    fault = OutOfMemory(*HERE, dead=True, first=1, after=1)
     assert not Change((fault,)).kills
     faults = under(fault)
     assert decisions(faults, 1) == [Serve()]
@@ -246,7 +234,7 @@ def test_a_selective_one_kills_with_the_first_request_it_applies_to() -> None:
 
 
 def test_a_zombie_reports_that_some_wait_and_none_runs() -> None:
-    faults = under(ZombieFault())
+    faults = under(Zombie(*HERE))
     assert decisions(faults, 3) == [Hold()] * 3
     busy = replace(STATE, kv_blocks_total=10, kv_blocks_used=6, kv_blocks_cached=2, output_tokens_per_s=9.0)
     waiting = STATE.queue_depth + STATE.running + 3
@@ -258,8 +246,8 @@ def test_a_zombie_reports_that_some_wait_and_none_runs() -> None:
 
 
 def test_the_stalled_are_freed_but_do_not_count_as_queued() -> None:
-    faults = under(StallFault(2))
-    assert decisions(faults, 2) == [Serve(corruptions=(StallFault(2),))] * 2
+    faults = under(Stall(*HERE, 2))
+    assert decisions(faults, 2) == [Serve(corruptions=(Stall(*HERE, 2),))] * 2
     assert faults.reported_state(STATE) == STATE
     faults.leave(0)
     assert faults.change(1.0, Change(clear=frozenset(KINDS))) == (1,)
@@ -267,46 +255,46 @@ def test_the_stalled_are_freed_but_do_not_count_as_queued() -> None:
 
 def test_corruptions_combine_except_for_a_second_end() -> None:
     corruptions: tuple[Corruption, ...] = (
-        StallFault(1),
-        TruncatedFault(2),
-        StreamErrorFault(5),
-        DripFault(0.1),
-        GarbageFault(),
-        WrongLengthFault(3),
+        Stall(*HERE, 1),
+        Truncated(*HERE, 2),
+        StreamError(*HERE, 5),
+        Drip(*HERE, 0.1),
+        Garbage(*HERE),
+        WrongLength(*HERE, 3),
     )
     assert {type(corruption) for corruption in corruptions} == set(CORRUPTIONS)
     assert decisions(under(*corruptions[::-1]), 1) == [
-        Serve(corruptions=(StallFault(1), DripFault(0.1), GarbageFault()))
+        Serve(corruptions=(Stall(*HERE, 1), Drip(*HERE, 0.1), Garbage(*HERE)))
     ]
     assert decisions(under(*corruptions[1:]), 1) == [
-        Serve(corruptions=(TruncatedFault(2), DripFault(0.1), GarbageFault()))
+        Serve(corruptions=(Truncated(*HERE, 2), Drip(*HERE, 0.1), Garbage(*HERE)))
     ]
     assert decisions(under(*corruptions[2:]), 1) == [
-        Serve(corruptions=(StreamErrorFault(5), DripFault(0.1), GarbageFault()))
+        Serve(corruptions=(StreamError(*HERE, 5), Drip(*HERE, 0.1), Garbage(*HERE)))
     ]
     assert decisions(under(*corruptions[3:]), 1) == [
-        Serve(corruptions=(DripFault(0.1), GarbageFault(), WrongLengthFault(3)))
+        Serve(corruptions=(Drip(*HERE, 0.1), Garbage(*HERE), WrongLength(*HERE, 3)))
     ]
-    faults = under(CutFault(4), *corruptions)
-    assert decisions(faults, 1) == [Serve(1.0, 4, (DripFault(0.1), GarbageFault()))]
+    faults = under(CutOff(*HERE, 4), *corruptions)
+    assert decisions(faults, 1) == [Serve(1.0, 4, (Drip(*HERE, 0.1), Garbage(*HERE)))]
     assert faults.change(0.0, Change(clear=frozenset(KINDS))) == (), "a request that is cut does not stall"
-    assert [fault["hits"] for fault in under(CutFault(4), StallFault(1)).report()] == [0, 0]
+    assert [fault["hits"] for fault in under(CutOff(*HERE, 4), Stall(*HERE, 1)).report()] == [0, 0]
 
 
 def test_faults_of_reports_leave_requests_alone() -> None:
-    faults = under(NotAliveFault(), MetricsFault("garbage"), EvictFault())
+    faults = under(NotAlive(*HERE), BadMetrics(*HERE, "garbage"), Evict(*HERE))
     assert decisions(faults, 2) == [Serve()] * 2
     assert faults.metrics_mode == "garbage"
-    assert faults.hit(NotAliveFault.kind)
-    assert not faults.hit(NotReadyFault.kind)
+    assert faults.hit(NotAlive.kind)
+    assert not faults.hit(NotReady.kind)
     hits = {fault["kind"]: fault["hits"] for fault in faults.report()}
     assert hits == {"not-alive": 1, "metrics": 0, "evict": 1}, "an eviction acts when it is set"
-    assert (Change((EvictFault(),)).evicts, Change((SlowFault(2.0),)).evicts) == (True, False)
+    assert (Change((Evict(*HERE),)).evicts, Change((Slow(*HERE, 2.0),)).evicts) == (True, False)
 
 
 def test_frozen_figures_stay_but_readiness_does_not() -> None:
-    faults = under(MetricsFault("frozen"), HangFault())
-    assert Change((MetricsFault("frozen"),)).freezes and not Change((MetricsFault("missing"),)).freezes
+    faults = under(BadMetrics(*HERE, "frozen"), Hang(*HERE))
+    assert Change((BadMetrics(*HERE, "frozen"),)).freezes and not Change((BadMetrics(*HERE, "missing"),)).freezes
     decisions(faults, 1)
     frozen = faults.freeze(STATE)
     assert frozen.queue_depth == STATE.queue_depth + 1
@@ -322,19 +310,19 @@ def test_frozen_figures_stay_but_readiness_does_not() -> None:
 
 def test_a_request_brings_faults_for_itself_alone() -> None:
     faults = RequestFaults("gpu-0")
-    assert faults.arrive(0.0, 0, 10, (StatusFault(503),)) == AnswerStatus(503)
-    assert faults.arrive(0.0, 1, 10, (SlowFault(2.0), GarbageFault())) == Serve(2.0, None, (GarbageFault(),))
+    assert faults.arrive(0.0, 0, 10, (FailingStatus(*HERE, 503),)) == AnswerStatus(503)
+    assert faults.arrive(0.0, 1, 10, (Slow(*HERE, 2.0), Garbage(*HERE))) == Serve(2.0, None, (Garbage(*HERE),))
     assert faults.arrive(0.0, 2, 10) == Serve()
-    assert faults.arrive(0.0, 3, 10, (HangFault(),)) == Hold()
+    assert faults.arrive(0.0, 3, 10, (Hang(*HERE),)) == Hold()
     assert faults.report() == []
     assert faults.reported_state(STATE).queue_depth == STATE.queue_depth + 1
     assert faults.change(0.0, Change(clear=frozenset(KINDS))) == (3,)
 
 
 def test_what_a_request_brings_takes_the_place_of_its_kind() -> None:
-    faults = under(SlowFault(2.0), StatusFault(500, first=1, after=1))
-    assert faults.arrive(0.0, 0, 10, (SlowFault(5.0),)) == Serve(5.0)
-    assert faults.arrive(0.0, 1, 10, (StatusFault(404),)) == AnswerStatus(404)
+    faults = under(Slow(*HERE, 2.0), FailingStatus(*HERE, 500, first=1, after=1))
+    assert faults.arrive(0.0, 0, 10, (Slow(*HERE, 5.0),)) == Serve(5.0)
+    assert faults.arrive(0.0, 1, 10, (FailingStatus(*HERE, 404),)) == AnswerStatus(404)
     assert faults.arrive(0.0, 2, 10) == AnswerStatus(500), "the request before did not reach the fault that is set"
     assert [fault["hits"] for fault in faults.report()] == [0, 1]
 
@@ -343,24 +331,26 @@ def test_what_a_request_brings_takes_the_place_of_its_kind() -> None:
 
 
 def test_the_order_of_precedence_and_the_counts() -> None:
-    faults = under(CutFault(1), SlowFault(2.0), HangFault(), CapacityFault(0.0, 2), StatusFault(500, first=1))
+    faults = under(
+        CutOff(*HERE, 1), Slow(*HERE, 2.0), Hang(*HERE), OverCapacity(*HERE, 0.0, 2), FailingStatus(*HERE, 500, first=1)
+    )
     assert decisions(faults, 4) == [AnswerStatus(500), Hold(), Hold(), AnswerStatus(503, refused=True)]
     hits = {fault["kind"]: fault["hits"] for fault in faults.report()}
     assert hits == {"status": 1, "capacity": 1, "hang": 2, "slow": 0, "cut": 0}
-    assert faults.change(0.0, Change(set=(SlowFault(5.0),), clear=frozenset({"hang", "capacity"}))) == (1, 2)
+    assert faults.change(0.0, Change(set=(Slow(*HERE, 5.0),), clear=frozenset({"hang", "capacity"}))) == (1, 2)
     assert decisions(faults, 1) == [Serve(5.0, 1)]
     hits = {fault["kind"]: fault["hits"] for fault in faults.report()}
     assert hits == {"status": 1, "slow": 1, "cut": 1}
 
 
 def test_all_that_is_answered_at_once_comes_in_its_order() -> None:
-    them: tuple[Fault, ...] = (
-        StatusFault(500, first=1),
-        CapacityFault(0.0, 5),
-        QueueFullFault(first=1),
-        OutOfMemoryFault(first=1),
-        HangFault(first=1),
-        ZombieFault(first=1),
+    them: tuple[RequestFault, ...] = (
+        FailingStatus(*HERE, 500, first=1),
+        OverCapacity(*HERE, 0.0, 5),
+        QueueFull(*HERE, first=1),
+        OutOfMemory(*HERE, first=1),
+        Hang(*HERE, first=1),
+        Zombie(*HERE, first=1),
     )
     assert tuple(type(fault) for fault in them) == IMMEDIATE
     faults = under(*them[::-1])
@@ -377,6 +367,6 @@ def test_all_that_is_answered_at_once_comes_in_its_order() -> None:
 
 
 def test_clearing_comes_before_setting() -> None:
-    faults = under(SlowFault(2.0))
-    faults.change(0.0, Change(set=(SlowFault(3.0),), clear=frozenset(KINDS)))
+    faults = under(Slow(*HERE, 2.0))
+    faults.change(0.0, Change(set=(Slow(*HERE, 3.0),), clear=frozenset(KINDS)))
     assert decisions(faults, 1) == [Serve(3.0)]

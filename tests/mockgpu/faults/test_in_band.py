@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from mockgpu.api.wire import BadRequestError
-from mockgpu.faults.decisions import CutFault, Fault, GarbageFault, SlowFault, StatusFault
 from mockgpu.faults.in_band import in_band_faults
+from mockgpu.faults.json_form import HERE
+from mockgpu.faults.kinds import CutOff, FailingStatus, Garbage, RequestFault, Slow
 from mockgpu.server.attempt_log import RowOutcome
 from tests.mockgpu.fault_calls import SETUP, ask, change, raw
 
@@ -18,27 +19,32 @@ from tests.mockgpu.fault_calls import SETUP, ask, change, raw
     [
         ({}, {}, []),
         ({}, {"mock_fault": None}, []),
-        ({"X-Return-Error": "503"}, {}, [StatusFault(503)]),
-        ({"X-Return-Error": " 429 ; retry_after_s=2 "}, {}, [StatusFault(429, 2)]),
-        ({"X-Mock-Fault": '{"kind": "slow", "factor": 4}'}, {}, [SlowFault(4)]),
-        ({"X-Mock-Fault": ' [{"kind": "garbage"}, {"kind": "slow", "factor": 4}]'}, {}, [GarbageFault(), SlowFault(4)]),
-        ({"X-Mock-Fault": "garbage"}, {}, [GarbageFault()]),
-        ({"X-Mock-Fault": "slow; factor=4.5, cut;after_tokens=2"}, {}, [SlowFault(4.5), CutFault(2)]),
-        ({}, {"mock_fault": {"kind": "slow", "factor": 4}}, [SlowFault(4)]),
-        ({}, {"mock_fault": [{"kind": "cut", "after_tokens": 0}]}, [CutFault(0)]),
-        ({}, {"mock_fault": "status;status=404"}, [StatusFault(404)]),
+        ({"X-Return-Error": "503"}, {}, [FailingStatus(*HERE, 503)]),
+        ({"X-Return-Error": " 429 ; retry_after_s=2 "}, {}, [FailingStatus(*HERE, 429, 2)]),
+        ({"X-Mock-Fault": '{"kind": "slow", "factor": 4}'}, {}, [Slow(*HERE, 4)]),
+        ({"X-Mock-Fault": ' [{"kind": "garbage"}, {"kind": "slow", "factor": 4}]'}, {},
+         [Garbage(*HERE), Slow(*HERE, 4)]),
+        ({"X-Mock-Fault": "garbage"}, {}, [Garbage(*HERE)]),
+        ({"X-Mock-Fault": "slow; factor=4.5, cut;after_tokens=2"}, {}, [Slow(*HERE, 4.5), CutOff(*HERE, 2)]),
+        ({}, {"mock_fault": {"kind": "slow", "factor": 4}}, [Slow(*HERE, 4)]),
+        ({}, {"mock_fault": [{"kind": "cut", "after_tokens": 0}]}, [CutOff(*HERE, 0)]),
+        ({}, {"mock_fault": "status;status=404"}, [FailingStatus(*HERE, 404)]),
         ({"X-Mock-Fault": "garbage", "X-Return-Error": "500"}, {"mock_fault": "cut;after_tokens=1"},
-         [GarbageFault(), StatusFault(500), CutFault(1)]),
+         [Garbage(*HERE), FailingStatus(*HERE, 500), CutOff(*HERE, 1)]),
     ],
 )  # fmt: skip
-def test_all_forms_are_read(headers: dict[str, str], data: dict[str, object], expected: list[Fault]) -> None:
+def test_all_forms_are_read(headers: dict[str, str], data: dict[str, object], expected: list[RequestFault]) -> None:
     assert in_band_faults(headers, data) == tuple(expected)
 
 
 @pytest.mark.parametrize(
     ("headers", "data", "message"),
     [
-        ({"X-Mock-Fault": "melt"}, {}, "X-Mock-Fault: unknown fault 'melt', expected one of: status, capacity"),
+        (
+            {"X-Mock-Fault": "melt"},
+            {},
+            "X-Mock-Fault: unknown fault 'melt', expected one of: status, capacity",
+        ),
         ({"X-Mock-Fault": ""}, {}, "X-Mock-Fault: unknown fault '', expected one of:"),
         ({"X-Mock-Fault": "{"}, {}, "X-Mock-Fault: invalid JSON: "),
         ({"X-Mock-Fault": "[" * 100_000}, {}, "X-Mock-Fault: invalid JSON: "),

@@ -1,131 +1,23 @@
-"""Fault kinds as values: their JSON form, and the messages for invalid ones."""
+"""Fault kinds as values: the kinds by name, and the seed of a run. Invalid ones are in `test_json_form`."""
 
-import json
+from typing import get_args
 
-import pytest
-
-from mockgpu.faults.decisions import (
-    KINDS,
-    CapacityFault,
-    Change,
-    CutFault,
-    DripFault,
-    EvictFault,
-    Fault,
-    FaultError,
-    GarbageFault,
-    HangFault,
-    MetricsFault,
-    NotAliveFault,
-    NotReadyFault,
-    OutOfMemoryFault,
-    QueueFullFault,
-    SlowFault,
-    StallFault,
-    StatusFault,
-    StreamErrorFault,
-    TruncatedFault,
-    WrongLengthFault,
-    ZombieFault,
-    from_json,
-    to_json,
-)
-from mockgpu.faults.kinds import CORRUPTIONS, IMMEDIATE
-
-FAULTS: tuple[Fault, ...] = (
-    StatusFault(500),
-    StatusFault(503, first=3, retry_after_s=2.5),
-    StatusFault(429, share=0.25, seed=7),
-    StatusFault(502, every=3, after=2),
-    CapacityFault(10.0, 2),
-    QueueFullFault(),
-    QueueFullFault(1.0, first=2),
-    OutOfMemoryFault(dead=True),
-    SlowFault(4.0),
-    HangFault(first=1),
-    ZombieFault(),
-    CutFault(3),
-    StallFault(0, every=2),
-    TruncatedFault(1),
-    StreamErrorFault(2),
-    DripFault(0.5),
-    GarbageFault(share=0.5),
-    WrongLengthFault(-2),
-    NotReadyFault(),
-    NotAliveFault(),
-    MetricsFault("frozen"),
-    EvictFault(),
-)
+from mockgpu.faults import kinds
+from mockgpu.faults.kinds import CORRUPTIONS, IMMEDIATE, KINDS, NotReady, OutOfMemory, RequestFault, Slow, seeded
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_json_comes_back_as_it_was(fault: Fault) -> None:
-    assert from_json(json.loads(json.dumps(to_json(fault)))) == fault
-
-
-def test_a_change_comes_back_as_it_was() -> None:
-    change = Change(FAULTS, frozenset({"slow", "cut"}))
-    assert Change.from_json(json.loads(json.dumps(change.to_json()))) == change
-    assert Change.from_json({}) == Change()
-    assert Change.from_json({"clear": "all"}) == Change(clear=frozenset(KINDS))
-
-
-def test_every_kind_has_a_case_here() -> None:
-    assert {fault.kind for fault in FAULTS} == set(KINDS)
+def test_every_kind_has_its_name_and_is_passed_on_to_scenarios() -> None:
     assert all(KINDS[kind.kind] is kind for kind in (*IMMEDIATE, *CORRUPTIONS))
+    assert set(get_args(RequestFault)) == set(KINDS.values())
+    assert {kind.__name__ for kind in KINDS.values()} < set(kinds.__all__)
 
 
-ALL = (
-    "status, capacity, queue-full, out-of-memory, hang, zombie, slow, cut, stall, truncated, stream-error, drip,"
-    " garbage, wrong-length, not-ready, not-alive, metrics, evict"
-)
-AIM = "first, every, share, after, seed"
+def test_a_seed_reaches_the_faults_that_select() -> None:
+    assert seeded(Slow("gpu-0", 1.0, 2.0, share=0.5), 7) == Slow("gpu-0", 1.0, 2.0, share=0.5, seed=7)
+    assert seeded(NotReady("gpu-0", 1.0), 7) == NotReady("gpu-0", 1.0)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"set": [{"kind": "melt"}]}, f"unknown fault 'melt', expected one of: {ALL}"),
-        ({"set": [{}]}, f"unknown fault None, expected one of: {ALL}"),
-        ({"set": [{"kind": ["slow"]}]}, f"unknown fault ['slow'], expected one of: {ALL}"),
-        ({"set": ["slow"]}, f"a fault is 'slow', expected an object with a kind: {ALL}"),
-        ({"set": {"kind": "slow"}}, f"set is {{'kind': 'slow'}}, expected a list of faults; kinds: {ALL}"),
-        ({"clear": ["melt"]}, f"unknown fault 'melt', expected one of: {ALL}"),
-        ({"clear": "slow"}, f"clear is 'slow', expected \"all\" or a list of: {ALL}"),
-        ({"heal": []}, "a change of faults has no 'heal', expected set or clear"),
-        ({"set": [{"kind": "slow"}]}, f"fault slow needs factor; its fields: factor, {AIM}"),
-        ({"set": [{"kind": "hang", "for_s": 1}]}, f"fault hang has no for_s; its fields: {AIM}"),
-        ({"set": [{"kind": "not-ready", "for_s": 1}]}, "fault not-ready has no for_s; its fields: none"),
-        ({"set": [{"kind": "slow", "factor": 0}]}, "fault slow: factor is 0, expected a number above 0"),
-        ({"set": [{"kind": "slow", "factor": True}]}, "fault slow: factor is True, expected a number above 0"),
-        ({"set": [{"kind": "status", "status": 200}]}, "status is 200, expected a status from 400 to 599"),
-        ({"set": [{"kind": "status", "status": "500"}]}, "status is '500', expected a status from 400 to 599"),
-        ({"set": [{"kind": "status", "status": 500, "share": 1.5}]}, "share is 1.5, expected a number from 0 to 1"),
-        ({"set": [{"kind": "status", "status": 500, "first": -1}]}, "first is -1, expected a whole number from 0"),
-        ({"set": [{"kind": "status", "status": 500, "first": 1, "share": 0.5}]}, "share is 0.5, expected none beside"),
-        ({"set": [{"kind": "status", "status": 500, "retry_after_s": "x"}]}, "retry_after_s is 'x', expected a number"),
-        ({"set": [{"kind": "status", "status": 500, "seed": 0.5}]}, "seed is 0.5, expected a whole number"),
-        ({"set": [{"kind": "capacity", "rate_per_s": -1, "burst": 1}]}, "rate_per_s is -1, expected a number from 0"),
-        ({"set": [{"kind": "capacity", "rate_per_s": 1, "burst": 0}]}, "burst is 0, expected a whole number from 1"),
-        ({"set": [{"kind": "cut", "after_tokens": 1.5}]}, "after_tokens is 1.5, expected a whole number from 0"),
-        ({"set": [{"kind": "capacity", "rate_per_s": float("nan"), "burst": 1}]}, "rate_per_s is nan, expected"),
-        ({"set": [{"kind": "capacity", "rate_per_s": 10**400, "burst": 1}]}, "expected a number from 0"),
-        ({"set": [{"kind": "slow", "factor": 1e300}]}, "factor is 1e+300, expected a number above 0, at most 1000000"),
-        ({"set": [{"kind": "hang", "every": 0}]}, "every is 0, expected a whole number from 1"),
-        ({"set": [{"kind": "hang", "every": 2, "first": 1}]}, "fault hang: every is 2, expected none beside first"),
-        ({"set": [{"kind": "zombie", "after": -1}]}, "after is -1, expected a whole number from 0"),
-        ({"set": [{"kind": "queue-full", "retry_after_s": -1}]}, "retry_after_s is -1, expected a number from 0"),
-        ({"set": [{"kind": "out-of-memory", "dead": 1}]}, "dead is 1, expected true or false"),
-        ({"set": [{"kind": "stall", "after_tokens": -1}]}, "fault stall: after_tokens is -1, expected a whole number"),
-        ({"set": [{"kind": "truncated"}]}, "fault truncated needs after_tokens"),
-        ({"set": [{"kind": "stream-error", "after_tokens": -1}]}, "fault stream-error: after_tokens is -1, expected a"),
-        ({"set": [{"kind": "drip", "gap_s": 4000}]}, "gap_s is 4000, expected a number from 0 to 3600"),
-        ({"set": [{"kind": "wrong-length", "by": 0}]}, "by is 0, expected a whole number from -1000000000 to"),
-        ({"set": [{"kind": "metrics", "how": "late"}]}, "how is 'late', expected garbage, missing or frozen"),
-    ],
-)
-def test_nonsense_is_told_in_one_line(data: dict[str, object], message: str) -> None:
-    with pytest.raises(FaultError) as caught:
-        Change.from_json(data)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_an_engine_dies_at_once_unless_the_fault_is_selective() -> None:
+    assert OutOfMemory("gpu-0", 1.0, dead=True).kills_at_once
+    assert not OutOfMemory("gpu-0", 1.0).kills_at_once
+    assert not OutOfMemory("gpu-0", 1.0, after=1, dead=True).kills_at_once

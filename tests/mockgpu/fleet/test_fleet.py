@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from mockgpu.api.tags import tag_of
-from mockgpu.faults.decisions import KINDS
+from mockgpu.faults.kinds import KINDS
 from mockgpu.server.attempt_log import LogRow, RowKind, RowOutcome, read_rows
 from tests.processes import runs
 

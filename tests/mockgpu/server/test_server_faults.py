@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientError
 
 from mockgpu.api.tags import hex_of
-from mockgpu.faults.decisions import KINDS
+from mockgpu.faults.kinds import KINDS
 from mockgpu.server.attempt_log import RowOutcome
 from tests.mockgpu.fault_calls import SETUP, STEP_S, TAG, ask, change, complete, raw
 

@@ -11,6 +11,7 @@ from harness.live.faults.command_words import KINDS, describe, duration, kind_of
 from harness.scenario.faults import (
     BadMetrics,
     FailingStatus,
+    Hang,
     Kill,
     Latency,
     LimitData,
@@ -35,7 +36,7 @@ def test_every_kind_can_be_said_with_all_its_options(kind: str) -> None:
     words = []
     for option in options_of(KINDS[kind]):
         example = "3s" if option.is_duration else EXAMPLES[option.type.__name__]
-        if option.field != "first":  # not beside a share
+        if option.field not in ("first", "every"):  # not beside a share
             words += [f"--{option.stem}"] if example is None else [f"--{option.stem}", example]
     step = parse("gpu-1", kind, words)
     assert (step.backend, kind_of(step)) == ("gpu-1", kind)
@@ -54,6 +55,7 @@ def test_every_kind_can_be_said_with_all_its_options(kind: str) -> None:
         ("latency", ["--latency", "1.5s", "--jitter-ms=0", "--for-ms", "500"], Latency("g", 0.0, 1.5, 0.5, 0.0)),
         ("failing-status", ["--status", "503", "--share", "0.5"], FailingStatus("g", 0.0, 503, share=0.5)),
         ("out-of-memory", ["--dead", "--for-s", "1"], OutOfMemory("g", 0.0, dead=True, for_s=1.0)),
+        ("hang", ["--every", "3", "--after", "10"], Hang("g", 0.0, every=3, after=10)),
         ("limit-data", ["--limit-bytes", "100"], LimitData("g", 0.0, 100)),
         ("wrong-length", ["--by", "-5"], WrongLength("g", 0.0, -5)),
         ("bad-metrics", ["--how", "garbage"], BadMetrics("g", 0.0, "garbage")),
@@ -87,6 +89,7 @@ def test_words_become_steps(kind: str, words: list[str], step: Step) -> None:
         ("out-of-memory", ["--dead=no"], "--dead takes no value; leave 'no' out"),
         ("failing-status", ["--status", "200"], "failing-status: "),
         ("bad-metrics", ["--how", "odd"], "bad-metrics: "),
+        ("slow", ["--factor", "2", "--seed", "1"], "slow has no option '--seed'"),
         ("evict", ["--for", "1s"], "evict takes no options, not '--for'"),
         ("leave", ["now"], "leave takes no options, not 'now'"),
     ],

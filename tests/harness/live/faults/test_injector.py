@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ from harness.live.faults.injector import REAL, FaultInjector
 from harness.live.faults.probes import answers, is_effective
 from harness.live.fleet import FleetProcess
 from harness.live.process.ports import HOST, PortBlock
+from harness.scenario import link, transport_faults
 from harness.scenario.faults import (
     Bandwidth,
     Blackhole,
@@ -35,6 +37,7 @@ from harness.scenario.faults import (
     TransportFault,
 )
 from harness.scenario.model import HarnessError, ModelServer, TargetError
+from tests.harness.fault_effects import sample
 from tests.harness.live.helpers import PATIENCE_S, free_block, free_ports
 
 SICK = "gpu-1"
@@ -42,7 +45,7 @@ SEED = os.getpid()
 LONG_S = 2.0
 """Longer than a probe waits."""
 
-FAULTS: tuple[ProcessFault | TransportFault, ...] = (
+SPECIAL: tuple[ProcessFault | TransportFault, ...] = (
     Bandwidth(SICK, 0.0, 2.0),
     Bandwidth(SICK, 0.0, 20_000.0),
     Blackhole(SICK, 0.0),
@@ -63,13 +66,14 @@ FAULTS: tuple[ProcessFault | TransportFault, ...] = (
     Timeout(SICK, 0.0, 0.15),
     Timeout(SICK, 0.0, LONG_S),
 )
+KINDS = (*get_args(ProcessFault), *get_args(TransportFault))
+FAULTS: tuple[ProcessFault | TransportFault, ...] = (
+    *SPECIAL,
+    *(replace(sample(kind), backend=SICK) for kind in KINDS if kind not in map(type, SPECIAL)),
+)
 IDS = [f"{type(fault).__name__}-{number}" for number, fault in enumerate(FAULTS)]
 TRIES = 5
 """A stall of the machine may look like a fault once, but not this often."""
-
-
-def test_every_kind_is_here() -> None:
-    assert {type(fault) for fault in FAULTS} == {*get_args(ProcessFault), *get_args(TransportFault)}
 
 
 @pytest.fixture(scope="module")
@@ -152,13 +156,13 @@ def test_a_fault_that_does_not_bite_is_told(
 ) -> None:
     """If proxy and fleet do nothing, no probe may observe a fault."""
     monkeypatch.setattr(probes, "PROBE_S", 0.0)
-    monkeypatch.setattr(probes, "SILENT_S", 2.0)
+    for declaring in (link, transport_faults):
+        monkeypatch.setattr(declaring, "SILENT_S", 2.0)
     for action in ("disable", "enable", "add_toxic"):
         monkeypatch.setattr(injector._proxy, action, lambda *_, **__: None)
     for action in ("kill", "pause"):
         monkeypatch.setattr(fleet, action, lambda _: None)
     assert any(injector.begin(fault, fleet) is None for _ in range(TRIES))
-    injector._in_force[SICK].clear()  # the fault was never set, so there is nothing to heal
 
 
 def test_a_toxic_that_is_there_already_is_our_error(injector: FaultInjector, fleet: FleetProcess) -> None:
@@ -260,8 +264,8 @@ def test_a_way_stays_closed_until_everybody_let_go(
     sick, outer = injector._addresses[SICK], Down(SICK, 0.0)
     for first, second in ((outer, inner), (inner, outer)):
         assert injector.begin(outer, fleet) is not None
-        assert injector.begin(inner, fleet) is not None
-        injector.heal(first, fleet)
+        assert injector.begin(inner, fleet, (outer,)) is not None
+        injector.heal(first, fleet, (second,))
         assert is_effective(outer, sick)
         injector.heal(second, fleet)
         assert answers(sick, PATIENCE_S)
@@ -272,9 +276,9 @@ def test_a_reset_does_not_open_a_closed_way(injector: FaultInjector, fleet: Flee
     injector.begin(outer, fleet)
     over = threading.Event()
     over.set()
-    injector.begin(Reset(SICK, 0.0), fleet, over=over)
+    injector.begin(Reset(SICK, 0.0), fleet, (outer,), over=over)
     assert is_effective(outer, sick)
-    injector.heal(Reset(SICK, 0.0), fleet)
+    injector.heal(Reset(SICK, 0.0), fleet, (outer,))
     injector.heal(outer, fleet)
     assert answers(sick, PATIENCE_S)
 
@@ -289,8 +293,8 @@ def test_a_process_is_probed_by_itself(
         with monkeypatch.context() as tied:
             for action in ("kill", "pause", "restart", "resume"):
                 tied.setattr(fleet, action, lambda _: None)
-            assert any(injector.begin(inner, fleet) is None for _ in range(TRIES))
-            injector.heal(inner, fleet)
+            assert any(injector.begin(inner, fleet, (outer,)) is None for _ in range(TRIES))
+            injector.heal(inner, fleet, (outer,))
         injector.heal(outer, fleet)
     assert answers(injector._addresses[SICK], PATIENCE_S)
 
@@ -314,8 +318,8 @@ def test_what_is_late_already_is_no_sign_of_another_fault(
     """A probe waits for delayed answers, observes the fault, and observes none if there is none."""
     sick, outer = injector._addresses[SICK], Latency(SICK, 0.0, 0.6)
     assert injector.begin(outer, fleet) is not None
-    assert not all(is_effective(fault, sick, (outer,)) for _ in range(TRIES))
-    assert injector.begin(fault, fleet) is not None
-    injector.heal(fault, fleet)
+    assert not all(is_effective(fault, sick, (outer.effect,)) for _ in range(TRIES))
+    assert injector.begin(fault, fleet, (outer,)) is not None
+    injector.heal(fault, fleet, (outer,))
     injector.heal(outer, fleet)
     assert answers(sick, PATIENCE_S)

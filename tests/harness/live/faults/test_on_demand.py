@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -19,11 +20,11 @@ FLEET = cast(FleetProcess, None)
 class FakeInjector:
     """An injector whose faults take effect at once."""
 
-    def begin(self, fault: Fault, fleet: FleetProcess, seed: int) -> float | None:
+    def begin(self, fault: Fault, fleet: FleetProcess, others: Sequence[Fault], seed: int) -> float | None:
         """As the fault injector's."""
         return 1.0
 
-    def heal(self, fault: Fault, fleet: FleetProcess) -> None:
+    def heal(self, fault: Fault, fleet: FleetProcess, others: Sequence[Fault]) -> None:
         """As the fault injector's."""
 
 
@@ -49,7 +50,7 @@ def test_faults_of_other_backends_may_come_while_one_is_checked() -> None:
     Meddling.active_faults = faults
     with pytest.raises(ClaimsError, match=r"^latency is in force on gpu-0"):
         faults.add(Latency(Meddling("gpu-0"), 0.0, 1.0))
-    assert sorted(entry.fault.backend for entry in faults.entries()) == ["gpu-0", "gpu-1", "gpu-2", "gpu-3", "gpu-4"]
+    assert sorted(row["backend"] for row in faults.rows(1.0)) == ["gpu-0", "gpu-1", "gpu-2", "gpu-3", "gpu-4"]
 
 
 def test_the_first_two_on_a_backend_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

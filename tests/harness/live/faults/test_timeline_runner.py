@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isnan
 from typing import cast
 
@@ -29,7 +29,9 @@ class FakeInjector:
         self.log: list[str] = []
         self.failing = False
 
-    def begin(self, fault: Fault, fleet: FleetProcess, seed: int, over: threading.Event) -> float | None:
+    def begin(
+        self, fault: Fault, fleet: FleetProcess, others: Sequence[Fault], seed: int, over: threading.Event
+    ) -> float | None:
         """As the fault injector's."""
         self.log.append(f"begin {fault.backend}")
         if self.failing:
@@ -37,7 +39,7 @@ class FakeInjector:
         until(lambda: self.go.is_set() or over.is_set())
         return time.monotonic() if self.go.is_set() else None
 
-    def heal(self, fault: Fault, fleet: FleetProcess) -> None:
+    def heal(self, fault: Fault, fleet: FleetProcess, others: Sequence[Fault]) -> None:
         """As the fault injector's."""
         self.log.append(f"heal {fault.backend}")
 
@@ -50,7 +52,7 @@ def injector() -> FakeInjector:
 @pytest.fixture
 def steps(injector: FakeInjector) -> Iterator[LiveTimelineRunner]:
     threads = threading.active_count()
-    made = LiveTimelineRunner(cast(FaultInjector, injector), FLEET, {"gpu-0": 0, "gpu-1": 1}, 7)
+    made = LiveTimelineRunner(cast(FaultInjector, injector), FLEET, 7)
     made.start_s = time.monotonic()
     yield made
     made.close()
@@ -65,11 +67,11 @@ def test_backends_do_not_wait_for_each_other_and_steps_of_one_do(
     steps.begin(2, OTHER)
     until(lambda: len(injector.log) == 2)
     assert sorted(injector.log) == ["begin gpu-0", "begin gpu-1"]
-    assert steps.observed == {}
+    assert steps.ledger.entries() == []
     injector.go.set()
     steps.finish()
     assert len(injector.log) == 3
-    assert steps.observed[1].asked_s >= steps.observed[0].effective_s
+    assert steps.ledger.entry(1).asked_s >= steps.ledger.entry(0).effective_s
 
 
 def test_what_is_healed_is_probed_no_more(steps: LiveTimelineRunner, injector: FakeInjector) -> None:
@@ -78,21 +80,20 @@ def test_what_is_healed_is_probed_no_more(steps: LiveTimelineRunner, injector: F
     steps.heal(0, ONE)
     steps.finish()
     assert injector.log == ["begin gpu-0", "heal gpu-0"]
-    assert not steps.observed[0].took_effect
-    assert 0.0 <= steps.observed[0].asked_s <= steps.observed[0].healed_s < PATIENCE_S
+    assert isnan(steps.ledger.entry(0).effective_s)
+    assert 0.0 <= steps.ledger.entry(0).asked_s <= steps.ledger.entry(0).healed_s < PATIENCE_S
 
 
-def test_seen_steps_are_in_the_order_in_which_they_were_due(steps: LiveTimelineRunner, injector: FakeInjector) -> None:
+def test_a_membership_change_is_recorded_beside_faults(steps: LiveTimelineRunner, injector: FakeInjector) -> None:
     injector.go.set()
-    join = Join("gpu-1", 0.5)
     steps.begin(1, OTHER)
     steps.begin(0, ONE)
     steps.finish()
-    steps.record(2, join, steps.start_s + 0.5, steps.start_s + 0.6)
-    seen = steps.in_order((ONE, OTHER, join, Down("gpu-0", 9.0)))
-    assert [(step.kind, step.backend) for step in seen] == [("Join", 1), ("Down", 0), ("Down", 1)]
-    assert (seen[0].asked_s, seen[0].effective_s) == pytest.approx((0.5, 0.6))
-    assert isnan(seen[0].healed_s)
+    steps.record(2, Join("gpu-1", 0.5), steps.start_s + 0.5, steps.start_s + 0.6)
+    join, *_ = entries = steps.ledger.entries()
+    assert [entry.number for entry in entries] == [2, 0, 1], "in the order in which they were due"
+    assert (join.asked_s, join.effective_s) == pytest.approx((0.5, 0.6))
+    assert isnan(join.healed_s)
 
 
 def test_a_failure_is_told_by_the_next_look_and_in_the_end(steps: LiveTimelineRunner, injector: FakeInjector) -> None:
@@ -139,7 +140,7 @@ class FakeFleet:
 @pytest.fixture
 def counted(injector: FakeInjector) -> Iterator[LiveTimelineRunner]:
     injector.go.set()
-    made = LiveTimelineRunner(cast(FaultInjector, injector), cast(FleetProcess, FakeFleet()), {"gpu-0": 0}, 7)
+    made = LiveTimelineRunner(cast(FaultInjector, injector), cast(FleetProcess, FakeFleet()), 7)
     made.start_s = time.monotonic()
     yield made
     made.close()
@@ -159,7 +160,7 @@ def test_hits_are_read_at_the_heal_and_at_the_end(counted: LiveTimelineRunner, i
     counted.begin(2, Evict("gpu-0", 0.0))
     counted.heal(0, STATUS)
     counted.finish()
-    assert [counted.observed[position].hits for position in range(3)] == [1, 2, None]
+    assert [counted.ledger.entry(position).hits for position in range(3)] == [1, 2, None]
     assert injector.log.count("heal gpu-0") == 1
 
 
@@ -171,7 +172,7 @@ def test_what_another_ends_is_counted_before_and_healed_no_more(
     counted.begin(1, end)
     counted.heal(0, STATUS)
     counted.finish()
-    ended, other = counted.observed[0], counted.observed[1]
+    ended, other = counted.ledger.entry(0), counted.ledger.entry(1)
     assert (ended.hits, ended.healed_s) == (1, other.effective_s)
     assert injector.log == ["begin gpu-0", "begin gpu-0"]
 
@@ -182,5 +183,5 @@ def test_a_stopped_process_is_not_asked(counted: LiveTimelineRunner) -> None:
     counted.finish()
     counted.begin(2, KILL)
     counted.finish()
-    assert counted.observed[0].hits is None
-    assert counted.observed[0].healed_s == counted.observed[1].healed_s == counted.observed[2].effective_s
+    assert counted.ledger.entry(0).hits is None
+    assert counted.ledger.entry(0).healed_s == counted.ledger.entry(1).healed_s == counted.ledger.entry(2).effective_s

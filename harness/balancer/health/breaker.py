@@ -49,7 +49,7 @@ class BreakerSettings:
     Trips after `failures` in a row, or when `error_rate` (0 to 1) is reached or `slow_p99_s` exceeded over the last
     `window_s` with at least `minimum_calls` that ended ok or failed. Open for `open_s`, after each failed probe
     `backoff.multiplier` times longer; each time is drawn from its band (`Breaker.open_band_s` in
-    harness/claims/features.py). While half-open at most `probes` run at a time; `successes` good ones close it.
+    harness/claims/breaker.py). While half-open at most `probes` run at a time; `successes` good ones close it.
     ValueError for numbers out of range.
 
     Defaults: rate, calls, window and first open time of Hystrix (50 % of 20 calls in 10 s, 5 s); failures in a row and

@@ -49,17 +49,22 @@ class Breaker(Feature):
         for name in ("failures", "error_rate", "slow_p99_s"):
             if getattr(self, name) is not None:
                 positive(self, name)
-        if self.backoff.max_s < self.open_s:
+        if self.backoff.multiplier > 1 and self.backoff.max_s < self.open_s:
             raise ValueError(f"backoff.max_s {self.backoff.max_s:g}: expected open_s ({self.open_s:g}) or more")
+
+    @property
+    def _cap_s(self) -> float:
+        """Cap of all open times; one that does not grow may be longer than the default cap."""
+        return max(self.backoff.max_s, self.open_s)
 
     def nominal_open_s(self, turn: int) -> float:
         """Open time in seconds after `turn` failed probes in a row (0: the first), without jitter."""
-        return min(self.open_s * self.backoff.multiplier**turn, self.backoff.max_s)
+        return min(self.open_s * self.backoff.multiplier**turn, self._cap_s)
 
     def open_band_s(self, turn: int) -> tuple[float, float]:
         """Shortest and longest open time in seconds after `turn` failed probes in a row, never above the cap."""
         nominal_s, jitter = self.nominal_open_s(turn), self.backoff.jitter
-        return nominal_s * (1 - jitter), min(nominal_s * (1 + jitter), self.backoff.max_s)
+        return nominal_s * (1 - jitter), min(nominal_s * (1 + jitter), self._cap_s)
 
     @property
     def shortest_open_s(self) -> float:

@@ -17,6 +17,11 @@ def test_open_times_of_a_breaker_grow_within_their_bands() -> None:
     assert (steady.shortest_open_s, steady.longest_open_s) == (1.5, 2.5)
 
 
-def test_a_breaker_cannot_be_capped_below_its_open_time() -> None:
+def test_a_growing_open_time_cannot_be_capped_below_its_start() -> None:
     with pytest.raises(ValueError, match=r"backoff\.max_s 60: expected open_s \(120\) or more"):
-        Breaker(open_s=120.0)
+        Breaker(open_s=120.0, backoff=Backoff(multiplier=2.0))
+
+
+def test_an_open_time_that_does_not_grow_needs_no_cap() -> None:
+    assert Breaker(open_s=120.0).open_band_s(3) == (120.0, 120.0)
+    assert Breaker(open_s=120.0).longest_open_s == 120.0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from harness.evidence.history import History
-from harness.scenario.faults import Step
+from harness.scenario.faults import Step, hyphenated
 
 WIDTHS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MAX_INTERVALS = 20
@@ -75,7 +75,7 @@ def _marks(history: History) -> Iterator[tuple[float, str]]:
 
 def in_words(kind: str) -> str:
     """A step's kind in words: "FailingStatus" is "failing status"."""
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind).strip()
+    return hyphenated(kind).replace("-", " ")
 
 
 def settings_of(step: Step) -> str:

@@ -7,41 +7,22 @@ positions in its timeline. Times are seconds on the clock of the ledger's owner.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from harness.scenario.faults import (
-    Blackhole,
-    Down,
     Evict,
     Fault,
     Kill,
-    LimitData,
     Pause,
     RequestFault,
-    Reset,
     Restart,
     Step,
-    Timeout,
     TransportFault,
     heals_at_s,
     is_fault,
 )
-
-VISIBLE_BEHIND: Mapping[type[Fault], tuple[type[Fault], ...]] = MappingProxyType(
-    {
-        Kill: (),
-        Restart: (),
-        Down: (),
-        Pause: (Down, Reset),
-        Blackhole: (Down,),
-        Timeout: (Down,),
-        Reset: (Down,),
-        LimitData: (Down, Reset, Blackhole, Timeout),
-    }
-)
-"""Link faults that a probe can detect while another fault is in force; a fault that is not listed hides none."""
+from harness.scenario.link import ProbedFault
 
 
 def clash(began: Fault, fault: Fault) -> str:
@@ -52,7 +33,7 @@ def clash(began: Fault, fault: Fault) -> str:
         return "a stopped process takes no change"
     if type(began) is type(fault) and not ends(began, fault):
         return "two of a kind cannot be told apart"
-    hidden = isinstance(fault, TransportFault) and type(fault) not in VISIBLE_BEHIND.get(type(began), (type(fault),))
+    hidden = isinstance(fault, TransportFault) and isinstance(began, ProbedFault) and fault.sees > began.leaves
     return "no probe could detect it behind that" if hidden else ""
 
 

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import math
 from random import Random
-from typing import assert_never
 
-from harness.scenario.faults import (
-    Bandwidth,
-    Blackhole,
-    Down,
-    Latency,
-    LimitData,
-    Reset,
-    Slicer,
-    SlowClose,
-    Timeout,
-    TransportFault,
-)
+from harness.scenario.faults import TransportFault
+from harness.scenario.link import LinkEffect
 from harness.scenario.model import Kind
 
 HEAD_BYTES = 192
@@ -45,72 +34,55 @@ def answer_bytes(kind: Kind, status: int, output_tokens: int) -> int:
 
 
 class Link:
-    """A link with at most one fault of each kind at a time.
+    """A link with at most one fault of each kind at a time; their effects combine, their delays add up.
 
-    The delays of several faults add up. `generator` draws the jitter.
+    `generator` draws the jitter.
     """
 
     def __init__(self, generator: Random) -> None:
-        self.up = True
-        self.silent = False
-        """Whether data is dropped in both directions."""
-        self.resetting = False
-        self.plain = True
-        """Whether answers pass unchanged and without delay."""
-        self.close_delay_s = 0.0
-        self.closes_after_s: float | None = None
-        """Seconds from the last data sent on a silent connection to its close; None: never closed."""
         self._generator = generator
-        self._blackhole = False
-        self._latency: Latency | None = None
-        self._bandwidth: Bandwidth | None = None
-        self._slicer: Slicer | None = None
-        self._limit: LimitData | None = None
+        self._effects: dict[type[TransportFault], LinkEffect] = {}
+        self._combine()
 
     def change(self, fault: TransportFault, on: bool) -> None:
         """Begin (`on`) or heal a fault."""
-        match fault:
-            case Down():
-                self.up = not on
-            case Latency():
-                self._latency = fault if on else None
-            case Blackhole():
-                self._blackhole = on
-            case Reset():
-                self.resetting = on
-            case Bandwidth():
-                self._bandwidth = fault if on else None
-            case SlowClose():
-                self.close_delay_s = fault.delay_s if on else 0.0
-            case Timeout():
-                self.closes_after_s = fault.after_s if on else None
-            case Slicer():
-                self._slicer = fault if on else None
-            case LimitData():
-                self._limit = fault if on else None
-            case _:
-                assert_never(fault)
-        self.silent = self._blackhole or self.closes_after_s is not None
-        self.plain = not (self._latency or self._bandwidth or self._slicer or self._limit)
+        if on:
+            self._effects[type(fault)] = fault.effect
+        else:
+            self._effects.pop(type(fault), None)
+        self._combine()
+
+    def _combine(self) -> None:
+        effects = self._effects.values()
+        self.up = all(effect.up for effect in effects)
+        self.silent = any(effect.silent for effect in effects)
+        """Whether data is dropped in both directions."""
+        self.resetting = any(effect.resetting for effect in effects)
+        self.plain = all(effect.plain for effect in effects)
+        """Whether answers pass unchanged and without delay."""
+        self.close_delay_s = sum(effect.close_delay_s for effect in effects)
+        closes_s = [effect.closes_after_s for effect in effects if effect.closes_after_s is not None]
+        self.closes_after_s = min(closes_s, default=None)
+        """Seconds from the last data sent on a silent connection to its close; None: never closed."""
+
+        limits = [effect.limit_bytes for effect in effects if effect.limit_bytes is not None]
+        self._limit_bytes = min(limits, default=None)
 
     def passing(self, size_bytes: int) -> int:
         """Bytes of an answer of this size that pass before the connection is closed."""
-        return size_bytes if self._limit is None else min(size_bytes, self._limit.limit_bytes)
+        return size_bytes if self._limit_bytes is None else min(size_bytes, self._limit_bytes)
 
     def delay_s(self, size_bytes: int) -> float:
         """Added delay of an answer's last byte in seconds; infinite if it never comes. Draws the jitter."""
         if self.plain:
             return 0.0
         delay_s = 0.0
-        if self._latency is not None:
-            jitter_s = self._latency.jitter_s
-            drawn_s = self._generator.uniform(-jitter_s, jitter_s) if jitter_s else 0.0
-            delay_s = max(0.0, self._latency.latency_s + drawn_s)
-        if self._bandwidth is not None:
-            rate = self._bandwidth.kb_per_s * 1000
-            delay_s += size_bytes / rate if rate > 0 else math.inf
-        if self._slicer is not None:
-            delay_s += (slices(size_bytes, self._slicer.slice_bytes) - 1) * self._slicer.gap_s
+        for effect in self._effects.values():
+            drawn_s = self._generator.uniform(-effect.jitter_s, effect.jitter_s) if effect.jitter_s else 0.0
+            delay_s += max(0.0, effect.latency_s + drawn_s)
+            delay_s += size_bytes / effect.bytes_per_s if effect.bytes_per_s > 0 else math.inf
+            if effect.slice_bytes is not None:
+                delay_s += (slices(size_bytes, effect.slice_bytes) - 1) * effect.gap_s
         return delay_s
 
 

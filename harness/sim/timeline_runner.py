@@ -10,17 +10,13 @@ from harness.evidence.steps import steps_seen
 from harness.gateway.protocol import Backend, Event, MembershipChanged
 from harness.scenario.fault_schedule import RESTART_S, Due, conflict, schedule
 from harness.scenario.faults import (
-    Blackhole,
-    Down,
     Fault,
     Kill,
     Membership,
     Pause,
     ProcessFault,
     RequestFault,
-    Reset,
     Restart,
-    Timeout,
     TransportFault,
 )
 from harness.scenario.ledger import FaultLedger, LedgerEntry
@@ -158,13 +154,14 @@ class TimelineRunner:
         """Change a link. Data in transit is unaffected, except on connections that end with the change."""
         connected = self._connected(backend)
         backend.link.change(fault, on)
-        if isinstance(fault, Down | Reset) and on:
+        effect = fault.effect
+        if on and effect.ends_connections:
             self.reset_connections(connected)
-        elif isinstance(fault, Timeout) and on:
+        elif on and effect.silent:
             for attempt_id in backend.inside:
                 if attempt_id in self._attempts:
                     self.drop(self._attempts[attempt_id])
-        elif isinstance(fault, Timeout | Blackhole) and not on:  # connections that it held are closed
+        elif effect.silent:  # connections that it held are closed
             self.reset_connections(connected)
 
     def _connected(self, backend: SimBackend) -> Sequence[int]:

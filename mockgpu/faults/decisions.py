@@ -43,15 +43,12 @@ from mockgpu.faults.kinds import (
     CutOff,
     Evict,
     FailingStatus,
-    FaultError,
     Hang,
     NotReady,
     OutOfMemory,
     OverCapacity,
-    PerRequestFault,
     QueueFull,
     RequestFault,
-    SelectiveFault,
     Slow,
     Stall,
     StreamError,
@@ -59,6 +56,7 @@ from mockgpu.faults.kinds import (
     WrongLength,
     Zombie,
 )
+from mockgpu.faults.selection import FaultError, SelectiveFault
 from mockgpu.gpu.events import State
 
 _IMMEDIATE_KINDS = tuple(kind.kind for kind in IMMEDIATE)
@@ -190,9 +188,7 @@ class RequestFaults:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def arrive(
-        self, now_s: float, request_id: int, tokens: int, own: tuple[PerRequestFault, ...] = ()
-    ) -> FaultDecision:
+    def arrive(self, now_s: float, request_id: int, tokens: int, own: tuple[SelectiveFault, ...] = ()) -> FaultDecision:
         """Decide on a request that arrives now, with ``tokens`` of prompt and output in sum.
 
         ``own`` are its in-band faults, at most one of each kind. A request that hangs or is to stall is held here until
@@ -200,7 +196,7 @@ class RequestFaults:
         """
         if not self._active and not own:
             return SERVE_NORMALLY
-        own_by_kind: dict[str, RequestFault] = {fault.kind: fault for fault in own}
+        own_by_kind: dict[str, RequestFault | SelectiveFault] = {fault.kind: fault for fault in own}
         for kind in _IMMEDIATE_KINDS:
             fault = own_by_kind.get(kind) or self._applicable(kind, now_s)
             match fault:

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 from mockgpu.api.wire import BadRequestError, Headers
 from mockgpu.faults.json_form import from_json
-from mockgpu.faults.kinds import FaultError, OutOfMemory, PerRequestFault, SelectiveFault
+from mockgpu.faults.kinds import OutOfMemory
+from mockgpu.faults.selection import FaultError, SelectiveFault
 
 FAULT, ERROR, FIELD = "X-Mock-Fault", "X-Return-Error", "mock_fault"
 _BRACKETS = ("{", "[")
 
 
-def in_band_faults(headers: Headers, data: Mapping[str, Any]) -> tuple[PerRequestFault, ...]:
+def in_band_faults(headers: Headers, data: Mapping[str, Any]) -> tuple[SelectiveFault, ...]:
     """The faults that a request declares, usually none; raises BadRequestError that names the header or field."""
     header, status, field = headers.get(FAULT), headers.get(ERROR), data.get(FIELD)
     if header is None and status is None and field is None:
@@ -43,7 +44,7 @@ def in_band_faults(headers: Headers, data: Mapping[str, Any]) -> tuple[PerReques
     return tuple(faults)
 
 
-def _read(given: object) -> list[PerRequestFault]:
+def _read(given: object) -> list[SelectiveFault]:
     if given is None:
         return []
     if isinstance(given, str):
@@ -74,11 +75,10 @@ def _short(text: str) -> dict[str, object]:
     return fields
 
 
-def _single(data: object) -> PerRequestFault:
+def _single(data: object) -> SelectiveFault:
     fault = from_json(data)
-    if not isinstance(fault, get_args(PerRequestFault)):
+    if not isinstance(fault, SelectiveFault):
         raise FaultError(f"fault {fault.kind} does not apply to a single request; set it by /mock/faults")
-    assert isinstance(fault, SelectiveFault)
     if isinstance(fault, OutOfMemory) and fault.dead:
         raise FaultError(
             f"fault {fault.kind} is dead, which does not apply to a single request; set it by /mock/faults"

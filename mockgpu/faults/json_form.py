@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 
 from mockgpu.api.text import shown
-from mockgpu.faults.kinds import KINDS, SELECTION_FIELDS, STEP_FIELDS, FaultError, RequestFault
+from mockgpu.faults.kinds import KINDS, RequestFault
+from mockgpu.faults.selection import SELECTION_FIELDS, STEP_FIELDS, FaultError
 
 HERE = ("", 0.0)
 """``backend`` and ``at_s`` of a fault that a server sets for itself."""

@@ -5,88 +5,45 @@ fault without ``for_s`` lasts until the run ends. A server sets them for itself,
 (``mockgpu.faults.json_form``) has neither place nor time. ``mockgpu.faults.decisions`` has the rules: at most one fault
 of each kind on a backend, lost with its process.
 
-Most kinds are selective. Without selection fields such a fault applies to every request. ``first`` limits it to the
-first N requests after it is set, ``every`` to every k-th, ``share`` to a share of them (0 to 1) that depends on
-``seed``, the backend's name and the request's position only. ``after`` skips the first N requests beforehand. In a run
-the run's seed replaces ``seed``.
+A kind has ``drawn`` if random fault plans have it. Kinds without it corrupt the text of a whole answer: it could not be
+matched to its request, whatever the balancer did.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self, TypeAlias
 
-from mockgpu.api.text import shown
+from mockgpu.faults.report_kinds import BadMetrics, Evict, NotAlive, NotReady
+from mockgpu.faults.selection import Draws, SelectiveFault, check, number, whole
+
+__all__ = [
+    "BadMetrics",
+    "CutOff",
+    "Draws",
+    "Drip",
+    "Evict",
+    "FailingStatus",
+    "Garbage",
+    "Hang",
+    "NotAlive",
+    "NotReady",
+    "OutOfMemory",
+    "OverCapacity",
+    "QueueFull",
+    "RequestFault",
+    "Slow",
+    "Stall",
+    "StreamError",
+    "Truncated",
+    "WrongLength",
+    "Zombie",
+]
+"""What a scenario declares faults with; ``harness.scenario.faults`` passes it on."""
 
 MAX_SLOWNESS = 1_000_000
 MAX_GAP_S = 3_600
 MAX_LENGTH_ERROR_BYTES = 1_000_000_000
-
-STEP_FIELDS = ("backend", "at_s", "for_s")
-"""Fields of a scenario's step; the JSON form is without them."""
-
-LATER: Mapping[str, Any] = MappingProxyType({"omit_default": True})
-"""Metadata of a field that was added later: a scenario's canonical form omits its default, so digests stay equal."""
-
-
-class FaultError(ValueError):
-    """An invalid fault; the text is one line with the value and what was expected."""
-
-
-def _check(kind: str, field: str, value: object, expected: str, valid: bool) -> None:
-    if not valid:
-        raise FaultError(f"fault {kind}: {field} is {shown(value)}, expected {expected}")
-
-
-def _whole(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _number(value: object) -> bool:
-    """Whether ``value`` is a finite number, at least 0 and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
-
-
-@dataclass(frozen=True, slots=True)
-class SelectiveFault:
-    """A fault that may apply to some of the requests only; at most one of ``first``, ``every`` and ``share`` is set."""
-
-    kind: ClassVar[str]
-
-    backend: str
-    at_s: float
-    first: int | None = field(default=None, kw_only=True, metadata=LATER)
-    every: int | None = field(default=None, kw_only=True, metadata=LATER)
-    share: float | None = field(default=None, kw_only=True, metadata=LATER)
-    after: int | None = field(default=None, kw_only=True, metadata=LATER)
-    seed: int = field(default=0, kw_only=True, metadata=LATER)
-
-    @property
-    def applies_to_all(self) -> bool:
-        """Whether it applies to every request."""
-        return self.first is None and self.every is None and self.share is None and not self.after
-
-    def __post_init__(self) -> None:
-        _check(self.kind, "first", self.first, "a whole number from 0", self.first is None or _whole(self.first))
-        every = self.every is None or (_whole(self.every) and self.every > 0)
-        _check(self.kind, "every", self.every, "a whole number from 1", every)
-        share = self.share is None or (_number(self.share) and self.share <= 1)
-        _check(self.kind, "share", self.share, "a number from 0 to 1", share)
-        given = [name for name in ("first", "every", "share") if getattr(self, name) is not None]
-        if len(given) > 1:
-            _check(self.kind, given[1], getattr(self, given[1]), f"none beside {given[0]}", False)
-        _check(self.kind, "after", self.after, "a whole number from 0", self.after is None or _whole(self.after))
-        _check(self.kind, "seed", self.seed, "a whole number", type(self.seed) is int)
-        self._check_fields()
-
-    def _check_fields(self) -> None:
-        """Raise FaultError if a field of the kind's own is invalid."""
-
-
-SELECTION_FIELDS = tuple(item.name for item in fields(SelectiveFault) if item.name not in STEP_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +72,15 @@ class FailingStatus(_Failure):
 
     def _check_fields(self) -> None:
         code = type(self.status) is int and 400 <= self.status <= 599
-        _check(self.kind, "status", self.status, "a status from 400 to 599", code)
-        valid = self.retry_after_s is None or _number(self.retry_after_s)
-        _check(self.kind, "retry_after_s", self.retry_after_s, "a number from 0", valid)
+        check(self.kind, "status", self.status, "a status from 400 to 599", code)
+        valid = self.retry_after_s is None or number(self.retry_after_s)
+        check(self.kind, "retry_after_s", self.retry_after_s, "a number from 0", valid)
+
+    @classmethod
+    def drawn(cls, random: Draws, backend: str, at_s: float, for_s: float) -> Self:
+        """The fault with random settings."""
+        share = random.choice((None, 0.1, 0.3, 0.6))
+        return cls(backend, at_s, random.choice((429, 500, 502, 503, 504)), share=share, for_s=for_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +96,13 @@ class OverCapacity:
     for_s: float | None = None
 
     def __post_init__(self) -> None:
-        _check(self.kind, "rate_per_s", self.rate_per_s, "a number from 0", _number(self.rate_per_s))
-        _check(self.kind, "burst", self.burst, "a whole number from 1", _whole(self.burst) and self.burst > 0)
+        check(self.kind, "rate_per_s", self.rate_per_s, "a number from 0", number(self.rate_per_s))
+        check(self.kind, "burst", self.burst, "a whole number from 1", whole(self.burst) and self.burst > 0)
+
+    @classmethod
+    def drawn(cls, random: Draws, backend: str, at_s: float, for_s: float) -> Self:
+        """The fault with random settings."""
+        return cls(backend, at_s, random.log_uniform(1, 20), for_s=for_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +118,13 @@ class QueueFull(_Failure):
     for_s: float | None = None
 
     def _check_fields(self) -> None:
-        valid = self.retry_after_s is None or _number(self.retry_after_s)
-        _check(self.kind, "retry_after_s", self.retry_after_s, "a number from 0", valid)
+        valid = self.retry_after_s is None or number(self.retry_after_s)
+        check(self.kind, "retry_after_s", self.retry_after_s, "a number from 0", valid)
+
+    @classmethod
+    def drawn(cls, random: Draws, backend: str, at_s: float, for_s: float) -> Self:
+        """The fault with random settings."""
+        return cls(backend, at_s, share=random.choice((None, 0.3)), for_s=for_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +143,17 @@ class OutOfMemory(_Failure):
     for_s: float | None = None
 
     def _check_fields(self) -> None:
-        _check(self.kind, "dead", self.dead, "true or false", isinstance(self.dead, bool))
+        check(self.kind, "dead", self.dead, "true or false", isinstance(self.dead, bool))
 
     @property
     def kills_at_once(self) -> bool:
         """Whether the engine dies when the fault is set."""
         return self.dead and self.applies_to_all
+
+    @classmethod
+    def drawn(cls, random: Draws, backend: str, at_s: float, for_s: float) -> Self:
+        """The fault with random settings."""
+        return cls(backend, at_s, share=0.5, dead=random.random() < 0.5, for_s=for_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +163,11 @@ class Hang(SelectiveFault):
     kind: ClassVar[str] = "hang"
 
     for_s: float | None = None
+
+    @classmethod
+    def drawn(cls, random: Draws, backend: str, at_s: float, for_s: float) -> Self:
+        """The fault with random settings."""
+        return cls(backend, at_s, for_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +180,11 @@ class Zombie(SelectiveFault):
     kind: ClassVar[str] = "zombie"
 
     for_s: float | None = None
+
+    @classmethod
+    def drawn(cls, random: Draws, backend: str, at_s: float, for_s: float) -> Self:
+        """The fault with random settings."""
+        return cls(backend, at_s, for_s)
 
 
 # --- served with a defect -----------------------------------------------------------------------------------
@@ -212,8 +200,13 @@ class Slow(SelectiveFault):
     for_s: float | None = None
 
     def _check_fields(self) -> None:
-        valid = _number(self.factor) and 0 < self.factor <= MAX_SLOWNESS
-        _check(self.kind, "factor", self.factor, f"a number above 0, at most {MAX_SLOWNESS}", valid)
+        valid = number(self.factor) and 0 < self.factor <= MAX_SLOWNESS
+        check(self.kind, "factor", self.factor, f"a number above 0, at most {MAX_SLOWNESS}", valid)
+
+    @classmethod
+    def drawn(cls, random: Draws, backend: str, at_s: float, for_s: float) -> Self:
+        """The fault with random settings."""
+        return cls(backend, at_s, random.log_uniform(2, 400), for_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +220,7 @@ class _Ending(SelectiveFault):
     for_s: float | None = None
 
     def _check_fields(self) -> None:
-        _check(self.kind, "after_tokens", self.after_tokens, "a whole number from 0", _whole(self.after_tokens))
+        check(self.kind, "after_tokens", self.after_tokens, "a whole number from 0", whole(self.after_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +229,22 @@ class CutOff(_Ending):
 
     kind: ClassVar[str] = "cut"
 
+    @classmethod
+    def drawn(cls, random: Draws, backend: str, at_s: float, for_s: float) -> Self:
+        """The fault with random settings."""
+        return cls(backend, at_s, random.choice((0, 1, 2)), for_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Stall(_Ending):
     """Answers stop after ``after_tokens`` tokens while their connections stay open."""
 
     kind: ClassVar[str] = "stall"
+
+    @classmethod
+    def drawn(cls, random: Draws, backend: str, at_s: float, for_s: float) -> Self:
+        """The fault with random settings."""
+        return cls(backend, at_s, random.choice((1, 2)), for_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +264,11 @@ class StreamError(_Ending):
 
     kind: ClassVar[str] = "stream-error"
 
+    @classmethod
+    def drawn(cls, random: Draws, backend: str, at_s: float, for_s: float) -> Self:
+        """The fault with random settings."""
+        return cls(backend, at_s, for_s=for_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Drip(SelectiveFault):
@@ -272,8 +280,13 @@ class Drip(SelectiveFault):
     for_s: float | None = None
 
     def _check_fields(self) -> None:
-        valid = _number(self.gap_s) and self.gap_s <= MAX_GAP_S
-        _check(self.kind, "gap_s", self.gap_s, f"a number from 0 to {MAX_GAP_S}", valid)
+        valid = number(self.gap_s) and self.gap_s <= MAX_GAP_S
+        check(self.kind, "gap_s", self.gap_s, f"a number from 0 to {MAX_GAP_S}", valid)
+
+    @classmethod
+    def drawn(cls, random: Draws, backend: str, at_s: float, for_s: float) -> Self:
+        """The fault with random settings."""
+        return cls(backend, at_s, random.log_uniform(0.01, 0.2), for_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,67 +314,25 @@ class WrongLength(SelectiveFault):
     def _check_fields(self) -> None:
         most = MAX_LENGTH_ERROR_BYTES
         valid = type(self.by) is int and 0 < abs(self.by) <= most
-        _check(self.kind, "by", self.by, f"a whole number from -{most} to {most}, not 0", valid)
+        check(self.kind, "by", self.by, f"a whole number from -{most} to {most}, not 0", valid)
 
 
-# --- reports ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class NotReady:
-    """A backend reports that it is not ready (503) but still serves requests."""
-
-    kind: ClassVar[str] = "not-ready"
-
-    backend: str
-    at_s: float
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NotAlive:
-    """A backend reports that it is not alive (503 on liveness) but is ready and serves requests."""
-
-    kind: ClassVar[str] = "not-alive"
-
-    backend: str
-    at_s: float
-    for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BadMetrics:
-    """A backend's load figures are unusable: ``how`` is garbage, missing or frozen.
-
-    They are those on ``/metrics`` and in load reports. The status of ``/health`` still tells the true readiness. Frozen
-    figures are those of the time the fault was set.
-    """
-
-    kind: ClassVar[str] = "metrics"
-
-    backend: str
-    at_s: float
-    how: str
-    for_s: float | None = None
-
-    def __post_init__(self) -> None:
-        valid = self.how in ("garbage", "missing", "frozen")
-        _check(self.kind, "how", self.how, "garbage, missing or frozen", valid)
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """One-time: idle, unpinned models are evicted from a backend's GPU memory. There is nothing to heal."""
-
-    kind: ClassVar[str] = "evict"
-
-    backend: str
-    at_s: float
-
-
-Corruption: TypeAlias = Stall | Truncated | StreamError | Drip | Garbage | WrongLength
-PerRequestFault: TypeAlias = FailingStatus | QueueFull | OutOfMemory | Hang | Zombie | Slow | CutOff | Corruption
-RequestFault: TypeAlias = PerRequestFault | OverCapacity | NotReady | NotAlive | BadMetrics | Evict
+Corruption: TypeAlias = Stall | StreamError | Truncated | Drip | Garbage | WrongLength
+RequestFault: TypeAlias = (
+    FailingStatus
+    | OverCapacity
+    | QueueFull
+    | OutOfMemory
+    | Slow
+    | Hang
+    | Zombie
+    | CutOff
+    | Corruption
+    | NotReady
+    | NotAlive
+    | BadMetrics
+    | Evict
+)
 IMMEDIATE: tuple[type[RequestFault], ...] = (FailingStatus, OverCapacity, QueueFull, OutOfMemory, Hang, Zombie)
 CORRUPTIONS: tuple[type[Corruption], ...] = (Stall, Truncated, StreamError, Drip, Garbage, WrongLength)
 KINDS: dict[str, type[RequestFault]] = {

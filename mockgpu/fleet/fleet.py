@@ -36,7 +36,7 @@ from aiohttp.web_request import BaseRequest
 
 from mockgpu.api import wire
 from mockgpu.faults.decisions import Change
-from mockgpu.faults.kinds import FaultError
+from mockgpu.faults.selection import FaultError
 from mockgpu.fleet.members import ChildMember, ConflictError, LocalMember, Member, MemberError
 from mockgpu.gpu.catalogue import Setup
 from mockgpu.server.attempt_log import LOG_ROWS, read_files

@@ -35,7 +35,8 @@ from mockgpu.api.updates import Updates
 from mockgpu.api.wire import Api, Problem
 from mockgpu.faults.decisions import AnswerStatus, Change, Hold, Serve
 from mockgpu.faults.in_band import in_band_faults
-from mockgpu.faults.kinds import KINDS, FaultError
+from mockgpu.faults.kinds import KINDS
+from mockgpu.faults.selection import FaultError
 from mockgpu.gpu.events import Evicted, Loaded, Loading
 from mockgpu.gpu.setup import Setup
 from mockgpu.server import routes

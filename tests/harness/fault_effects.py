@@ -266,3 +266,8 @@ TRIALS: tuple[Trial, ...] = (
 
 CASES = [(trial, effect) for trial in TRIALS for effect in trial.effects]
 IDS = [f"{trial.name}-{effect.kind.__name__}" for trial, effect in CASES]
+
+
+def sample(kind: type[Any]) -> Any:
+    """A step of this kind, on backend gpu-0, with the settings it has in the table."""
+    return next(effect.steps("gpu-0")[-1] for _, effect in CASES if effect.kind is kind)

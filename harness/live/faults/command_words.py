@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
-from harness.scenario.faults import Step
+from harness.scenario.faults import Step, hyphenated
 from harness.scenario.model import ClaimsError
 from harness.scenario.validation import nearest
 
@@ -28,18 +28,13 @@ MAY_BE_ZERO = ("jitter_s", "retry_after_s")
 MAY_BE_NEGATIVE = ("by",)
 
 
-def kebab(name: str) -> str:
-    """`FailingStatus` or `retry_after` as failing-status or retry-after."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).replace("_", "-").lower()
-
-
-KINDS: Mapping[str, type[Step]] = MappingProxyType({kebab(kind.__name__): kind for kind in typing.get_args(Step)})
+KINDS: Mapping[str, type[Step]] = MappingProxyType({hyphenated(kind.__name__): kind for kind in typing.get_args(Step)})
 """Every kind of step by its name on the command line."""
 
 
 def kind_of(step: Step) -> str:
     """The name of a step's kind."""
-    return kebab(type(step).__name__)
+    return hyphenated(type(step).__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class Option:
     @property
     def stem(self) -> str:
         """Its name on the command line; for a duration, the name whose value has a unit."""
-        return kebab(self.field.removesuffix("_s") if self.is_duration else self.field)
+        return (self.field.removesuffix("_s") if self.is_duration else self.field).replace("_", "-")
 
     @property
     def names(self) -> tuple[str, ...]:

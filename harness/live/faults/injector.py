@@ -13,10 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, assert_never
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from harness.live.faults.probes import Listener, is_effective, time_when
@@ -24,24 +23,8 @@ from harness.live.fleet import FleetProcess
 from harness.live.process.child import Child
 from harness.live.process.http import accepts
 from harness.live.process.ports import HOST, PortBlock
-from harness.scenario.faults import (
-    Bandwidth,
-    Blackhole,
-    Down,
-    Fault,
-    Kill,
-    Latency,
-    LimitData,
-    Pause,
-    ProcessFault,
-    RequestFault,
-    Reset,
-    Restart,
-    Slicer,
-    SlowClose,
-    Timeout,
-    TransportFault,
-)
+from harness.scenario.faults import Fault, Kill, Pause, ProcessFault, RequestFault, Restart, TransportFault
+from harness.scenario.link import LinkEffect, ToxicSpec
 from harness.scenario.model import HarnessError, TargetError
 from harness.targets.base import LEAN_ENVIRONMENT
 from harness.toxiproxy.client import FaultProxy, FaultProxyError, LoggedConnection
@@ -56,9 +39,6 @@ OLDEST = (2, 7)
 """The oldest release that `harness.toxiproxy.client` supports."""
 BUILT = "git"
 """Version string of a real Toxiproxy built from source."""
-
-CLOSING = (Kill, Restart, Down)
-"""While one of these faults is in force on a backend, its proxy does not listen."""
 
 
 class FaultInjector:
@@ -180,21 +160,20 @@ class FaultInjector:
                 self._disable(name)
             case Pause():
                 fleet.pause(name)
-            case Down():
-                self._disable(name)
-            case Reset():
-                # Only connections opened under the toxic are reset, so the pooled ones are cut first.
-                self._disable(name)
-                self._add(fault)
-                self._enable(name, others)
-            case Latency() | Blackhole() | Bandwidth() | SlowClose() | Timeout() | Slicer() | LimitData():
-                self._add(fault)
             case _:
-                assert_never(fault)
-        links = [other for other in others if isinstance(other, TransportFault)]
+                self._begin_on_link(fault, others)
+        links = [other.effect for other in others if isinstance(other, TransportFault)]
         return time_when(lambda: self._is_effective(fault, links), over)
 
-    def _is_effective(self, fault: ProcessFault | TransportFault, others: Sequence[TransportFault]) -> bool:
+    def _begin_on_link(self, fault: TransportFault, others: Sequence[Fault]) -> None:
+        effect = fault.effect
+        if effect.ends_connections:  # the open ones, which a toxic that resets would not reach
+            self._disable(fault.backend)
+        self._add(fault)
+        if effect.ends_connections and effect.up:
+            self._enable(fault.backend, others)
+
+    def _is_effective(self, fault: ProcessFault | TransportFault, links: Sequence[LinkEffect]) -> bool:
         """Whether a probe observes a fault: process faults at the process itself, others through the proxy."""
         proxy, process = self._addresses[fault.backend], self._processes[fault.backend]
         match fault:
@@ -203,7 +182,7 @@ class FaultInjector:
             case Pause():
                 return is_effective(fault, process)
             case _:
-                return is_effective(fault, proxy, others)
+                return is_effective(fault, proxy, links)
 
     def heal(self, fault: Fault, fleet: FleetProcess, others: Sequence[Fault] = ()) -> None:
         """Heal a fault. A killed or restarted backend gets connections again once its listener accepts.
@@ -220,38 +199,36 @@ class FaultInjector:
                 self._enable(name, others)
             case Pause():
                 fleet.resume(name)
-            case Down():
-                self._enable(name, others)
-            case Reset() | Latency() | Blackhole() | Bandwidth() | SlowClose() | Timeout() | Slicer() | LimitData():
-                self._remove(fault)
             case _:
-                assert_never(fault)
+                self._remove(fault)
+                if not fault.effect.up:
+                    self._enable(name, others)
 
     def _disable(self, name: str) -> None:
         self._do(f"disable {name}", lambda: self._proxy.disable(name))
 
     def _enable(self, name: str, others: Sequence[Fault]) -> None:
         """Accept connections again, unless another fault keeps the proxy closed."""
-        if any(isinstance(fault, CLOSING) for fault in others):
+        if any(_closes(fault) for fault in others):
             return
         self._do(f"enable {name}", lambda: self._proxy.enable(name))
 
     def _add(self, fault: TransportFault) -> None:
-        for toxic in toxics_of(fault):
+        for toxic in fault.toxics():
             self._do(
                 f"add {toxic.kind} to {fault.backend}",
                 partial(
                     self._proxy.add_toxic,
                     fault.backend,
                     toxic.kind,
-                    toxic.attributes,
+                    dict(toxic.attributes),
                     toxic.stream,
                     toxic_name=_name(fault, toxic),
                 ),
             )
 
     def _remove(self, fault: TransportFault) -> None:
-        for toxic in toxics_of(fault):
+        for toxic in fault.toxics():
             name = _name(fault, toxic)
             self._do(f"remove {name} from {fault.backend}", partial(self._proxy.remove_toxic, fault.backend, name))
 
@@ -263,45 +240,9 @@ class FaultInjector:
             raise HarnessError(f"the fault proxy could not {what}: {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class ToxicSpec:
-    """One toxic: its type, its direction, and its attributes in Toxiproxy's units."""
-
-    kind: str
-    stream: str
-    attributes: dict[str, int]
-
-
-def toxics_of(fault: TransportFault) -> tuple[ToxicSpec, ...]:
-    """The toxics that implement a fault; none for `Down`.
-
-    All of them affect open connections too, but `reset_peer` closes those without a reset. Values with another meaning
-    in Toxiproxy are replaced by the smallest valid ones: a timeout of 0 (never), a rate of 0 (stalls), slices of 0
-    bytes (crash).
-    """
-    match fault:
-        case Down():
-            return ()
-        case Latency():
-            delay = {"latency": _milliseconds(fault.latency_s), "jitter": _milliseconds(fault.jitter_s)}
-            return (ToxicSpec("latency", "downstream", delay),)
-        case Blackhole():
-            return tuple(ToxicSpec("timeout", stream, {"timeout": 0}) for stream in ("downstream", "upstream"))
-        case Reset():
-            return (ToxicSpec("reset_peer", "upstream", {"timeout": 0}),)
-        case Bandwidth():
-            return (ToxicSpec("bandwidth", "downstream", {"rate": max(1, round(fault.kb_per_s))}),)
-        case SlowClose():
-            return (ToxicSpec("slow_close", "downstream", {"delay": _milliseconds(fault.delay_s)}),)
-        case Timeout():
-            return (ToxicSpec("timeout", "upstream", {"timeout": max(1, _milliseconds(fault.after_s))}),)
-        case Slicer():
-            slices = {"average_size": max(1, fault.slice_bytes), "size_variation": 0}
-            return (ToxicSpec("slicer", "downstream", {**slices, "delay": round(fault.gap_s * 1_000_000)}),)
-        case LimitData():
-            return (ToxicSpec("limit_data", "downstream", {"bytes": fault.limit_bytes}),)
-        case _:
-            assert_never(fault)
+def _closes(fault: Fault) -> bool:
+    """Whether a backend's proxy does not listen while this fault is in force on it."""
+    return isinstance(fault, Kill | Restart) or (isinstance(fault, TransportFault) and not fault.effect.up)
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -311,7 +252,3 @@ def _release(version: str) -> tuple[int, ...]:
 def _name(fault: TransportFault, toxic: ToxicSpec) -> str:
     """A toxic's name, unique per backend: two kinds of fault may use the same toxic type."""
     return f"{type(fault).__name__.lower()}_{toxic.stream}"
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)

@@ -12,45 +12,30 @@ from harness.chaos.fault_plans import FAULT_PLANS
 from harness.chaos.swarm import random_fault_plan
 from harness.scenario.fault_schedule import RESTART_S, conflict, schedule
 from harness.scenario.faults import (
-    Bandwidth,
     Blackhole,
     Down,
     Evict,
     FailingStatus,
-    Fault,
     Hang,
     Kill,
     Latency,
     Leave,
     LimitData,
     Pause,
-    RequestFault,
+    ProcessFault,
     Reset,
     Restart,
-    Slicer,
     Slow,
-    SlowClose,
     Step,
     Timeout,
+    TransportFault,
 )
 from harness.scenario.ledger import clash
+from tests.harness.fault_effects import sample
 
 NAMES = ("gpu-0", "gpu-1", "gpu-2")
-FAULTS: tuple[Any, ...] = (
-    Kill("gpu-0", 1.0, 2.0),
-    Restart("gpu-0", 1.0, 2.0),
-    Pause("gpu-0", 1.0, 2.0),
-    Down("gpu-0", 1.0, 2.0),
-    Reset("gpu-0", 1.0, 2.0),
-    Blackhole("gpu-0", 1.0, 2.0),
-    Timeout("gpu-0", 1.0, 0.2, 2.0),
-    LimitData("gpu-0", 1.0, 300, 2.0),
-    Latency("gpu-0", 1.0, 0.1, 2.0),
-    Bandwidth("gpu-0", 1.0, 2.0, 2.0),
-    SlowClose("gpu-0", 1.0, 0.1, 2.0),
-    Slicer("gpu-0", 1.0, 64, 0.01, 2.0),
-    Slow("gpu-0", 1.0, 2.0, 2.0),
-)
+PROBED = (*get_args(ProcessFault), *get_args(TransportFault))
+FAULTS: tuple[Any, ...] = tuple(replace(sample(kind), at_s=1.0, for_s=2.0) for kind in (*PROBED, Slow))
 TOGETHER: dict[type[Any], set[type[Any]]] = {
     Kill: set(),
     Restart: set(),
@@ -62,7 +47,7 @@ TOGETHER: dict[type[Any], set[type[Any]]] = {
     LimitData: {Kill, Restart, Pause, Down, Reset, Blackhole, Timeout, Slow},
     Slow: {type(fault) for fault in FAULTS} - {Slow},
 }
-TOGETHER |= {kind: {type(fault) for fault in FAULTS} - {kind} for kind in (Latency, Bandwidth, SlowClose, Slicer)}
+TOGETHER |= {kind: {type(fault) for fault in FAULTS} - {kind} for kind in PROBED if kind not in TOGETHER}
 """For a fault in force, the faults that may begin on the same backend. `Slow` stands for all request faults."""
 
 
@@ -98,10 +83,6 @@ def test_a_restart_takes_its_time() -> None:
     assert order(Restart("gpu-0", 1.0, 0.2)) == [(1.0, 0, False), (1.2, 0, True)]
     assert order(Restart("gpu-0", 1.0, 0.2), restart_s=0.5) == [(1.0, 0, False), (1.5, 0, True)]
     assert order(Restart("gpu-0", 1.0, 0.7), restart_s=0.5) == [(1.0, 0, False), (1.7, 0, True)]
-
-
-def test_every_kind_is_here() -> None:
-    assert {type(fault) for fault in FAULTS} | set(get_args(RequestFault)) == set(get_args(Fault))
 
 
 @pytest.mark.parametrize(("began", "fault"), [*product(FAULTS, FAULTS)], ids=lambda fault: type(fault).__name__)

@@ -28,7 +28,8 @@ from harness.scenario.faults import (
     heals_at_s,
     is_fault,
 )
-from mockgpu.faults.kinds import KINDS, FaultError
+from mockgpu.faults.kinds import KINDS
+from mockgpu.faults.selection import FaultError
 
 
 def test_the_kinds_are_those_of_the_mock_servers() -> None:
@@ -39,7 +40,14 @@ def test_the_kinds_are_those_of_the_mock_servers() -> None:
 def test_importing_the_kinds_loads_no_server() -> None:
     script = "import harness.scenario.faults, sys; print(*sorted(name for name in sys.modules if 'mockgpu.' in name))"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["mockgpu.api", "mockgpu.api.text", "mockgpu.faults", "mockgpu.faults.kinds"]
+    assert found.stdout.split() == [
+        "mockgpu.api",
+        "mockgpu.api.text",
+        "mockgpu.faults",
+        "mockgpu.faults.kinds",
+        "mockgpu.faults.report_kinds",
+        "mockgpu.faults.selection",
+    ]
 
 
 @pytest.mark.parametrize(

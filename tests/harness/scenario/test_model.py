@@ -30,7 +30,7 @@ from harness.scenario.faults import (
     is_fault,
 )
 from harness.scenario.model import Connections, Keys, Kind, Load, Method, ModelServer, Phase, Scenario, Stream
-from mockgpu.faults.kinds import FaultError
+from mockgpu.faults.selection import FaultError
 
 
 def scenario() -> Scenario:

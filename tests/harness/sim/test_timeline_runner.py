@@ -6,6 +6,7 @@ inside when a step comes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -45,12 +46,13 @@ from harness.scenario.faults import (
 )
 from harness.scenario.model import Ending, Keys, Residency
 from harness.sim.event_queue import NETWORK_DELAY_S
+from tests.harness.fault_effects import sample
 from tests.harness.sim.rig import COLD_SERVER, OneBackend, bare, run, scenario, sent_between, stream
 
 AT_S, FOR_S, HEALED_S = 0.505, 0.5, 1.005
 LONG = stream(output_tokens=40, keys=Keys(1))
 NEEDED: dict[type[Any], dict[str, Any]] = {
-    Latency: {"latency_s": 0.2},
+    Latency: {"latency_s": 0.2, "jitter_s": 0.0},
     Bandwidth: {"kb_per_s": 2.0},
     Timeout: {"after_s": 0.1},
     Slicer: {"slice_bytes": 64, "gap_s": 0.05},
@@ -73,7 +75,7 @@ FAULTS = [kind for kind in get_args(Fault) if kind not in HIDDEN]
 def step_of(kind: type[Any], backend: str = "gpu-0") -> Any:
     """A step of this kind, healing if the kind can heal."""
     length = {} if kind in get_args(Membership) else {"for_s": FOR_S}
-    return kind(backend, AT_S, **NEEDED.get(kind, {}), **length)
+    return replace(sample(kind), backend=backend, at_s=AT_S, **NEEDED.get(kind, {}), **length)
 
 
 def statuses(history: History, start_s: float, end_s: float) -> set[int]:
@@ -110,7 +112,7 @@ def test_every_fault_is_seen_and_heals(kind: type[Fault]) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind is not Restart], ids=lambda kind: str(kind.__name__))
 def test_a_fault_without_an_end_stays(kind: type[Fault]) -> None:
-    history = run(bare(timeout_s=0.2), scenario(kind("gpu-0", AT_S, **NEEDED.get(kind, {}))))
+    history = run(bare(timeout_s=0.2), scenario(replace(step_of(kind), for_s=None)))
     assert np.isnan(history.steps[0].healed_s)
     latencies_s, health_checks = observed(history, 1.45, 2.0)
     if kind is NotReady:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mockgpu.faults.decisions import AnswerStatus, Change, FaultDecision, Hold, RequestFaults, Serve
-from mockgpu.faults.json_form import HERE
+from mockgpu.faults.json_form import HERE, from_json, to_json
 from mockgpu.faults.kinds import (
     CORRUPTIONS,
     IMMEDIATE,
@@ -24,7 +24,6 @@ from mockgpu.faults.kinds import (
     OverCapacity,
     QueueFull,
     RequestFault,
-    SelectiveFault,
     Slow,
     Stall,
     StreamError,
@@ -32,7 +31,9 @@ from mockgpu.faults.kinds import (
     WrongLength,
     Zombie,
 )
+from mockgpu.faults.selection import SelectiveFault
 from mockgpu.gpu.events import State
+from tests.mockgpu.fault_samples import SAMPLES
 
 STATE = State(True, 1000, 300, 100, 2, 4, 50, ("m",))
 
@@ -79,30 +80,12 @@ def test_a_selection_is_every_kth_and_after_some() -> None:
     assert shifted == [5 + position for position in hit(under(FailingStatus(*HERE, 500, share=0.4)), 50)]
 
 
-SAMPLES: dict[str, RequestFault] = {
-    fault.kind: fault
-    for fault in (
-        FailingStatus(*HERE, 500, first=1),
-        QueueFull(*HERE, first=1),
-        OutOfMemory(*HERE, first=1),
-        Hang(*HERE, first=1),
-        Zombie(*HERE, first=1),
-        Slow(*HERE, 2.0, first=1),
-        CutOff(*HERE, 1, first=1),
-        Stall(*HERE, 1, first=1),
-        Truncated(*HERE, 1, first=1),
-        Drip(*HERE, 0.1, first=1),
-        Garbage(*HERE, first=1),
-        WrongLength(*HERE, 5, first=1),
-        StreamError(*HERE, 1, first=1),
-    )
-}
 SELECTIVE = [kind for kind, made in KINDS.items() if issubclass(made, SelectiveFault)]
 
 
 @pytest.mark.parametrize("kind", SELECTIVE)
 def test_every_selective_kind_applies_to_the_selected_and_counts(kind: str) -> None:
-    faults = under(SAMPLES[kind])
+    faults = under(from_json({**to_json(SAMPLES[kind]), "first": 1}))
     hit_one, other = decisions(faults, 2)
     assert hit_one != Serve()
     assert other == Serve()

@@ -8,51 +8,29 @@ from mockgpu.faults.decisions import Change
 from mockgpu.faults.json_form import HERE, from_json, to_json
 from mockgpu.faults.kinds import (
     KINDS,
-    BadMetrics,
-    CutOff,
-    Drip,
-    Evict,
     FailingStatus,
-    FaultError,
     Garbage,
-    Hang,
-    NotAlive,
-    NotReady,
     OutOfMemory,
     OverCapacity,
     QueueFull,
     RequestFault,
-    Slow,
     Stall,
-    StreamError,
     Truncated,
     WrongLength,
-    Zombie,
 )
+from mockgpu.faults.selection import FaultError
+from tests.mockgpu.fault_samples import SAMPLES
 
 FAULTS: tuple[RequestFault, ...] = (
-    FailingStatus(*HERE, 500),
+    *SAMPLES.values(),
     FailingStatus(*HERE, 503, first=3, retry_after_s=2.5),
     FailingStatus(*HERE, 429, share=0.25, seed=7),
     FailingStatus(*HERE, 502, every=3, after=2),
-    OverCapacity(*HERE, 10.0, 2),
-    QueueFull(*HERE),
     QueueFull(*HERE, 1.0, first=2),
     OutOfMemory(*HERE, dead=True),
-    Slow(*HERE, 4.0),
-    Hang(*HERE, first=1),
-    Zombie(*HERE),
-    CutOff(*HERE, 3),
     Stall(*HERE, 0, every=2),
-    Truncated(*HERE, 1),
-    StreamError(*HERE, 2),
-    Drip(*HERE, 0.5),
     Garbage(*HERE, share=0.5),
     WrongLength(*HERE, -2),
-    NotReady(*HERE),
-    NotAlive(*HERE),
-    BadMetrics(*HERE, "frozen"),
-    Evict(*HERE),
 )
 
 
@@ -73,14 +51,7 @@ def test_a_change_comes_back_as_it_was() -> None:
     assert Change.from_json({"clear": "all"}) == Change(clear=frozenset(KINDS))
 
 
-def test_every_kind_has_a_case_here() -> None:
-    assert {fault.kind for fault in FAULTS} == set(KINDS)
-
-
-ALL = (
-    "status, capacity, queue-full, out-of-memory, hang, zombie, slow, cut, stall, truncated, stream-error, drip,"
-    " garbage, wrong-length, not-ready, not-alive, metrics, evict"
-)
+ALL = ", ".join(KINDS)
 AIM = "first, every, share, after, seed"
 
 

@@ -1,10 +1,15 @@
 """Fault kinds as values: the kinds by name, and the seed of a run. Invalid ones are in `test_json_form`."""
 
-from mockgpu.faults.kinds import CORRUPTIONS, IMMEDIATE, KINDS, NotReady, OutOfMemory, Slow, seeded
+from typing import get_args
+
+from mockgpu.faults import kinds
+from mockgpu.faults.kinds import CORRUPTIONS, IMMEDIATE, KINDS, NotReady, OutOfMemory, RequestFault, Slow, seeded
 
 
-def test_every_kind_has_its_name() -> None:
+def test_every_kind_has_its_name_and_is_passed_on_to_scenarios() -> None:
     assert all(KINDS[kind.kind] is kind for kind in (*IMMEDIATE, *CORRUPTIONS))
+    assert set(get_args(RequestFault)) == set(KINDS.values())
+    assert {kind.__name__ for kind in KINDS.values()} < set(kinds.__all__)
 
 
 def test_a_seed_reaches_the_faults_that_select() -> None:

@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientError, ClientPayloadError
 
-from mockgpu.faults.kinds import KINDS
 from mockgpu.gpu.catalogue import Gpu, Model, Setup
 from mockgpu.server.attempt_log import RowKind, RowOutcome
 from mockgpu.server.corruption import noise
-from tests.mockgpu import test_failing as failing
 from tests.mockgpu.fault_calls import SETUP, ask, change, complete, last_row, part_of, raw
-from tests.mockgpu.server import test_server_faults as others
 
 GAP_S = 0.05
 
@@ -344,30 +341,3 @@ def test_an_eviction_is_done_once(serve: Any) -> None:
         assert (await it.health())["models"] == []
 
     serve(test, cold)
-
-
-SEEN = {
-    "status": others.test_a_status_is_answered_at_once_and_logged,
-    "capacity": others.test_what_exceeds_the_capacity_is_refused,
-    "queue-full": test_a_full_queue_says_so,
-    "out-of-memory": test_out_of_memory_is_told_as_vllm_and_triton_do,
-    "hang": others.test_a_zombie_holds_requests_while_health_stays_fine,
-    "zombie": test_a_vllm_zombie,
-    "slow": others.test_slow_service_is_asked_for_and_takes_its_time,
-    "cut": others.test_a_stream_is_cut_after_so_many_tokens,
-    "stall": test_a_stall_falls_silent_until_its_client_leaves_or_it_is_freed,
-    "truncated": test_a_truncated_body_is_well_framed,
-    "stream-error": failing.test_a_stream_ends_by_an_error_event,
-    "drip": test_a_drip_takes_a_gap_between_tokens,
-    "garbage": test_garbage_looks_good_from_outside,
-    "wrong-length": test_a_length_too_long_breaks_the_connection,
-    "not-ready": others.test_not_ready_concerns_the_readiness_routes_only,
-    "not-alive": test_dead_liveness_leaves_readiness_alone,
-    "metrics": test_garbage_for_metrics,
-    "evict": test_an_eviction_is_done_once,
-}
-"""The tests of each kind's effect over HTTP."""
-
-
-def test_every_kind_is_seen_over_http() -> None:
-    assert set(SEEN) == set(KINDS)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.live.faults import probes
-from harness.live.faults.probes import ProbeResult, is_effective
+from harness.live.faults.probes import is_effective
 from harness.scenario.faults import Latency
+from harness.scenario.link import ProbeResult
 
 
 @pytest.mark.parametrize(

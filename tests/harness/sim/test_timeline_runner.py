@@ -112,7 +112,7 @@ def test_every_fault_is_seen_and_heals(kind: type[Fault]) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind is not Restart], ids=lambda kind: str(kind.__name__))
 def test_a_fault_without_an_end_stays(kind: type[Fault]) -> None:
-    history = run(bare(timeout_s=0.2), scenario(kind("gpu-0", AT_S, **NEEDED.get(kind, {}))))
+    history = run(bare(timeout_s=0.2), scenario(replace(step_of(kind), for_s=None)))
     assert np.isnan(history.steps[0].healed_s)
     latencies_s, health_checks = observed(history, 1.45, 2.0)
     if kind is NotReady:

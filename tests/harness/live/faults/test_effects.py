@@ -11,11 +11,14 @@ from harness.evidence.history import History
 from harness.live.session import LiveSession
 from harness.scenario.faults import Step
 from tests.harness.fault_effects import CASES, IDS, Effect, Trial
+from tests.harness.fault_evidence import UNTIL_S
 
 SEED = 11
 """A seed for which every backend owns four keys or more."""
 TRIES = 3
 NOISY_S = 0.02
+RESTARTED_BY_S = UNTIL_S + 0.5
+"""Heals later than this leave too little of a run: the machine took long to start a process."""
 
 
 class Plays:
@@ -31,10 +34,15 @@ class Plays:
             if trial not in self._runs:
                 self._runs[trial] = self._session.play(trial.target, trial.scenario(), SEED)
             lacks = trial.lacking(self._runs[trial], effect)
-            if not lacks or self._runs[trial].slack_s.max() <= NOISY_S:
+            if not lacks or not is_noisy(self._runs[trial]):
                 return lacks
             del self._runs[trial]
-        return lacks
+        pytest.skip(f"not decided, the machine was too noisy {TRIES} times: {lacks}")
+
+
+def is_noisy(history: History) -> bool:
+    """Whether the machine, not a fault, may be why a run lacks an effect."""
+    return bool(history.slack_s.max() > NOISY_S) or any(step.healed_s > RESTARTED_BY_S for step in history.steps)
 
 
 @pytest.fixture(scope="module")

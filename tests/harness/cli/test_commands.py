@@ -40,7 +40,7 @@ def test_help_is_quick_and_names_all_commands() -> None:
 
 
 def test_the_command_loads_only_what_it_needs() -> None:
-    text = "import sys, harness.cli; print(sorted({'numpy', 'pytest', 'jinja2', 'mockgpu'} & set(sys.modules)))"
+    text = "import sys, harness.cli; print(sorted({'numpy', 'pytest', 'jinja2', 'mockgpu.gpu', 'mockgpu.server'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n"
 

@@ -47,7 +47,7 @@ def client_stops_writing(lab: Lab) -> list[object]:
         route.await_event("data")
         start_s = time.monotonic()
         client.shutdown(socket.SHUT_WR)
-        ending = read(client, patience_s=2).ending
+        ending = read(client, timeout_s=2).ending
         return [ending, since(start_s), route.ends_since(start_s)]
 
 
@@ -66,7 +66,7 @@ def changed_during_the_delay(delay_ms: int | None) -> Run:
                 route.remove(toxic)
             else:
                 route.update(toxic, delay=delay_ms)
-            return [read(client, patience_s=4).ending, since(start_s)]
+            return [read(client, timeout_s=4).ending, since(start_s)]
 
     return run
 
@@ -99,7 +99,7 @@ def timeout_up(lab: Lab) -> list[object]:
         client.sendall(b"x")
         outcome, total = read(client).outcome, since(start_s)
         route.await_event("eof")
-        return [*outcome, total, route.seen_with_details()]
+        return [*outcome, total, route.observed_with_details()]
 
 
 @part("timeout_basic", "up_300_idle")
@@ -129,10 +129,10 @@ def timeout_zero(lab: Lab) -> dict[str, object]:
         toxic = route.toxic("timeout", timeout=0)
         client = route.connect()
         client.sendall(b"x")
-        ending = read(client, patience_s=1).ending
+        ending = read(client, timeout_s=1).ending
         start_s = time.monotonic()
         route.remove(toxic)
-        removed = [*read(client, patience_s=2).outcome, since(start_s)]
+        removed = [*read(client, timeout_s=2).outcome, since(start_s)]
         return {"zero": ending, "zero_removed": removed, "new_conn_ok": len(trips(route.connect(), 1))}
 
 
@@ -143,7 +143,7 @@ def timeout_without_toxicity(lab: Lab) -> str:
         client = route.connect()
         trips(client, 1)
         route.remove(toxic)
-        return read(client, patience_s=1).ending
+        return read(client, timeout_s=1).ending
 
 
 @part("timeout_basic", "reset_removes", alone=True)  # a reset affects all proxies
@@ -154,7 +154,7 @@ def timeout_reset(lab: Lab) -> str:
         client.sendall(b"x")
         time.sleep(0.1)
         lab.ask("POST", "/reset")
-        return read(client, patience_s=1).ending
+        return read(client, timeout_s=1).ending
 
 
 @part("timeout_basic", "updated_0_to_200")
@@ -166,7 +166,7 @@ def timeout_updated(lab: Lab) -> list[object]:
         time.sleep(0.1)
         start_s = time.monotonic()
         route.update(toxic, timeout=200)
-        return [read(client, patience_s=1).ending, since(start_s)]
+        return [read(client, timeout_s=1).ending, since(start_s)]
 
 
 @part("timeout_basic", "added_live_200")
@@ -176,7 +176,7 @@ def timeout_added(lab: Lab) -> list[object]:
         trips(client, 1)
         start_s = time.monotonic()
         route.toxic("timeout", timeout=200)
-        return [read(client, patience_s=1).ending, since(start_s)]
+        return [read(client, timeout_s=1).ending, since(start_s)]
 
 
 @part("timeout_basic", "zero_down_client_close_seen_by_upstream")
@@ -209,14 +209,14 @@ def reset(stream: str, serve: Serve, timeout_ms: int = 0, sends: bool = True, la
             start_s = time.monotonic()
             if sends:
                 client.sendall(b"x")
-            reading = read(client, patience_s=1.2)
+            reading = read(client, timeout_s=1.2)
             total = since(start_s)
             if sends:
                 for _ in range(100):
                     if route.events:
                         break
                     time.sleep(0.002)
-            return {"client": reading.ending, "bytes": reading.size, "t": total, "upstream": route.seen_with_details()}
+            return {"client": reading.ending, "bytes": reading.size, "t": total, "upstream": route.observed_with_details()}
 
     return run
 
@@ -240,7 +240,7 @@ def reset_lingers_for_the_client(lab: Lab) -> list[object]:
         route.toxic("reset_peer", toxicity=0, timeout=0)
         client = route.connect()
         client.sendall(b"x")
-        return read(client, patience_s=2).outcome
+        return read(client, timeout_s=2).outcome
 
 
 @part("reset_peer", "toxicity0_client_closes_upstream_sees")
@@ -265,7 +265,7 @@ def reset_lingers_after_removal(lab: Lab) -> list[list[object]]:
         trips(client, 1)
         client.close()
         route.await_event("exc")
-        return route.seen_with_details()
+        return route.observed_with_details()
 
 
 # Limit data.
@@ -281,11 +281,11 @@ def limited(limit: int, *sizes: int) -> Run:
             outcomes = []
             for size in sizes:
                 client.sendall(b"x")
-                reading = read(client, size, patience_s=0.5)
+                reading = read(client, size, timeout_s=0.5)
                 outcomes.append(reading.outcome)
                 if reading.ending != "ok":
                     break
-            outcomes.append(read(client, patience_s=0.5).outcome)
+            outcomes.append(read(client, timeout_s=0.5).outcome)
             return outcomes
 
     return run
@@ -309,7 +309,7 @@ def limit_lowered(lab: Lab) -> list[object]:
         trips(client, 1, 30)
         route.update(toxic, bytes=40)
         client.sendall(bytes(30))
-        return read(client, patience_s=0.5).outcome
+        return read(client, timeout_s=0.5).outcome
 
 
 @part("limit_data")
@@ -319,9 +319,9 @@ def limit_lowered_below(lab: Lab) -> dict[str, object]:
         client = route.connect()
         trips(client, 1, 50)
         route.update(toxic, bytes=20)
-        idle = read(client, patience_s=0.4).outcome
+        idle = read(client, timeout_s=0.4).outcome
         client.sendall(b"q")
-        return {"update_below_transmitted_idle": idle, "...then_send": read(client, patience_s=0.4).outcome}
+        return {"update_below_transmitted_idle": idle, "...then_send": read(client, timeout_s=0.4).outcome}
 
 
 @part("limit_data", "removed_readded_counts_afresh")
@@ -335,7 +335,7 @@ def limit_readded(lab: Lab) -> list[object]:
         route.toxic("limit_data", bytes=60)
         trips(client, 1, 50)
         client.sendall(bytes(30))
-        return read(client, patience_s=0.5).outcome
+        return read(client, timeout_s=0.5).outcome
 
 
 @part("limit_data", "upstream10_of_30")
@@ -344,9 +344,9 @@ def limit_upstream(lab: Lab) -> dict[str, object]:
         route.toxic("limit_data", "upstream", bytes=10)
         client = route.connect()
         client.sendall(bytes(30))
-        ending = read(client, patience_s=1).ending
+        ending = read(client, timeout_s=1).ending
         route.await_event("eof")
-        return {"client": ending, "upstream": route.seen_with_details()}
+        return {"client": ending, "upstream": route.observed_with_details()}
 
 
 # Chains of several toxics.
@@ -381,5 +381,5 @@ def limit_then_slow_close(lab: Lab) -> dict[str, object]:
         client = route.connect()
         start_s = time.monotonic()
         client.sendall(bytes(20))
-        reading = read(client, patience_s=2)
+        reading = read(client, timeout_s=2)
         return {"outcome": reading.ending, "n": reading.size, "eof": since(start_s)}

@@ -76,13 +76,13 @@ def dial_refused(lab: Lab) -> dict[str, object]:
         address = f"127.0.0.1:{unused.getsockname()[1]}"
     name, port = lab.open(address)
     with rig.connect(port) as silent:
-        no_data = read(silent, patience_s=2).ending
+        no_data = read(silent, timeout_s=2).ending
     after_send = "EOF"
     for _ in range(300):  # a race of microseconds: reset only if client data arrives before the proxy closes
         if after_send == "EOF":
             with rig.connect(port) as talker:
                 failure = fails_with(partial(talker.sendall, b"GET / HTTP/1.1\r\n\r\n"))
-                after_send = read(talker, patience_s=2).ending if failure == "ok" else failure
+                after_send = read(talker, timeout_s=2).ending if failure == "ok" else failure
     lab.ask("DELETE", f"/proxies/{name}")
     return {"no_data": no_data, "after_send": after_send}
 
@@ -92,7 +92,7 @@ def bad_upstream_name(lab: Lab) -> dict[str, object]:
     requested = {"name": "unusable", "listen": "127.0.0.1:0", "upstream": "nonsense"}
     status, answer = lab.ask("POST", "/proxies", requested)
     with rig.connect(int(answer["listen"].rpartition(":")[2])) as client:
-        ending = read(client, patience_s=6).ending
+        ending = read(client, timeout_s=6).ending
     lab.ask("DELETE", "/proxies/unusable")
     return {"create": status, "outcome": ending}
 
@@ -119,7 +119,7 @@ def disable_live(lab: Lab) -> dict[str, object]:
         client = route.connect()
         trips(client, 3)
         route.change(enabled=False)
-        observed["idle_client"] = read(client, patience_s=2).ending
+        observed["idle_client"] = read(client, timeout_s=2).ending
         route.await_event("eof")
         observed["upstream_log"] = route.observed()
         observed["connect"] = fails_with(route.connect)
@@ -151,7 +151,7 @@ def disable_busy(lab: Lab) -> dict[str, object]:
         assert read(client, 1).ending == "ok"
         time.sleep(0.3)  # until every buffer is full and the proxy is blocked
         route.change(enabled=False)
-        reading = read(client, patience_s=2)
+        reading = read(client, timeout_s=2)
         route.await_event("ECONNRESET")
         return {"client": reading.ending, "upstream": route.observed(), "client_bytes_gt0": reading.size > 0}
 
@@ -162,7 +162,7 @@ def delete_live(lab: Lab) -> dict[str, object]:
         client = route.connect()
         trips(client, 3)
         lab.ask("DELETE", route.path)
-        ending = read(client, patience_s=2).ending
+        ending = read(client, timeout_s=2).ending
         route.await_event("eof")
         return {"client": ending, "upstream": route.observed()}
 
@@ -173,7 +173,7 @@ def update_upstream_drops(lab: Lab) -> dict[str, object]:
         client = route.connect()
         trips(client, 1)
         status, _ = route.change(upstream=f"127.0.0.1:{other.backend.port}")
-        ending = read(client, patience_s=2).ending
+        ending = read(client, timeout_s=2).ending
         trips(route.connect(), 1)
         return {"status": status, "client": ending, "new_upstream_conns": other.backend.accepted}
 
@@ -213,7 +213,7 @@ def upstream_rst_to_client(lab: Lab) -> str:
     with lab.route(serve) as route:
         client = route.connect()
         client.sendall(b"x")
-        return read(client, patience_s=2).ending
+        return read(client, timeout_s=2).ending
 
 
 @part("peer_close_propagation", "upstream_data_then_fin")
@@ -221,7 +221,7 @@ def upstream_data_then_fin(lab: Lab) -> list[object]:
     with lab.route(answers(200_000)) as route:
         client = route.connect()
         client.sendall(b"x")
-        return read(client, patience_s=2).outcome
+        return read(client, timeout_s=2).outcome
 
 
 @part("noop_rtt", alone=True)
@@ -243,10 +243,10 @@ def hung_dial(lab: Lab) -> dict[str, object]:
         name, port = lab.open(f"127.0.0.1:{full.getsockname()[1]}")
         client = stack.enter_context(rig.connect(port))
         client.sendall(b"hello")
-        ending = read(client, patience_s=1.5).ending
+        ending = read(client, timeout_s=1.5).ending
         start_s = time.monotonic()
         try:
-            disabled = [str(lab.ask("PATCH", f"/proxies/{name}", {"enabled": False}, patience_s=4)[0]), since(start_s)]
+            disabled = [str(lab.ask("PATCH", f"/proxies/{name}", {"enabled": False}, timeout_s=4)[0]), since(start_s)]
         except TimeoutError:
             disabled = ["TimeoutError", since(start_s)]
-    return {"client": ending, "disable": disabled, "get_during": lab.ask("GET", "/version", patience_s=3)[0]}
+    return {"client": ending, "disable": disabled, "get_during": lab.ask("GET", "/version", timeout_s=3)[0]}

@@ -101,8 +101,8 @@ def latency_pipelined(lab: Lab) -> dict[str, object]:
         route.toxic("latency", "upstream", latency=200)
         sent_s = drip(route, 6)
         await_bytes(route, 21)
-        came = [event.at_s for event in route.events]
-        delays = [Lap.between(sent, at) for sent, at in zip(sent_s, came, strict=False)]
+        arrived = [event.at_s for event in route.events]
+        delays = [Lap.between(sent, at) for sent, at in zip(sent_s, arrived, strict=False)]
         return {"delays": delays, "sizes": [event.detail for event in route.events]}
 
 
@@ -132,8 +132,8 @@ def latency_two_chained(lab: Lab) -> dict[str, object]:
         route.toxic("latency", "upstream", name="second", latency=100)
         sent_s = drip(route, 6)
         await_bytes(route, 21)
-        came = [event.at_s for event in route.events]
-        delays = [Lap.between(sent, at) for sent, at in zip(sent_s, came, strict=False)]
+        arrived = [event.at_s for event in route.events]
+        delays = [Lap.between(sent, at) for sent, at in zip(sent_s, arrived, strict=False)]
         return {"delays": delays, "sizes": [event.detail for event in route.events]}
 
 
@@ -156,7 +156,7 @@ def latency_bulk(lab: Lab) -> dict[str, object]:
         client = route.connect()
         start_s = time.monotonic()
         client.sendall(b"x")
-        reading = read(client, patience_s=10)
+        reading = read(client, timeout_s=10)
         total = since(start_s)
         first = Lap.between(start_s, reading.arrivals[0][0])
         return {"outcome": reading.ending, "mib": reading.size / 2**20, "first_byte": first, "total": total}
@@ -233,7 +233,7 @@ def transfer(rate: int, size: int) -> Run:
             client = route.connect()
             start_s = time.monotonic()
             client.sendall(b"x")
-            reading = read(client, size, patience_s=20)
+            reading = read(client, size, timeout_s=20)
             total = since(start_s)
             first_s, first_bytes = reading.arrivals[0]
             return {
@@ -273,9 +273,9 @@ def bandwidth_zero(lab: Lab) -> dict[str, object]:
         toxic = route.toxic("bandwidth", rate=0)
         client = route.connect()
         client.sendall(b"abc")
-        stalled = read(client, 3, patience_s=1).ending
+        stalled = read(client, 3, timeout_s=1).ending
         route.remove(toxic)
-        return {"recv": stalled, "after_remove": read(client, 3, patience_s=2).outcome}
+        return {"recv": stalled, "after_remove": read(client, 3, timeout_s=2).outcome}
 
 
 @part("bandwidth_zero")
@@ -284,7 +284,7 @@ def bandwidth_zero_hides_the_end(lab: Lab) -> dict[str, object]:
         route.toxic("bandwidth", rate=0)
         client = route.connect()
         client.sendall(b"x")
-        return {"upstream_close_while_stalled": read(client, patience_s=1).ending}
+        return {"upstream_close_while_stalled": read(client, timeout_s=1).ending}
 
 
 @part("bandwidth_two_conns")

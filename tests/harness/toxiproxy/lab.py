@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from tests.harness.toxiproxy import rig
 
-API_PATIENCE_S = 40.0
+API_TIMEOUT_S = 40.0
 CLOSES_WITH_RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER on, 0 seconds
 
 
@@ -117,9 +117,9 @@ class Reading(NamedTuple):
         return [self.ending, self.size]
 
 
-def read(client: socket.socket, size: int | None = None, patience_s: float = 5.0) -> Reading:
-    """Read until the end, an error, `patience_s` of silence, or `size` bytes."""
-    client.settimeout(patience_s)
+def read(client: socket.socket, size: int | None = None, timeout_s: float = 5.0) -> Reading:
+    """Read until the end, an error, `timeout_s` of silence, or `size` bytes."""
+    client.settimeout(timeout_s)
     total = 0
     arrivals: list[tuple[float, int]] = []
     while size is None or total < size:
@@ -195,7 +195,7 @@ class Route(ExitStack):
         """Event names at the backend, of the given kinds or of all."""
         return [event.what for event in self.events if not kinds or event.what in kinds]
 
-    def seen_with_details(self) -> list[list[object]]:
+    def observed_with_details(self) -> list[list[object]]:
         """Event names at the backend, with byte counts."""
         return [[event.what, event.detail] for event in self.events]
 
@@ -203,9 +203,9 @@ class Route(ExitStack):
         """All events at the backend except data, with their times."""
         return [[e.what, Lap.between(start_s, e.at_s)] for e in self.events if e.what != "data"]
 
-    def await_event(self, what: str, patience_s: float = rig.LONG_S) -> None:
-        """Return when the backend has recorded an event of that kind, or after `patience_s`."""
-        deadline_s = time.monotonic() + patience_s
+    def await_event(self, what: str, timeout_s: float = rig.LONG_S) -> None:
+        """Return when the backend has recorded an event of that kind, or after `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
         while what not in self.observed() and time.monotonic() < deadline_s:
             time.sleep(0.002)
 
@@ -217,9 +217,9 @@ class Lab:
         self._port = port
         self._numbers = itertools.count()
 
-    def ask(self, method: str, path: str, body: object = None, patience_s: float = API_PATIENCE_S) -> tuple[int, Any]:
+    def ask(self, method: str, path: str, body: object = None, timeout_s: float = API_TIMEOUT_S) -> tuple[int, Any]:
         """Status and decoded answer of a request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=patience_s)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
             answer = connection.getresponse()

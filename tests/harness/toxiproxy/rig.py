@@ -81,11 +81,11 @@ class ServerProcess:
     def __exit__(self, *_: object) -> None:
         self.process.send_signal(signal.SIGTERM)
         try:
-            complaints = self.process.communicate(timeout=LONG_S)[1]
+            stderr = self.process.communicate(timeout=LONG_S)[1]
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
-        assert complaints == "", f"the server complained: {complaints}"
+        assert stderr == "", f"the server printed an error: {stderr}"
         assert self.process.returncode == 0
 
 
@@ -104,7 +104,7 @@ class RealServer:
         )
 
         def answers() -> bool:
-            assert self.process.poll() is None, f"{REAL} has left with {self.process.returncode}"
+            assert self.process.poll() is None, f"{REAL} has exited with {self.process.returncode}"
             try:
                 connect(self.port).close()
             except ConnectionRefusedError:
@@ -245,7 +245,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Poll a condition until it holds; fail after `LONG_S`."""
     deadline_s = time.monotonic() + LONG_S
     while not condition():
-        assert time.monotonic() < deadline_s, f"waited {LONG_S:g} s in vain for: {what}"
+        assert time.monotonic() < deadline_s, f"not within {LONG_S:g} s: {what}"
         time.sleep(0.005)
 
 

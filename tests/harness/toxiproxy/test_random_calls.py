@@ -20,7 +20,7 @@ from tests.harness.toxiproxy import rig
 from tests.harness.toxiproxy.rig import GARBAGE, Backend, ServerProcess
 
 FIXED, DRAWN, EXAMPLES = 4000, 6000, 4
-PATIENCE_S = 3.0  # for an answer of the API, on a busy machine
+ANSWER_TIMEOUT_S = 3.0  # for an answer of the API, on a busy machine
 
 
 class Caller:
@@ -136,7 +136,7 @@ def make_calls(seed: int, calls: int) -> dict[int, int]:
         for thread in threads:
             thread.start()
         statuses: dict[int, int] = {}
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=ANSWER_TIMEOUT_S)
         try:
             for _ in range(calls):
                 call = caller.call()

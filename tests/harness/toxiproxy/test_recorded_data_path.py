@@ -28,7 +28,7 @@ RECORDED = Path(__file__).parent / "recorded" / "data_path_2.12.0.jsonl"
 EXPERIMENTS = 33
 MUST_COUNT = 25
 ROUNDS = 5
-BESIDE = 8  # number of concurrent parts
+CONCURRENT_PARTS = 8
 LATE_S = 0.003
 TOLERANCE_MS, TOLERANCE = 12.0, 0.05
 
@@ -37,13 +37,13 @@ NOT_COMPARED = {
     "nreads": "depends on where the kernel cuts reads",
     "sizes": "depends on where the kernel cuts reads",
     "span": "of that",
-    "max": "one hiccup",
-    "p90": "a few hiccups",
-    "mean": "one hiccup",
-    "api_ms": "how long a call takes is nobody's promise",
-    "update_call": "how long a call takes is nobody's promise",
-    "rm_call": "how long a call takes is nobody's promise",
-    "rm_ms": "how long a call takes is nobody's promise",
+    "max": "one delay of the scheduler",
+    "p90": "a few delays of the scheduler",
+    "mean": "one delay of the scheduler",
+    "api_ms": "the duration of an API call is not specified",
+    "update_call": "the duration of an API call is not specified",
+    "rm_call": "the duration of an API call is not specified",
+    "rm_ms": "the duration of an API call is not specified",
     "connect_ms": "the kernel's, not the proxy's",
 }
 
@@ -81,7 +81,7 @@ def check_jitter(observed: dict[str, Any]) -> Problems:
 
 def check_sum_of_delays(observed: dict[str, Any]) -> Problems:
     if sum(observed["sizes"]) != 21:
-        yield f"{sum(observed['sizes'])} of 21 bytes came"
+        yield f"{sum(observed['sizes'])} of 21 bytes arrived"
 
 
 def check_embedded_sum_of_delays(observed: dict[str, Any]) -> Problems:
@@ -93,22 +93,22 @@ def check_embedded_sum_of_delays(observed: dict[str, Any]) -> Problems:
 
 def check_removed(observed: dict[str, Any]) -> Problems:
     """All held data leaves at once; the kernel decides the number of reads."""
-    came = observed["arrive"]
-    if sum(size for size, _ in came) != 6 or not observed["rm_at"] <= came[0][1] <= came[-1][1] < 600:
-        yield f"removed at {observed['rm_at']:.0f} ms, came {came}"
+    arrived = observed["arrive"]
+    if sum(size for size, _ in arrived) != 6 or not observed["rm_at"] <= arrived[0][1] <= arrived[-1][1] < 600:
+        yield f"removed at {observed['rm_at']:.0f} ms, arrived {arrived}"
 
 
 def check_slices(observed: dict[str, Any]) -> Problems:
     for key, slices in observed.items():
         if slices["total"] != (20_000 if "20000B" in key else 1000):
-            yield f"{key}: {slices['total']} bytes came"
+            yield f"{key}: {slices['total']} bytes arrived"
     # A delayed reader gets several pieces at once, but never part of a piece.
     even = observed["avg100var0delay10000us_1000B"]
     if not set(accumulate(even["sizes"])) <= set(accumulate([62, 63] * 8)) or even["span"] < 150:
-        yield f"1000 bytes by 100 came as {even['sizes']} within {even['span']:.0f} ms"
+        yield f"1000 bytes by 100 arrived as {even['sizes']} within {even['span']:.0f} ms"
     uneven = observed["avg100var50delay10000us_1000B"]["sizes"]
     if not (len(set(uneven)) > 2 and statistics.median(uneven) <= 150):
-        yield f"1000 bytes by 50 to 150 came as {uneven}"
+        yield f"1000 bytes by 50 to 150 arrived as {uneven}"
 
 
 def check_toxicity(observed: dict[str, Any]) -> Problems:
@@ -201,9 +201,9 @@ class Laboratory:
         again = self._parts
         for _ in range(ROUNDS):
             with Sentinel(self._lab) as sentinel:
-                with ThreadPoolExecutor(BESIDE) as pool:
-                    beside = [part for part in again if not part.alone]
-                    self._values.update(zip(beside, pool.map(self._run, beside), strict=True))
+                with ThreadPoolExecutor(CONCURRENT_PARTS) as pool:
+                    concurrent = [part for part in again if not part.alone]
+                    self._values.update(zip(concurrent, pool.map(self._run, concurrent), strict=True))
                 for part in again:
                     if part.alone:
                         self._values[part] = self._run(part)

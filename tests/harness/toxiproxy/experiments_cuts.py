@@ -216,7 +216,8 @@ def reset(stream: str, serve: Serve, timeout_ms: int = 0, sends: bool = True, la
                     if route.events:
                         break
                     time.sleep(0.002)
-            return {"client": reading.ending, "bytes": reading.size, "t": total, "upstream": route.observed_with_details()}
+            upstream = route.observed_with_details()
+            return {"client": reading.ending, "bytes": reading.size, "t": total, "upstream": upstream}
 
     return run
 

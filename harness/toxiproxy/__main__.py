@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = ServerOptions(args.host, args.port, args.config, args.seed, args.proxy_metrics, args.runtime_metrics)
         run_server(options)
     except StartError as error:
-        print(f"toxiproxy: {error}", file=sys.stderr)
+        print(f"steelyard: error: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -32,6 +32,7 @@ def test_a_taken_port_is_one_line_and_exit_code_2() -> None:
         result = run("--port", str(port))
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
+    assert line.startswith("steelyard: error: ")
     assert f"127.0.0.1:{port}" in line
     assert "address already in use" in line
 
@@ -63,7 +64,8 @@ def test_a_bad_configuration_file_is_one_line_and_exit_code_2(tmp_path: Path, co
         config.write_text(content)
     result = run("--port", "0", "--config", str(config))
     assert (result.returncode, result.stdout) == (2, "")
-    assert len(result.stderr.splitlines()) == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("steelyard: error: ")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs PR_SET_PDEATHSIG")
@@ -94,7 +96,8 @@ def test_it_exits_with_its_parent() -> None:
 def test_it_does_not_start_if_the_given_process_is_not_its_parent() -> None:
     result = run("--port", "0", "--with-parent", str(os.getppid()))
     assert (result.returncode, result.stdout) == (2, "")
-    assert len(result.stderr.splitlines()) == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("steelyard: error: ")
 
 
 def test_the_seed_determines_the_connections_a_toxic_applies_to() -> None:

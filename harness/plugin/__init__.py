@@ -231,7 +231,7 @@ class SessionState:
             return
         if self.stopped:
             session.exitstatus = 2
-            self.lines.append(f"steelyard: {self.stopped}")
+            self.lines.append(f"steelyard: error: {self.stopped}")
         judged = [row for row in self.rows if row["outcome"] != "unsupported"]
         ran_none = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
         if self.stopped or self.config.option.collectonly or not (ran_none or exitstatus <= 1):

@@ -366,7 +366,7 @@ def test_a_target_that_will_not_start_is_one_line(live: pytest.Pytester, workers
     (live.path / "refuse").touch()
     result = run(live, "mine", *workers)
     assert result.ret == 2
-    assert "\nsteelyard: nginx: configuration refused" in output_of(result)
+    assert "\nsteelyard: error: nginx: configuration refused" in output_of(result)
     assert "Traceback" not in output_of(result)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.evidence.history import History
+from harness.scenario.ledger import LedgerEntry
 from harness.scenario.model import Scenario, World
 
 
@@ -85,6 +86,24 @@ Listener = Callable[[RunEvent], None]
 
 def ignore(event: RunEvent) -> None:
     """The listener that does nothing."""
+
+
+def step_observer(listener: Listener, clock_offset_s: Callable[[], float]) -> Callable[[LedgerEntry], None]:
+    """An observer of a ledger that tells `listener` of steps in force and healed.
+
+    `clock_offset_s` is subtracted from the ledger's times: second 0 of the run on the ledger's clock.
+    """
+
+    def observe(entry: LedgerEntry) -> None:
+        kind, backend = type(entry.step).__name__, entry.step.backend
+        if not math.isnan(entry.healed_s):
+            listener(StepHealed(entry.healed_s - clock_offset_s(), kind, backend))
+            return
+        effective = not math.isnan(entry.effective_s)
+        at_s = entry.effective_s if effective else entry.asked_s
+        listener(StepEffective(at_s - clock_offset_s(), kind, backend, effective))
+
+    return observe
 
 
 def events_of(history: History) -> list[PhaseBegan | StepEffective | StepHealed]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.claims.features import Limits
+from harness.evidence.run_events import Listener, StepEffective, ignore
 from harness.live.balancer import Balancer
 from harness.live.deployment import deployment_after, proxy_addresses
 from harness.live.faults.command_words import KINDS, describe, duration, kind_of, parse
@@ -93,9 +94,17 @@ class Environment:
     TargetError if the balancer does not start, HarnessError if another part fails.
     """
 
-    def __init__(self, target: Target, options: EnvironmentOptions, workdir: Path, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        target: Target,
+        options: EnvironmentOptions,
+        workdir: Path,
+        stack: ExitStack,
+        listener: Listener = ignore,
+    ) -> None:
         self.target = live = for_live(target)
         self.options = options
+        self._listener = listener
         self._workdir = workdir
         self.setup = options.setup()
         # Users send any load they like, so the limits of the target are switched off where possible.
@@ -119,7 +128,8 @@ class Environment:
         with _print_if_slow(f"waiting for {live.name} at {self.url}"):
             self._balancer.await_listening()
             self._await_answer()
-        self.active_faults = ActiveFaults(self._injector, self._fleet, options.seed)
+        self.active_faults = ActiveFaults(self._injector, self._fleet, options.seed, listener)
+        self._start_s = time.monotonic()
         stack.callback(self.active_faults.close)
         self.fleet_control = self._block.fleet_control
         self.load = self._own_load()
@@ -239,6 +249,7 @@ class Environment:
             except SteelyardError as error:
                 del self._changes[-1]
                 raise type(error)(f"{self.target.name}: {kind_of(step)} of {step.backend}: {error}") from None
+            self._listener(StepEffective(time.monotonic() - self._start_s, type(step).__name__, step.backend))
             return f"{describe(step)} of {step.backend} done after {duration(time.monotonic() - requested_s)}"
 
     def _membership(self) -> list[Membership]:

@@ -137,7 +137,7 @@ class _Run:
         stack.callback(self._injector.stop)
         self._changes: list[Membership] = []
         self._phases = sorted(scenario.phases, key=lambda phase: phase.start_s)
-        self._steps = LiveTimelineRunner(self._injector, self._fleet, seed)
+        self._steps = LiveTimelineRunner(self._injector, self._fleet, seed, listener)
         stack.callback(self._steps.close)
         self._start_s = 0.0
 

@@ -7,7 +7,7 @@ positions in its timeline. Times are seconds on the clock of the ledger's owner.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from harness.scenario.faults import (
@@ -74,6 +74,7 @@ class FaultLedger:
     """The steps carried out so far, by number, and which faults are in force.
 
     Reading is safe while other threads write; the faults of one backend may be written by one thread at a time.
+    `observer` is called with each entry when it is recorded, and again when it has healed.
 
     >>> from harness.scenario.faults import Hang, Latency
     >>> ledger = FaultLedger()
@@ -86,7 +87,8 @@ class FaultLedger:
     ([('gpu-0', 2)], 4.1)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observer: Callable[[LedgerEntry], None] | None = None) -> None:
+        self._observer = observer
         self._entries: dict[int, LedgerEntry] = {}
         self._in_force: dict[int, LedgerEntry] = {}
 
@@ -139,8 +141,7 @@ class FaultLedger:
 
     def record(self, number: int, step: Step, asked_s: float, effective_s: float) -> LedgerEntry:
         """Record a step that is done once it has taken effect, such as a membership change."""
-        self._entries[number] = entry = LedgerEntry(number, step, asked_s, effective_s)
-        return entry
+        return self._recorded(LedgerEntry(number, step, asked_s, effective_s))
 
     def begin(
         self, number: int, fault: Fault, asked_s: float, effective_s: float | None, heals_s: float | None = None
@@ -151,11 +152,22 @@ class FaultLedger:
         """
         for entry in self.ended_by(fault):
             self.heal(entry.number, asked_s if effective_s is None else effective_s)
-        entry = self.record(number, fault, asked_s, math.nan if effective_s is None else effective_s)
-        entry.heals_s = heals_s
+        entry = LedgerEntry(number, fault, asked_s, math.nan if effective_s is None else effective_s, heals_s)
         if not isinstance(fault, Evict):
             self._in_force[number] = entry
+        self._recorded(entry)
 
     def heal(self, number: int, at_s: float) -> None:
         """Take a fault out of force; KeyError if it is not."""
-        self._in_force.pop(number).healed_s = at_s
+        entry = self._in_force.pop(number)
+        entry.healed_s = at_s
+        self._notify(entry)
+
+    def _recorded(self, entry: LedgerEntry) -> LedgerEntry:
+        self._entries[entry.number] = entry
+        self._notify(entry)
+        return entry
+
+    def _notify(self, entry: LedgerEntry) -> None:
+        if self._observer is not None:
+            self._observer(entry)

@@ -6,12 +6,14 @@ import os
 import shutil
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from rich.console import Console
 from rich.live import Live
 
+from harness.evidence.run_events import RunEvent
 from harness.live.environment import Environment, EnvironmentOptions
 from harness.live.process.session_dir import session_folder, take_sigterm
 from harness.live.watch import Watch
@@ -19,6 +21,7 @@ from harness.targets.base import Target
 from harness.up.control_api import Control
 from harness.up.run_lock import DEFAULT_NAME, RunAddress, lock_name
 from harness.up.view import banner, plain, title_of, view
+from reports.progress import progress_line
 
 VIEW_S, PLAIN_S = 0.5, 1.0
 POLL_S = 0.1
@@ -55,7 +58,8 @@ def _run(
     folder = session_folder()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     folder.chmod(0o755)  # a balancer's workers may run as another user
-    environment = Environment(target, options, folder, stack)
+    events: deque[RunEvent] = deque()
+    environment = Environment(target, options, folder, stack, events.append)
     control = Control(environment)
     stack.callback(control.close)
     lock.publish(RunAddress(os.getpid(), control.url, control.token))
@@ -66,12 +70,26 @@ def _run(
     watch = Watch(environment)
     end_s = None if seconds is None else time.monotonic() + seconds
     if as_lines:
-        _watch_until(environment, lambda: print(plain(watch.snapshot()), flush=True), PLAIN_S, end_s)
+
+        def show_line() -> None:
+            _print_events(events, console)
+            print(plain(watch.snapshot()), flush=True)
+
+        _watch_until(environment, show_line, PLAIN_S, end_s)
         return
     with Live(console=console, auto_refresh=False) as live:
-        _watch_until(
-            environment, lambda: live.update(view(watch.snapshot(), title, console.width), refresh=True), VIEW_S, end_s
-        )
+
+        def show_table() -> None:
+            _print_events(events, console)  # above the table
+            live.update(view(watch.snapshot(), title, console.width), refresh=True)
+
+        _watch_until(environment, show_table, VIEW_S, end_s)
+
+
+def _print_events(events: deque[RunEvent], console: Console) -> None:
+    """Print and remove the events that have arrived."""
+    while events:
+        console.print(progress_line(events.popleft()), markup=False)
 
 
 def _watch_until(environment: Environment, show: Callable[[], None], every_s: float, end_s: float | None) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from harness.evidence.run_events import Listener, ignore, step_observer
 from harness.live.faults.command_words import describe, duration, kind_of
 from harness.live.faults.injector import FaultInjector
 from harness.live.fleet import FleetProcess
@@ -23,14 +24,16 @@ from harness.scenario.model import ClaimsError, HarnessError, SteelyardError
 class ActiveFaults:
     """The faults in force. Times are on CLOCK_MONOTONIC.
 
-    `failed` is the error of a scheduled heal, which has no caller.
+    `failed` is the error of a scheduled heal, which has no caller. `listener` is told of each fault in force and
+    healed, in seconds since this object was made.
     """
 
-    def __init__(self, injector: FaultInjector, fleet: FleetProcess, seed: int) -> None:
+    def __init__(self, injector: FaultInjector, fleet: FleetProcess, seed: int, listener: Listener = ignore) -> None:
         self._injector = injector
         self._fleet = fleet
         self._seed = seed
-        self._ledger = FaultLedger()
+        start_s = time.monotonic()
+        self._ledger = FaultLedger(step_observer(listener, lambda: start_s))
         self._numbers = itertools.count()
         self._timers: dict[int, threading.Timer] = {}
         self._locks: dict[str, threading.RLock] = {}

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from harness.evidence.run_events import Listener, ignore, step_observer
 from harness.live.faults.injector import FaultInjector
 from harness.live.fleet import FleetProcess
 from harness.scenario.faults import Fault, Membership, RequestFault
@@ -20,10 +21,10 @@ from harness.scenario.ledger import FaultLedger, LedgerEntry
 class LiveTimelineRunner:
     """Begins and heals faults; `ledger` holds the steps carried out so far, in seconds of the run.
 
-    `start_s` is second 0 of the run on CLOCK_MONOTONIC.
+    `start_s` is second 0 of the run on CLOCK_MONOTONIC. `listener` is told of each step in force and healed.
     """
 
-    def __init__(self, injector: FaultInjector, fleet: FleetProcess, seed: int) -> None:
+    def __init__(self, injector: FaultInjector, fleet: FleetProcess, seed: int, listener: Listener = ignore) -> None:
         self._injector = injector
         self._fleet = fleet
         self._seed = seed
@@ -31,7 +32,7 @@ class LiveTimelineRunner:
         self._over: dict[int, threading.Event] = {}
         self._work: list[Future[None]] = []
         self.start_s = 0.0
-        self.ledger = FaultLedger()
+        self.ledger = FaultLedger(step_observer(listener, lambda: 0.0))
         """Each backend's thread writes only of its own backend."""
 
     def begin(self, position: int, fault: Fault) -> None:

@@ -96,3 +96,13 @@ def test_steps_come_in_the_order_in_which_they_were_due() -> None:
     found.begin(3, Latency("gpu-1", 2.0, 0.1), 2.0, None)
     assert numbers(found.entries()) == [2, 1, 3, 0]
     assert math.isnan(found.entry(3).effective_s) and found.holds(3), "it is there, although no probe saw it"
+
+
+def test_an_observer_sees_each_step_recorded_and_healed() -> None:
+    seen: list[tuple[str, bool]] = []
+    ledger = FaultLedger(lambda entry: seen.append((type(entry.step).__name__, math.isnan(entry.healed_s))))
+    ledger.record(0, Leave("gpu-1", 0.5), 0.5, 0.6)
+    ledger.begin(1, Hang("gpu-0", 1.0), 1.0, 1.0)
+    ledger.begin(2, Kill("gpu-0", 2.0), 2.0, 2.1)
+    ledger.heal(2, 3.0)
+    assert seen == [("Leave", True), ("Hang", True), ("Hang", False), ("Kill", True), ("Kill", False)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from harness.evidence.history import History
+from harness.evidence.run_events import RunEvent, StepEffective, StepHealed, events_of
 from harness.live.session import LiveSession
 from harness.scenario.faults import Down, Latency
 from harness.scenario.model import ClaimsError
@@ -22,10 +24,14 @@ SEED = 11
 TRIES = 3
 NOISY_S = 0.02
 
+EVENTS: list[RunEvent] = []
+EVENTS_OF_RUNS: list[list[RunEvent]] = []
+"""What a listener was told of the run being played, and of each of the histories."""
+
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[LiveSession]:
-    with LiveSession() as opened:
+    with LiveSession(listener=EVENTS.append) as opened:
         yield opened
 
 
@@ -35,10 +41,12 @@ def histories(session: LiveSession) -> list[History]:
     played = []
     for run, mixes in enumerate(RUNS):
         for _ in range(TRIES):
+            EVENTS.clear()
             history = session.play(ReferenceTarget(), scenario(run), SEED)
             if history.slack_s.max() <= NOISY_S or not any(lacking(history, run, name) for name in mixes):
                 break
         played.append(history)
+        EVENTS_OF_RUNS.append(list(EVENTS))
     return played
 
 
@@ -54,6 +62,15 @@ def test_it_shows(histories: list[History], run: int, name: str) -> None:
 def test_a_history_tells_which_fault_proxy_it_came_from(histories: list[History]) -> None:
     assert histories[0].facts["fault_proxy"]["kind"] == "embedded"
     assert histories[0].facts["fault_proxy"]["version"].count(".") == 2
+
+
+def test_a_listener_is_told_what_the_history_says(histories: list[History]) -> None:
+    for history, told in zip(histories, EVENTS_OF_RUNS, strict=True):
+        expected = [
+            replace(event, hits=None) if isinstance(event, StepEffective) else event for event in events_of(history)
+        ]
+        assert sorted(told, key=lambda event: event.at_s) == expected  # type: ignore[union-attr]
+        assert any(isinstance(event, StepHealed) for event in told)
 
 
 def test_a_live_history_is_equal_after_loading(histories: list[History], tmp_path: Path) -> None:

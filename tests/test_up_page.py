@@ -42,6 +42,7 @@ def test_every_command_is_known_here() -> None:
         "steelyard up",
         "steelyard fault kinds",
         "steelyard run",
+        "steelyard targets",
         "steelyard up --name two",
         "steelyard fault list --name two",
     }

@@ -303,6 +303,15 @@ class AttemptSelection(_Selection):
         """For each attempt the number of earlier attempts of its request."""
         return self.tables.turns()[self.rows]
 
+    def next_attempts(self) -> AttemptSelection:
+        """The attempt that followed each of these, in their order; none for those that were not followed.
+
+        >>> len(attempts.next_attempts())
+        0
+        """
+        followers = self.followers()
+        return replace(self, rows=followers[followers != UNSEEN])
+
     def followers(self) -> Numbers:
         """For each attempt the row of its request's next attempt, UNSEEN (-1) where there is none."""
         return self.tables.followers()[self.rows]

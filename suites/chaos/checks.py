@@ -19,7 +19,6 @@ from suites.chaos.evidence import (
 )
 from suites.chaos.scenarios import CROWD, recovery_s
 from suites.integrity import answer_belongs_to_request
-from suites.retry.evidence import turns, updates
 
 SETTLED_S = 0.2
 """Virtual users begin with think time; their number in flight has settled after about this time."""
@@ -67,7 +66,7 @@ def answers_belong(history: History, claims: Claims) -> Findings:
     if began_s(history) is None:
         return
     yield from answer_belongs_to_request(history, claims)
-    rows = history.attempts[updates(history) & (turns(history) >= 0)]
+    rows = history.all_attempts().updates()
     if len(rows):
         sent = len(np.unique(rows["request"]))
         twice = len(rows) - sent

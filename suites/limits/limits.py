@@ -9,20 +9,16 @@ import numpy as np
 
 from harness.claims.features import Claims, Limits
 from harness.evidence.history import History
-from harness.evidence.tables import UNSEEN, Mask, Times
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided, within
 from harness.scenario.model import Failure
 from suites.limits.scenarios import CALM_STREAM, CRITICAL, HOT, NORMAL, crowd, hot_second
+from suites.margins import TRAVEL_S, clock_difference_s
 from suites.scenarios import DISTURBING
 
 REJECTION_STATUSES = (429, 503)
 REJECTED_WITHIN_S = 0.02
 REJECTED_QUANTILE = 0.95
-
-TRAVEL_S = 0.02
-"""Over sockets, times at a backend and in the balancer may differ by this network time in addition to the measured
-slack."""
 
 SMALL_BURST = 5
 ADMITTED_SHARE, ADMITTED_SHARE_SMALL_BURST = 0.9, 0.5
@@ -35,26 +31,6 @@ LOADED_TIMES = 4
 
 FEW = 10
 """With fewer rejections than this, a quantile of their latencies is meaningless."""
-
-
-def _clock_difference_s(history: History) -> float:
-    """Largest difference between times at backends and in the balancer, in seconds; 0 in virtual time."""
-    slack_s = history.worst_slack_s(0.0, history.scenario.end_s)
-    return slack_s + TRAVEL_S if slack_s else 0.0
-
-
-def _reached_s(history: History) -> Times:
-    """For each request the time at which a backend first saw it; nan where none did."""
-    rows = history.first_attempts()
-    times_s = np.full(len(rows), np.nan)
-    times_s[rows != UNSEEN] = history.attempts["start_s"][rows[rows != UNSEEN]]
-    return times_s
-
-
-def _rejected(history: History) -> Mask:
-    """Requests that were answered and that no backend saw."""
-    mask: Mask = (history.first_attempts() == UNSEEN) & (history.requests["failure"] == Failure.NONE)
-    return mask
 
 
 # --- rate ---------------------------------------------------------------------------------------------------
@@ -71,18 +47,17 @@ def rate_every_window(history: History, claims: Claims) -> Findings:
     limits, phase = claims[Limits], history.scenario.phase(HOT)
     if limits.rate_per_s is None:
         return
-    sent = int(np.count_nonzero(history.in_stream(HOT)))
+    sent = len(history.requests_in(HOT))
     if sent <= limits.burst + limits.rate_per_s * (phase.end_s - phase.start_s):
         return
-    reached_s = _reached_s(history)
-    times_s = np.sort(reached_s[~np.isnan(reached_s)])
+    times_s = np.sort(history.all_requests().reached().reached_s())
     if not len(times_s):
         return
     ahead = np.arange(len(times_s)) - limits.rate_per_s * times_s  # how far counts run ahead of the rate
     last = int((ahead - np.minimum.accumulate(ahead)).argmax())
     first = int(ahead[: last + 1].argmin())
     admitted, lasted_s = last - first + 1, float(times_s[last] - times_s[first])
-    allowed = int(limits.burst + limits.rate_per_s * (lasted_s + _clock_difference_s(history)) + 1e-6)
+    allowed = int(limits.burst + limits.rate_per_s * (lasted_s + clock_difference_s(history)) + 1e-6)
     yield held(
         admitted <= allowed,
         at_s=float(times_s[first]),
@@ -105,14 +80,14 @@ def rate_let_in(history: History, claims: Claims) -> Findings:
     limits = claims[Limits]
     if limits.rate_per_s is None:
         return
-    reached = history.first_attempts() != UNSEEN
+    difference_s = clock_difference_s(history)
     share = ADMITTED_SHARE if limits.burst >= SMALL_BURST else ADMITTED_SHARE_SMALL_BURST
     for name in (CALM_STREAM, HOT):
-        phase, mine = history.scenario.phase(name), history.in_stream(name)
-        sent, admitted = int(np.count_nonzero(mine)), int(np.count_nonzero(mine & reached))
-        sent_s = history.requests["sent_s"][mine & ~np.isnan(history.requests["sent_s"])]
-        lasts_s = (float(sent_s.max()) if len(sent_s) else phase.start_s) - phase.start_s - _clock_difference_s(history)
-        due = max(0.0, min(sent - limits.rate_per_s * _clock_difference_s(history), limits.rate_per_s * lasts_s))
+        phase, mine = history.scenario.phase(name), history.requests_in(name)
+        sent, admitted = len(mine), len(mine.reached())
+        sent_s = mine.sent_between(0.0, np.inf)["sent_s"]
+        lasts_s = (float(sent_s.max()) if len(sent_s) else phase.start_s) - phase.start_s - difference_s
+        due = max(0.0, min(sent - limits.rate_per_s * difference_s, limits.rate_per_s * lasts_s))
         yield held(
             admitted >= share * due,
             at_s=phase.start_s,
@@ -134,21 +109,18 @@ def refusals_told_at_once(history: History, claims: Claims) -> Findings:
     The check has two findings: all requests that no backend saw were answered with one of these statuses, and 95 % of
     those answers came within 20 ms. Known violations: by construction only.
     """
-    mine = history.in_stream(HOT)
-    unseen = mine & (history.first_attempts() == UNSEEN)
-    if not unseen.any():
+    unseen = history.requests_in(HOT).unreached()
+    if not unseen:
         return
-    answered = unseen & _rejected(history) & np.isin(history.requests["status"], REJECTION_STATUSES)
-    phase, rejected = history.scenario.phase(HOT), int(np.count_nonzero(unseen))
-    unanswered = rejected - int(np.count_nonzero(answered))
-    note = f"{unanswered} of {rejected} that no backend saw were not answered with 429 or 503"
-    yield held(unanswered == 0, phase.start_s, unanswered, 0, until_s=phase.end_s, sample=rejected, note=note)
-    took_s = history.requests["end_s"][answered] - history.requests["sent_s"][answered]
-    if len(took_s) < FEW:
+    told = unseen.where(unseen["failure"] == Failure.NONE).with_status(*REJECTION_STATUSES)
+    phase, unanswered = history.scenario.phase(HOT), len(unseen) - len(told)
+    note = f"{unanswered} of {len(unseen)} that no backend saw were not answered with 429 or 503"
+    yield held(unanswered == 0, phase.start_s, unanswered, 0, until_s=phase.end_s, sample=len(unseen), note=note)
+    if len(told) < FEW:
         return
-    slowest_s = float(np.quantile(took_s, REJECTED_QUANTILE))
-    note = f"95 % of {len(took_s)} rejections took up to {1000 * slowest_s:.1f} ms"
-    yield within(slowest_s, 0.0, REJECTED_WITHIN_S, phase.start_s, until_s=phase.end_s, sample=len(took_s), note=note)
+    slowest_s = float(np.quantile(told["end_s"] - told["sent_s"], REJECTED_QUANTILE))
+    note = f"95 % of {len(told)} rejections took up to {1000 * slowest_s:.1f} ms"
+    yield within(slowest_s, 0.0, REJECTED_WITHIN_S, phase.start_s, until_s=phase.end_s, sample=len(told), note=note)
 
 
 # --- concurrency --------------------------------------------------------------------------------------------
@@ -162,14 +134,14 @@ def concurrency_never_more(history: History, claims: Claims) -> Findings:
     BerriAI/litellm#18730 (test and debit were two steps, so that several passed the same test).
     """
     limits = claims[Limits]
-    attempts = history.attempts[history.attempts["request"] >= 0]
-    if limits.concurrency is None or not len(attempts):
+    attempts = history.all_attempts()
+    if limits.concurrency is None or not attempts:
         return
     if len(attempts) < LOADED_TIMES * limits.concurrency:
         yield undecided(f"only {len(attempts)} requests reached a backend")
         return
     began_s = np.sort(attempts["start_s"])
-    ended_s = np.sort(attempts["end_s"]) - _clock_difference_s(history)  # nan, still inside, sorts last
+    ended_s = np.sort(attempts["end_s"]) - clock_difference_s(history)  # nan, still inside, sorts last
     inside = np.arange(1, len(began_s) + 1) - np.searchsorted(ended_s, began_s, side="right")
     worst = int(inside.argmax())
     most, at_s = int(inside[worst]), float(began_s[worst])
@@ -187,22 +159,19 @@ def urgency_critical_first(history: History, claims: Claims) -> Findings:
     """
     if not claims[Limits].by_urgency:
         return
-    requests, reached_s = history.requests, _reached_s(history)
-    normal = history.in_stream(NORMAL)
-    normal_sent_s, normal_reached_s = requests["sent_s"][normal], reached_s[normal]
-    margin_s = TRAVEL_S + _clock_difference_s(history)
-    for row in np.flatnonzero(history.in_stream(CRITICAL)):
-        sent_s, admitted_s, end_s = float(requests["sent_s"][row]), float(reached_s[row]), float(requests["end_s"][row])
-        earlier = normal_sent_s < sent_s - margin_s
-        if not (earlier & (normal_reached_s > sent_s + margin_s)).any():
+    normal, critical = history.requests_in(NORMAL), history.requests_in(CRITICAL)
+    margin_s = TRAVEL_S + clock_difference_s(history)
+    for request, admitted_s in zip(critical, critical.reached_s().tolist(), strict=True):
+        sent_s, end_s = float(request["sent_s"]), float(request["end_s"])
+        earlier = normal.sent_between(0.0, sent_s - margin_s)
+        if not earlier.where(earlier.reached_s() > sent_s + margin_s):
             continue
         if np.isnan(admitted_s):
-            ahead = int(np.count_nonzero(earlier & (normal_reached_s > end_s + margin_s)))
-            fate = f"rejected with {requests['status'][row]} while {ahead} normal ones waited and were admitted later"
+            ahead = len(earlier.where(earlier.reached_s() > end_s + margin_s))
+            fate = f"rejected with {request['status']} while {ahead} normal ones waited and were admitted later"
         else:
-            ahead = int(
-                np.count_nonzero((normal_reached_s > sent_s + margin_s) & (normal_reached_s < admitted_s - margin_s))
-            )
+            later = normal.where(normal.reached_s() > sent_s + margin_s)
+            ahead = len(later.where(later.reached_s() < admitted_s - margin_s))
             fate = f"waited {admitted_s - sent_s:.3f} s while {ahead} normal ones were admitted"
-        note = f"request {requests['number'][row]}, critical, {fate}"
+        note = f"request {request['number']}, critical, {fate}"
         yield held(ahead == 0, sent_s, ahead, 0, until_s=end_s, note=note)

@@ -8,12 +8,11 @@ import numpy as np
 
 from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
 from harness.evidence.history import History
-from harness.evidence.tables import UNSEEN
+from harness.evidence.queries import AttemptSelection
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, within
 from harness.scenario.faults import CutOff, FailingStatus, Hang, RequestFault, heals_at_s
-from harness.scenario.model import Ending, Failure, Keys, Kind, Load, Method, Phase, Scenario, Stream, UnsupportedError
-from suites.retry.evidence import counts, dropped, followers, inference, refused, started_in, turns, updates
+from harness.scenario.model import Failure, Keys, Kind, Load, Method, Phase, Scenario, Stream, UnsupportedError
 from suites.scenarios import key_carrier, methods
 
 OTHERS = (Breaker, Ejection, HealthChecks, HealthShare, BoundedLoad)
@@ -104,6 +103,11 @@ def _traffic(claims: Claims, busy_s: float, end_s: float) -> tuple[Stream, ...]:
     return tuple(streams)
 
 
+def refused(attempts: AttemptSelection, claims: Claims) -> AttemptSelection:
+    """Those that were answered with a status that is claimed to be retried."""
+    return attempts.with_status(*claims[Retry].statuses)
+
+
 def _in_phase(history: History, name: str) -> tuple[float, float] | None:
     """Start and end of a phase of `failures` as scheduled; None if this target has no such phase."""
     for phase in history.scenario.phases:
@@ -120,18 +124,17 @@ def attempts_at_most(history: History, claims: Claims) -> Findings:
     client library that repeats requests lost on a pooled connection, or another proxy in the chain. Known violations:
     BerriAI/litellm#34129, HKUDS/nanobot#2760.
     """
-    number, turn = counts(history), turns(history)
     limit = claims[Retry].attempts
-    last = inference(history) & (turn == limit - 1)
+    attempts = history.all_attempts().inference()
+    last = attempts.where(attempts.turns() == limit - 1)
     for method in (Method.POST, Method.GET):
-        for cause, mask in {"status": refused(history, claims), "dropped": dropped(history)}.items():
-            rows = history.attempts["request"][last & mask]
-            rows = rows[history.requests["method"][rows] == method]
-            if not len(rows):
+        for cause, failed in {"status": refused(last, claims), "dropped": last.dropped()}.items():
+            requests = failed.where(failed.of_request("method") == method).requests()
+            if not requests:
                 continue
-            most = int(number[rows].max())
-            note = f"{method.name}: {len(rows)} failed {limit} times (last: {cause}), with at most {most} attempts"
-            yield held(most <= limit, at_s=0.0, observed=most, bound=limit, exact=True, sample=len(rows), note=note)
+            most, count = int(requests.attempt_counts().max()), len(requests)
+            note = f"{method.name}: {count} failed {limit} times (last: {cause}), with at most {most} attempts"
+            yield held(most <= limit, at_s=0.0, observed=most, bound=limit, exact=True, sample=count, note=note)
 
 
 @declare("retry.status.only-claimed", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
@@ -142,18 +145,16 @@ def status_only_claimed(history: History, claims: Claims) -> Findings:
     multiplies errors by the number of attempts. 429 asks for less traffic. Known violations: microsoft/AICentral#134
     (400 was tried on every other server), livekit/agents#5831.
     """
-    attempts = history.attempts
-    following = followers(history)
     for status in UNCLAIMED:
-        rows = np.flatnonzero(inference(history) & (attempts["status"] == status))
-        if status in claims[Retry].statuses or not len(rows):
+        answers = history.all_attempts().inference().with_status(status)
+        if status in claims[Retry].statuses or not answers:
             continue
-        again = int(np.count_nonzero(following[rows] != UNSEEN))
-        other = int(np.count_nonzero(history.requests["status"][attempts["request"][rows]] != status))
+        again = len(answers.followed())
+        other = len(answers.where(answers.of_request("status") != status))
         wrong = max(again, other)
-        note = f"{status}: {again} of {len(rows)} were retried, {other} reached their client with another status"
-        at_s = float(attempts["start_s"][rows[0]])
-        yield held(wrong == 0, at_s=at_s, observed=wrong, bound=0, exact=True, sample=len(rows), note=note)
+        note = f"{status}: {again} of {len(answers)} were retried, {other} reached their client with another status"
+        at_s = float(answers["start_s"][0])
+        yield held(wrong == 0, at_s=at_s, observed=wrong, bound=0, exact=True, sample=len(answers), note=note)
 
 
 @declare("retry.backend.another", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
@@ -164,19 +165,17 @@ def backend_another(history: History, claims: Claims) -> Findings:
     already tried are excluded. Known violations: traefik/traefik#5177, kubernetes/ingress-nginx#4035 (a sticky cookie
     is applied again to the retry).
     """
-    attempts = history.attempts
-    following = followers(history)
-    first = inference(history) & (turns(history) == 0) & (following != UNSEEN)
-    for name, failed in (("one refuses", refused(history, claims)), ("one drops", dropped(history))):
+    retried = history.all_attempts().inference().first().followed()
+    for name, failed in (("one refuses", refused(retried, claims)), ("one drops", retried.dropped())):
         span = _in_phase(history, name)
         if span is None:
             continue
-        rows = np.flatnonzero(first & failed & started_in(history, *span))
-        if not len(rows):
+        failed = failed.started_between(*span)
+        if not failed:
             continue
-        back = int(np.count_nonzero(attempts["backend"][following[rows]] == attempts["backend"][rows]))
-        note = f"{name}: {back} of {len(rows)} retries went back to the backend that had failed"
-        yield held(back == 0, span[0], back, 0, until_s=span[1], sample=len(rows), note=note)
+        back = len(failed.where(failed.next_attempts()["backend"] == failed["backend"]))
+        note = f"{name}: {back} of {len(failed)} retries went back to the backend that had failed"
+        yield held(back == 0, span[0], back, 0, until_s=span[1], sample=len(failed), note=note)
 
 
 @declare("retry.update.at-most-once", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
@@ -187,21 +186,18 @@ def update_at_most_once(history: History, claims: Claims) -> Findings:
     an answer with an error, a connection that drops, and an answer that breaks off. Known violations:
     rancher/rancher#35424 (a slow POST replayed three times).
     """
-    attempts = history.attempts
-    following = followers(history)
-    broken_off = (attempts["ending"] == Ending.CUT) & (attempts["status"] != 0)
+    first = history.all_attempts().updates().first()
     endings = {
-        "answered with an error": attempts["status"] >= 400,
-        "dropped without an answer": dropped(history),
-        "answer broken off": broken_off,
+        "answered with an error": first.where(first["status"] >= 400),
+        "dropped without an answer": first.dropped(),
+        "answer broken off": first.broken_off(),
     }
-    for ending, mask in endings.items():
-        rows = np.flatnonzero(updates(history) & (turns(history) == 0) & mask)
-        if not len(rows):
+    for ending, ended in endings.items():
+        if not ended:
             continue
-        again = int(np.count_nonzero(following[rows] != UNSEEN))
-        note = f"{ending}: {again} of {len(rows)} updates reached a backend again"
-        yield held(again == 0, 0.0, again, 0, exact=True, sample=len(rows), note=note)
+        again = len(ended.followed())
+        note = f"{ending}: {again} of {len(ended)} updates reached a backend again"
+        yield held(again == 0, 0.0, again, 0, exact=True, sample=len(ended), note=note)
 
 
 @declare("retry.first-byte.never", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
@@ -212,19 +208,18 @@ def first_byte_never(history: History, claims: Claims) -> Findings:
     that buffers complete answers could retry, but could not stream. Known violations: aden-hive/hive#6541,
     zirkelc/ai-retry#51 (the client gets tokens 1 to 5, then 1 to N).
     """
-    attempts = history.attempts
-    begun = inference(history) & (attempts["ending"] == Ending.CUT) & ~np.isnan(attempts["first_byte_s"])
-    rows = np.flatnonzero(begun & (attempts["status"] == 200))
-    if not len(rows):
+    cut = history.all_attempts().inference().broken_off().with_status(200)
+    begun = cut.where(~np.isnan(cut["first_byte_s"]))
+    if not begun:
         return
-    at_s = float(attempts["start_s"][rows[0]])
-    again = int(np.count_nonzero(followers(history)[rows] != UNSEEN))
-    note = f"{again} of {len(rows)} answers that broke off were started again"
-    yield held(again == 0, at_s, again, 0, exact=True, sample=len(rows), note=note)
-    requests = history.requests[attempts["request"][rows]]
-    complete = int(np.count_nonzero((requests["failure"] == Failure.NONE) & (requests["status"] < 400)))
-    note = f"{complete} of {len(rows)} answers that broke off looked complete to their clients"
-    yield held(complete == 0, at_s, complete, 0, exact=True, sample=len(rows), note=note)
+    at_s = float(begun["start_s"][0])
+    again = len(begun.followed())
+    note = f"{again} of {len(begun)} answers that broke off were started again"
+    yield held(again == 0, at_s, again, 0, exact=True, sample=len(begun), note=note)
+    whole = (begun.of_request("failure") == Failure.NONE) & (begun.of_request("status") < 400)
+    complete = len(begun.where(whole))
+    note = f"{complete} of {len(begun)} answers that broke off looked complete to their clients"
+    yield held(complete == 0, at_s, complete, 0, exact=True, sample=len(begun), note=note)
 
 
 @declare("retry.retry-after.honoured", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=failures)
@@ -237,23 +232,19 @@ def retry_after_honoured(history: History, claims: Claims) -> Findings:
     span = _in_phase(history, "all ask to wait")
     if span is None:
         raise UnsupportedError("claims to retry no status")
-    attempts = history.attempts
-    limited = inference(history) & (turns(history) == 0) & refused(history, claims) & started_in(history, *span)
-    rows = np.flatnonzero(limited)
-    if not len(rows):
+    limited = refused(history.all_attempts().inference().first().started_between(*span), claims)
+    if not limited:
         return
-    following = followers(history)[rows]
-    again = following != UNSEEN
-    if not again.any():
-        note = f"none of {len(rows)} was retried"
-        yield held(True, span[0], 0, 0, until_s=span[1], sample=len(rows), note=note)
+    again = limited.followed()
+    if not again:
+        note = f"none of {len(limited)} was retried"
+        yield held(True, span[0], 0, 0, until_s=span[1], sample=len(limited), note=note)
         return
-    waits_s = attempts["start_s"][following[again]] - attempts["end_s"][rows[again]]
-    shortest_s = float(waits_s.min())
-    low_s = _retry_after_s(history)
-    note = f"{int(again.sum())} of {len(rows)} were retried, after {shortest_s:.3f} s at the earliest"
-    until_s = float(attempts["start_s"][following[again]].max())
-    yield within(shortest_s, low_s, float("inf"), span[0], until_s=until_s, sample=int(again.sum()), note=note)
+    retries = again.next_attempts()
+    shortest_s = float((retries["start_s"] - again["end_s"]).min())
+    note = f"{len(again)} of {len(limited)} were retried, after {shortest_s:.3f} s at the earliest"
+    until_s, low_s = float(retries["start_s"].max()), _retry_after_s(history)
+    yield within(shortest_s, low_s, float("inf"), span[0], until_s=until_s, sample=len(again), note=note)
 
 
 def _retry_after_s(history: History) -> float:

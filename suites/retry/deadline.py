@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from harness.claims.features import Claims, Hedge, Retry
 from harness.evidence.history import History
-from harness.evidence.tables import UNSEEN
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, within
 from harness.scenario.faults import Hang
 from harness.scenario.model import Failure, Keys, Kind, Load, Phase, Scenario, Stream, UnsupportedError
+from suites.margins import NOTICE_S
 from suites.retry.attempts import OTHERS
-from suites.retry.evidence import counts, followers, given_up, inference, updates
 from suites.scenarios import key_carrier
 
 BEGIN_S = 0.1
@@ -25,9 +22,6 @@ FREE_AFTER = 0.6
 
 PATIENCE = 2.0
 """Clients wait for twice the deadline, so that they see whether the balancer keeps it."""
-
-NOTICE_S = 0.05
-"""Time that a request and its answer may take between client and balancer; the balancer's clock runs in between."""
 
 USED_UP = 0.9
 """A request tests a deadline if it took at least this share of it."""
@@ -74,26 +68,25 @@ def deadline_holds(history: History, claims: Claims) -> Findings:
     googleapis/java-bigtable-hbase#1858.
     """
     deadline_s = _deadline_s(claims)
-    requests, attempts = history.requests, history.attempts
-    took_s = requests["end_s"] - requests["sent_s"]
-    attempt_counts = counts(history)
-    judged = (attempt_counts > 0) & (took_s >= USED_UP * deadline_s)
-    for name, mask in (("after one attempt", attempt_counts == 1), ("after several attempts", attempt_counts > 1)):
-        rows = np.flatnonzero(judged & mask)
-        if not len(rows):
+    reached = history.all_requests().reached()
+    slow = reached.where(reached["end_s"] - reached["sent_s"] >= USED_UP * deadline_s)
+    counts = slow.attempt_counts()
+    for name, judged in (
+        ("after one attempt", slow.where(counts == 1)),
+        ("after several attempts", slow.where(counts > 1)),
+    ):
+        if not judged:
             continue
-        longest = rows[int(took_s[rows].argmax())]
-        note = f"{name}: the slowest of {len(rows)} was answered after {took_s[longest]:.3f} s"
-        at_s, until_s = float(requests["sent_s"][rows].min()), float(requests["end_s"][rows].max())
-        observed_s, high_s = float(took_s[longest]), deadline_s + NOTICE_S
-        yield within(observed_s, 0.0, high_s, at_s, until_s=until_s, sample=len(rows), note=note)
-    again = followers(history)
-    again = again[inference(history) & (again != UNSEEN)]
-    if len(again):
-        begun_s = attempts["start_s"][again] - requests["sent_s"][attempts["request"][again]]
-        note = f"the latest of {len(again)} retries began after {begun_s.max():.3f} s"
-        at_s = float(attempts["start_s"][again].max())
-        yield within(float(begun_s.max()), 0.0, deadline_s + NOTICE_S, at_s, sample=len(again), note=note)
+        longest_s = float((judged["end_s"] - judged["sent_s"]).max())
+        note = f"{name}: the slowest of {len(judged)} was answered after {longest_s:.3f} s"
+        at_s, until_s = float(judged["sent_s"].min()), float(judged["end_s"].max())
+        yield within(longest_s, 0.0, deadline_s + NOTICE_S, at_s, until_s=until_s, sample=len(judged), note=note)
+    retries = history.all_attempts().inference().later()
+    if retries:
+        begun_s = float((retries["start_s"] - retries.of_request("sent_s")).max())
+        note = f"the latest of {len(retries)} retries began after {begun_s:.3f} s"
+        at_s = float(retries["start_s"].max())
+        yield within(begun_s, 0.0, deadline_s + NOTICE_S, at_s, sample=len(retries), note=note)
 
 
 @declare(
@@ -109,18 +102,16 @@ def timeout_only_claimed(history: History, claims: Claims) -> Findings:
     The backend may still be working on it: a retry elsewhere doubles the load of a fleet that is already too slow, and
     carries an update out twice. Known violations: rancher/rancher#35424.
     """
-    following = followers(history)
-    patient = history.requests["failure"] != Failure.TIMEOUT
+    timed_out = history.all_attempts().given_up_by_balancer()
     # If the client left first, the balancer had no decision to make.
-    judged = given_up(history) & (patient[history.attempts["request"]] | (following != UNSEEN))
-    kinds = {"updates": updates(history)}
+    judged = timed_out.where(timed_out.of_request("failure") != Failure.TIMEOUT) | timed_out.followed()
+    kinds = {"updates": judged.updates()}
     if not claims[Retry].on_timeout:
-        kinds["inference"] = inference(history)
-    for name, mask in kinds.items():
-        rows = np.flatnonzero(judged & mask)
-        if not len(rows):
+        kinds["inference"] = judged.inference()
+    for name, attempts in kinds.items():
+        if not attempts:
             continue
-        again = int(np.count_nonzero(following[rows] != UNSEEN))
-        note = f"{name}: {again} of {len(rows)} that timed out reached a backend again"
-        at_s = float(history.attempts["start_s"][rows[0]])
-        yield held(again == 0, at_s, again, 0, exact=True, sample=len(rows), note=note)
+        again = len(attempts.followed())
+        note = f"{name}: {again} of {len(attempts)} that timed out reached a backend again"
+        at_s = float(attempts["start_s"][0])
+        yield held(again == 0, at_s, again, 0, exact=True, sample=len(attempts), note=note)

@@ -18,8 +18,8 @@ from harness.property.declare import declare
 from harness.property.findings import Finding, Findings, held, undecided, within
 from harness.scenario.faults import OverCapacity
 from harness.scenario.model import Keys, Load, Phase, Scenario, Stream, UnsupportedError, World
-from suites.retry.attempts import OTHERS
-from suites.retry.evidence import inference, refused, turns
+from suites.margins import logged_within_s
+from suites.retry.attempts import OTHERS, refused
 from suites.scenarios import carried_out, key_carrier
 
 REFUSAL = 503
@@ -34,9 +34,6 @@ STEP_S = 0.1
 BURST_S = 0.2
 """A backend accepts at once what it could accept in this time. Nothing is refused before the outage because of random
 arrivals, and no capacity is lost while a second can still be decided despite slack."""
-
-LOGGED_WITHIN = 0.05
-"""Share of a budget's window that may pass between a balancer's own count and a backend's log entry."""
 
 EDGE = 0.05
 """Share of answers by which two runs may differ, as each sets the start and end of an outage itself."""
@@ -136,14 +133,13 @@ def _budget(history: History, claims: Claims) -> Findings:
     if retry.budget_share is None:
         raise UnsupportedError("no budget is claimed")
     window_s, floor, share = retry.budget_window_s, retry.budget_floor, retry.budget_share
-    attempts = history.attempts
-    turn, own = turns(history), inference(history)
-    retries_s = np.sort(attempts["start_s"][own & (turn > 0)])
-    failed_s = np.sort(attempts["start_s"][own & refused(history, claims) & (turn < retry.attempts - 1)])
+    attempts = history.all_attempts().inference()
+    failed = refused(attempts, claims)
+    retries_s = np.sort(attempts.later()["start_s"])
+    failed_s = np.sort(failed.where(failed.turns() < retry.attempts - 1)["start_s"])
     if not len(retries_s):
         return
-    slack_s = np.array([history.worst_slack_s(at_s - window_s, at_s) for at_s in retries_s.tolist()])
-    tolerance_s = LOGGED_WITHIN * window_s + slack_s
+    tolerance_s = np.array([logged_within_s(history, window_s, at_s) for at_s in retries_s.tolist()])
     retries = _counted(retries_s, retries_s - window_s + tolerance_s, retries_s)
     allowed = _allowed(share, _fresh(history, retries_s - window_s - tolerance_s, retries_s)) + floor
     called_for = _counted(failed_s, retries_s - window_s, retries_s) > allowed
@@ -176,12 +172,8 @@ def _fresh(history: History, from_s: Times, to_s: Times) -> Numbers:
 
     It counts a request between its departure from the client and its first arrival at a backend.
     """
-    requests = history.requests
-    first = history.first_attempts()
-    first_s = np.where(first >= 0, history.attempts["start_s"][first], np.inf)
-    sent = ~np.isnan(requests["sent_s"])
-    sent_s = np.sort(requests["sent_s"][sent])
-    reached_s = np.sort(first_s[sent])
+    requests = history.all_requests()
+    sent_s, reached_s = np.sort(requests["sent_s"]), np.sort(requests.reached_s())  # nan, never, sorts last
     counted: Numbers = np.searchsorted(sent_s, to_s, "right") - np.searchsorted(reached_s, from_s, "left")
     return counted
 
@@ -221,8 +213,7 @@ def _answers(history: History) -> Findings:
 def _answered_in_outage(history: History) -> int:
     """Number of answered requests that were due during the outage."""
     began_s, over_s = _span(history)
-    due_s = history.requests["intended_s"]
-    return int(np.count_nonzero(history.answered() & (due_s >= began_s) & (due_s < over_s)))
+    return len(history.all_requests().due_between(began_s, over_s).answered())
 
 
 @declare("retry.outage.recovers", needs=(Retry,), without=(Hedge,), off=OTHERS, scenario=quarter_outage)
@@ -239,18 +230,17 @@ def outage_recovers(history: History, claims: Claims) -> Findings:
 def _recovery(history: History, claims: Claims) -> Findings:
     """Time after the outage from which every window of one second is normal."""
     _, over_s = _span(history)
-    attempts = history.attempts
-    turn = turns(history)
+    attempts = history.all_attempts()
     end_s = history.scenario.end_s
-    if not np.count_nonzero(refused(history, claims) & (attempts["start_s"] < over_s)):
+    if not refused(attempts.started_between(0.0, over_s), claims):
         return
     last_s = end_s - over_s - WINDOW_S
     if last_s < RECOVERY_S:
         yield undecided(f"the outage was over only {end_s - over_s:.1f} s before the end", over_s)
         return
     starts_s = over_s + np.arange(0.0, last_s, STEP_S)
-    all_s = np.sort(attempts["start_s"][turn >= 0])
-    fresh_s = np.sort(attempts["start_s"][turn == 0])
+    all_s = np.sort(attempts["start_s"])
+    fresh_s = np.sort(attempts.first()["start_s"])
     ratio = _counted(all_s, starts_s, starts_s + WINDOW_S) / np.maximum(
         _counted(fresh_s, starts_s, starts_s + WINDOW_S), 1
     )
@@ -289,8 +279,7 @@ def outage_full_size(history: History, claims: Claims) -> Findings:
 
 def _peak(history: History, retry: Retry, share: float) -> Finding:
     """Compare the attempts in every window with its fresh requests plus the budget; the worst window."""
-    turn = turns(history)
-    all_s = np.sort(history.attempts["start_s"][turn >= 0])
+    all_s = np.sort(history.all_attempts()["start_s"])
     starts_s = np.arange(0.0, history.scenario.end_s - retry.budget_window_s, STEP_S)
     ends_s = starts_s + retry.budget_window_s
     attempts = _counted(all_s, starts_s, ends_s)

@@ -132,6 +132,7 @@ def test_columns_of_attempts_and_of_their_requests() -> None:
     assert [float(row["end_s"]) for row in MADE.dropped()] == [0.3]
     assert MADE.turns().tolist() == [0, 0, 1, 0, 0, 1, 0, 1, 2]
     assert MADE.followers().tolist() == [2, UNSEEN, UNSEEN, 6, UNSEEN, UNSEEN, 8, 9, UNSEEN]
+    assert rows(MADE.next_attempts()) == [2, 6, 8, 9]
 
 
 def test_answers_about_requests() -> None:

@@ -18,7 +18,6 @@ from harness.scenario.arrivals import Arrival, draw
 from harness.scenario.model import Failure, UnsupportedError
 from harness.targets.reference import ReferenceTarget
 from suites.limits.limits import (
-    TRAVEL_S,
     concurrency_never_more,
     rate_every_window,
     rate_let_in,
@@ -26,6 +25,7 @@ from suites.limits.limits import (
     urgency_critical_first,
 )
 from suites.limits.scenarios import CRITICAL, CRITICALS, HOT, NORMAL, crowd, hot_second
+from suites.margins import TRAVEL_S
 from tests.suites.histories import SEED, history_of, only, outcome
 
 CLAIMS = Claims((Limits(rate_per_s=100.0, burst=20, concurrency=8, queue=16, by_urgency=True),))

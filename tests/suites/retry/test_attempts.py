@@ -23,7 +23,6 @@ from suites.retry.attempts import (
     status_only_claimed,
     update_at_most_once,
 )
-from suites.retry.evidence import counts, followers, turns
 from tests.suites.histories import outcome
 from tests.suites.retry_histories import TriedRequest, Try, broken_off, drop, refusal, written
 
@@ -42,29 +41,6 @@ def judged(item: Property, *requests: TriedRequest, claims: Claims = CLAIMS) -> 
 def facts(found: list[Held]) -> list[tuple[bool, object, object, int | None]]:
     """Verdict, observed value, bound and sample of findings."""
     return [(item.ok, item.observed, item.bound, item.sample) for item in found]
-
-
-# --- evidence ---------------------------------------------------------------------------------------------
-
-
-def test_turns_followers_and_counts() -> None:
-    history = written(
-        SCENARIO,
-        [
-            TriedRequest((refusal(1.0), refusal(1.2, 1), Try(1.4, 2))),
-            TriedRequest((Try(1.1),)),
-            TriedRequest((refusal(1.05, 1), Try(1.3, 2))),
-            TriedRequest(()),
-        ],
-    )
-    assert turns(history).tolist() == [0, 0, 0, 1, 1, 2]
-    assert followers(history).tolist() == [3, 4, -1, 5, -1, -1]
-    assert counts(history).tolist() == [3, 1, 2, 0]
-    foreign = history.attempts.copy()
-    foreign["request"] = -1
-    history = replace(history, attempts=foreign)
-    assert set(turns(history).tolist()) == set(followers(history).tolist()) == {-1}
-    assert counts(history).tolist() == [0, 0, 0, 0]
 
 
 # --- the scenario -----------------------------------------------------------------------------------------

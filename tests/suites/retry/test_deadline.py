@@ -11,7 +11,8 @@ from harness.property.findings import Held, Within
 from harness.property.verdict import Outcome
 from harness.scenario.faults import Hang
 from harness.scenario.model import Failure, Kind, UnsupportedError
-from suites.retry.deadline import BEGIN_S, NOTICE_S, deadline_holds, time_runs_out, timeout_only_claimed
+from suites.margins import NOTICE_S
+from suites.retry.deadline import BEGIN_S, deadline_holds, time_runs_out, timeout_only_claimed
 from tests.suites.histories import outcome
 from tests.suites.retry_histories import TriedRequest, Try, drop, left, refusal, written
 

@@ -1,0 +1,40 @@
+"""Margins for timing: how far times at the client, in the balancer and at the backends may differ.
+
+A history has the times of clients and backends alone; a balancer decides in between, by its own clock. Every check
+that compares such times takes its margin from here. All are seconds unless stated otherwise. Declares no property.
+"""
+
+from __future__ import annotations
+
+from harness.evidence.history import History
+
+NOTICE_S = 0.05
+"""Time that a request and its answer may take between client and balancer; the balancer's clock runs in between."""
+
+LOGGED_WITHIN = 0.05
+"""Share of a budget's window that may pass between a balancer's own count and a backend's log entry."""
+
+COUNTED_S = 0.01
+"""Longest time between a balancer's charge for a hedge and the hedge's arrival at a backend."""
+
+APART_S = 0.01
+"""If two good answers come within this time, either may be the first for the balancer."""
+
+GONE_WITHIN_S = 0.05
+"""Longest time after a client leaves, or has its answer, during which attempts may still be sent. A leaked timer of an
+impatient client's request would hedge 90 ms later."""
+
+TRAVEL_S = 0.02
+"""Over sockets, times at a backend and in the balancer may differ by this network time in addition to the measured
+slack."""
+
+
+def logged_within_s(history: History, window_s: float, at_s: float) -> float:
+    """Longest time between a balancer's own count and a backend's log entry, in a window of a budget up to `at_s`."""
+    return LOGGED_WITHIN * window_s + history.worst_slack_s(at_s - window_s, at_s)
+
+
+def clock_difference_s(history: History) -> float:
+    """Largest difference between times at backends and in the balancer, in seconds; 0 in virtual time."""
+    slack_s = history.worst_slack_s(0.0, history.scenario.end_s)
+    return slack_s + TRAVEL_S if slack_s else 0.0

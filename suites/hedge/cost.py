@@ -8,15 +8,14 @@ import numpy as np
 
 from harness.claims.features import Breaker, Claims, Hedge, Retry
 from harness.evidence.history import History
-from harness.evidence.tables import UNSEEN, Mask, Times
+from harness.evidence.queries import RequestSelection
+from harness.evidence.tables import UNSEEN, Times
 from harness.property.declare import declare
 from harness.property.findings import Finding, Findings, held
 from harness.scenario.model import Kind
-from suites.hedge.evidence import hedges, in_flight, inference_hedges, outlasted, probes, winners
+from suites.hedge.evidence import hedges, outlasted, probes, winners
 from suites.hedge.scenarios import BREAKER_OTHERS, LONG, OTHERS, SHORT, half_open, overload, overloaded, stalls
-
-COUNTED_S = 0.01
-"""Longest time between a balancer's charge for a hedge and the hedge's arrival at a backend."""
+from suites.margins import COUNTED_S
 
 CUT = 0.8
 """Largest allowed latency of the slowest requests, as a share of that without hedging. A balancer that never hedges has
@@ -35,14 +34,14 @@ def overhead_within_share(history: History, claims: Claims) -> Findings:
     share allows. The note gives the share of the backends' time spent on unused answers. Known violations: by
     construction only.
     """
-    hedge, attempts = claims[Hedge], history.attempts
-    start_s = np.sort(attempts["start_s"][hedges(history)])
+    hedge = claims[Hedge]
+    start_s = np.sort(history.all_attempts().later()["start_s"])
     if not len(start_s):
         return
     fresh = np.searchsorted(np.sort(history.requests["sent_s"]), start_s, side="right")
     allowed = np.floor(np.round(hedge.share * fresh, 6))
     sent = np.arange(1, len(start_s) + 1)
-    called_for = int(np.count_nonzero(outlasted(history, claims, Kind.INFERENCE)))
+    called_for = len(outlasted(history, claims, Kind.INFERENCE))
     if called_for <= hedge.share * len(history.requests):
         return
     worst = int((sent - hedge.share * fresh).argmax())
@@ -69,8 +68,7 @@ def _worst_run(history: History, share: float, burst: int, start_s: Times) -> Fi
 
     A request starts to count as fresh at some time between leaving its client and reaching a backend.
     """
-    seen_s = history.attempts["start_s"][history.first_attempts()]
-    seen_s = np.sort(seen_s[history.first_attempts() != UNSEEN])
+    seen_s = np.sort(history.all_requests().reached().reached_s())
     sent = np.arange(1, len(start_s) + 1)
     by_then = share * np.searchsorted(np.sort(history.requests["sent_s"]), start_s, side="right")
     before = share * np.searchsorted(seen_s, start_s - COUNTED_S, side="left")
@@ -86,12 +84,11 @@ def _worst_run(history: History, share: float, burst: int, start_s: Times) -> Fi
 
 def _wasted(history: History) -> float:
     """Share of the time spent inside backends on attempts that lost to another attempt of their request."""
-    attempts, won = history.attempts, winners(history)
-    spent_s = np.nan_to_num(attempts["end_s"] - attempts["start_s"])
-    own = attempts["request"] >= 0
-    lost = np.zeros(len(attempts), dtype=np.bool_)
-    lost[own] = (won[attempts["request"][own]] != UNSEEN) & (won[attempts["request"][own]] != np.flatnonzero(own))
-    return float(spent_s[lost].sum() / max(spent_s.sum(), 1e-9))
+    attempts, won = history.all_attempts(), winners(history)
+    winner = won[attempts["request"]]
+    lost = attempts.where((winner != UNSEEN) & (winner != attempts.rows))
+    spent_s = np.nansum(history.attempts["end_s"] - history.attempts["start_s"])
+    return float(np.nansum(lost["end_s"] - lost["start_s"]) / max(spent_s, 1e-9))
 
 
 @declare(
@@ -112,36 +109,27 @@ def tail_cut(history: History, claims: Claims) -> Findings:
     hedge asks for the same choice again, gets the backend that is slow already, and so never hedges.
     """
     phase = history.scenario.phase("stalls")
-    mine = _regular(history) & _due_in(history, phase.start_s, phase.end_s)
-    if not mine.any():
+    hedged = _waiting(history).due_between(phase.start_s, phase.end_s)
+    if not hedged:
         return
-    count = max(1, round((1 - claims[Hedge].quantile) * int(np.count_nonzero(mine))))
-    hedged_s, baseline_s = _slowest_s(history, mine, count), _slowest_s(history.baseline("ring"), mine, count)
+    alone = _waiting(history.baseline("ring")).due_between(phase.start_s, phase.end_s)
+    count = max(1, round((1 - claims[Hedge].quantile) * len(hedged)))
+    hedged_s, baseline_s = _slowest_s(hedged, count), _slowest_s(alone, count)
     bound_s = CUT * baseline_s
     note = f"the slowest {count} took {hedged_s * 1000:.0f} ms on average, {baseline_s * 1000:.0f} ms without hedging"
     yield held(hedged_s <= bound_s, phase.start_s, hedged_s, bound_s, until_s=phase.end_s, sample=count, note=note)
 
 
-def _regular(history: History) -> Mask:
+def _waiting(history: History) -> RequestSelection:
     """Requests of the streams whose clients wait for an answer."""
-    waiting = [stream.name.startswith((SHORT, LONG)) for stream in history.scenario.load.streams]
-    mask: Mask = np.array(waiting)[history.requests["stream"]]
-    return mask
+    names = [stream.name for stream in history.scenario.load.streams]
+    return history.requests_in(*(name for name in names if name.startswith((SHORT, LONG))))
 
 
-def _due_in(history: History, start_s: float, end_s: float) -> Mask:
-    """Requests whose intended send time lies in [start_s, end_s)."""
-    intended_s = history.requests["intended_s"]
-    mask: Mask = (intended_s >= start_s) & (intended_s < end_s)
-    return mask
-
-
-def _slowest_s(history: History, mask: Mask, count: int) -> float:
-    """Geometric mean latency of the slowest `count` requests in `mask`; a client's timeout where it got no answer."""
-    requests = history.requests
-    patience_s = np.array([stream.timeout_s for stream in history.scenario.load.streams])[requests["stream"]]
-    latency_s: Times = np.where(history.answered(), requests["end_s"] - requests["intended_s"], patience_s)
-    return float(np.exp(np.log(np.sort(latency_s[mask])[-count:]).mean()))
+def _slowest_s(requests: RequestSelection, count: int) -> float:
+    """Geometric mean latency of the slowest `count` of these requests; a client's timeout where it got no answer."""
+    times_s = [requests.answered().latencies_s(), requests.tables.timeouts_s()[requests.lost()["stream"]]]
+    return float(np.exp(np.log(np.sort(np.concatenate(times_s))[-count:]).mean()))
 
 
 @declare("hedge.update.never", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
@@ -151,14 +139,13 @@ def update_never(history: History, claims: Claims) -> Findings:
     A hedged update would be carried out twice. Judged where updates were slower than the quantile after which an
     inference is hedged. Known violations: joshrotenberg/tower-resilience#393 (no test of what may be sent twice).
     """
-    slow = int(np.count_nonzero(outlasted(history, claims, Kind.UPDATE)))
+    slow = len(outlasted(history, claims, Kind.UPDATE))
     if not slow:
         return
-    rows = hedges(history)
-    twice = rows[history.attempts["kind"][rows] == Kind.UPDATE]
-    at_s = float(history.attempts["start_s"][twice[0]]) if len(twice) else 0.0
+    twice = history.all_attempts().updates().later()
+    at_s = float(twice["start_s"][0]) if twice else 0.0
     note = f"{slow} updates were slow, {len(twice)} were sent again"
-    yield held(not len(twice), at_s, len(twice), 0, exact=True, sample=slow, note=note)
+    yield held(not twice, at_s, len(twice), 0, exact=True, sample=slow, note=note)
 
 
 @declare("hedge.overload.off", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=overload)
@@ -171,24 +158,17 @@ def overload_off(history: History, claims: Claims) -> Findings:
     threshold is claimed, which is beyond any. Judged while requests that outlast their delay are among them. Seen
     broken: llm-d/llm-d-router#646 lists it as a risk.
     """
-    attempts, requests, inside = history.attempts, history.requests, overloaded(claims[Hedge])
-    full = math.ceil(inside * history.scenario.backends)
-    slow = outlasted(history, claims, Kind.INFERENCE) & (in_flight(history, requests["sent_s"]) >= full)
-    if not slow.any():
+    requests = history.all_requests()
+    full = math.ceil(overloaded(claims[Hedge]) * history.scenario.backends)
+    slow = outlasted(history, claims, Kind.INFERENCE)
+    slow = slow.where(requests.in_flight_at(slow["sent_s"]) >= full)
+    if not slow:
         return
-    rows = inference_hedges(history)
-    during = rows[in_flight(history, attempts["start_s"][rows]) >= full]
-    sent_s = requests["sent_s"][slow]
-    note = f"{len(during)} hedges with {full} or more requests in flight; {len(sent_s)} slow requests arrived meanwhile"
-    yield held(
-        not len(during),
-        at_s=float(sent_s.min()),
-        until_s=float(sent_s.max()),
-        observed=len(during),
-        bound=0,
-        sample=len(sent_s),
-        note=note,
-    )
+    sent = hedges(history)
+    during = len(sent.where(requests.in_flight_at(sent["start_s"]) >= full))
+    note = f"{during} hedges with {full} or more requests in flight; {len(slow)} slow requests arrived meanwhile"
+    at_s, until_s = float(slow["sent_s"].min()), float(slow["sent_s"].max())
+    yield held(not during, at_s, during, 0, until_s=until_s, sample=len(slow), note=note)
 
 
 @declare(
@@ -205,13 +185,12 @@ def breaker_off(history: History, claims: Claims) -> Findings:
     to a backend on probation is likely to be the slower attempt. The first attempt after a backend's breaker was open
     is a probe. Judged on probes that outlast the delay of their model. Known violations: by construction only.
     """
-    attempts = history.attempts
-    attempts_per_request = np.bincount(attempts["request"][attempts["request"] >= 0], minlength=len(history.requests))
-    slow = outlasted(history, claims, Kind.INFERENCE)
+    attempts, counts = history.attempts, history.all_requests().attempt_counts()
+    slow = set(outlasted(history, claims, Kind.INFERENCE).rows.tolist())
     for row in probes(history, claims[Breaker]):
         request, at_s = int(attempts["request"][row]), float(attempts["start_s"][row])
-        others = int(attempts_per_request[request]) - 1
-        if not slow[request] and not others:
+        others = int(counts[request]) - 1
+        if request not in slow and not others:
             continue
         note = f"request {request}, the probe of gpu-{attempts['backend'][row]}, had {others} other attempts"
         yield held(not others, at_s, others, 0, until_s=float(history.requests["end_s"][request]), note=note)

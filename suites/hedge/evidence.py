@@ -13,8 +13,9 @@ import numpy as np
 
 from harness.claims.features import Affinity, Breaker, Claims, Hedge
 from harness.evidence.history import History
-from harness.evidence.tables import UNSEEN, Mask, Numbers, Times
-from harness.scenario.model import Ending, Failure, Kind
+from harness.evidence.queries import AttemptSelection, RequestSelection
+from harness.evidence.tables import UNSEEN, Numbers, Times
+from harness.scenario.model import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,80 +34,40 @@ class Answers:
     client_latencies_s: Times
 
 
-def hedges(history: History) -> Numbers:
-    """Rows of the attempts that were sent beside another attempt of the same request."""
-    request = history.attempts["request"]
-    own = np.flatnonzero(request >= 0)
-    joined: Numbers = own[history.first_attempts()[request[own]] != own]
-    return joined
+def hedges(history: History) -> AttemptSelection:
+    """The attempts of inference requests that were sent beside another attempt of the same request."""
+    return history.all_attempts().inference().later()
 
 
-def inference_hedges(history: History) -> Numbers:
-    """Rows of the hedges of inference requests."""
-    rows = hedges(history)
-    chosen: Numbers = rows[history.attempts["kind"][rows] == Kind.INFERENCE]
-    return chosen
-
-
-def races(history: History) -> dict[int, list[int]]:
-    """Rows of the attempts of each hedged inference request, in order of time."""
-    hedged: dict[int, list[int]] = {}
-    for request in history.attempts["request"][inference_hedges(history)].tolist():
-        hedged[request] = []
-    for row, request in enumerate(history.attempts["request"].tolist()):
-        if request in hedged:
-            hedged[request].append(row)
-    return hedged
-
-
-def good(history: History) -> Mask:
-    """Attempts with a complete answer and a 2xx status."""
-    attempts = history.attempts
-    mask: Mask = (attempts["ending"] == Ending.ANSWERED) & (attempts["status"] >= 200) & (attempts["status"] < 300)
-    return mask
-
-
-def failed(history: History) -> Mask:
-    """Attempts that ended in a backend error: a status of 500 or more, or a connection that the backend cut."""
-    attempts = history.attempts
-    mask: Mask = (attempts["status"] >= 500) | (attempts["ending"] == Ending.CUT)
-    return mask
-
-
-def given_up(history: History) -> Mask:
-    """Requests whose clients timed out before an answer."""
-    mask: Mask = history.requests["failure"] == Failure.TIMEOUT
-    return mask
+def races(history: History) -> dict[int, AttemptSelection]:
+    """The attempts of each hedged inference request, in order of their first hedges."""
+    raced = hedges(history).requests().attempts()
+    return {request: raced.where(raced["request"] == request) for request in hedges(history)["request"].tolist()}
 
 
 def winners(history: History) -> Numbers:
     """For each request the row of the attempt whose good answer reached the client; UNSEEN where there is none."""
     rows = np.full(len(history.requests), UNSEEN, dtype=np.int64)
-    attempts, answered = history.attempts, history.answered()
-    own = np.flatnonzero(good(history) & (attempts["request"] >= 0))[::-1]  # last write wins: the earliest
-    request = attempts["request"][own]
-    passed_on = answered[request] & (history.requests["answered_by"][request] == attempts["backend"][own])
-    rows[request[passed_on]] = own[passed_on]
+    good = history.all_requests().answered().attempts().good()
+    passed_on = good.where(good.of_request("answered_by") == good["backend"])
+    rows[passed_on["request"][::-1]] = passed_on.rows[::-1]  # last write wins: the earliest
     return rows
 
 
-def models(history: History, claims: Claims) -> Numbers:
-    """A model number for each request; 0 for all where the affinity key is not the model."""
+def models(keys: Numbers, claims: Claims) -> Numbers:
+    """The model number of each of these affinity keys; 0 for all where the key is not the model."""
     named = Affinity not in claims or claims[Affinity].key_is_model
-    keys = history.requests["key"].astype(np.int64)
-    model_numbers: Numbers = keys if named else np.zeros_like(keys)
-    return model_numbers
+    return keys.astype(np.int64) if named else np.zeros(len(keys), dtype=np.int64)
 
 
-def answers(history: History, mask: Mask) -> Answers:
-    """Good answers to the requests in `mask`."""
-    won = winners(history)
-    request = np.flatnonzero(mask & (won != UNSEEN))
-    attempts = history.attempts
-    given_s = attempts["first_byte_s"][won[request]]
-    latencies_s = given_s - attempts["start_s"][history.first_attempts()[request]]
-    received_s = history.requests["first_byte_s"][request]
-    client_latencies_s = received_s - history.requests["sent_s"][request]
+def answers(history: History, requests: RequestSelection) -> Answers:
+    """Good answers to these requests."""
+    won = winners(history)[requests.rows]
+    requests, won = requests.where(won != UNSEEN), won[won != UNSEEN]
+    given_s = history.attempts["first_byte_s"][won]
+    latencies_s = given_s - requests.reached_s()
+    received_s = requests["first_byte_s"]
+    client_latencies_s = received_s - requests["sent_s"]
     order, client_order = np.argsort(given_s, kind="stable"), np.argsort(received_s, kind="stable")
     return Answers(latencies_s[order], given_s[order], received_s[client_order], client_latencies_s[client_order])
 
@@ -158,35 +119,27 @@ def _windows(latencies_s: Times, known: int, size: int) -> Iterator[Times]:
         yield np.append(window_s[1:], latencies_s[start - 1])
 
 
-def outlasted(history: History, claims: Claims, kind: Kind) -> Mask:
+def outlasted(history: History, claims: Claims, kind: Kind) -> RequestSelection:
     """Requests of a kind that took longer, for their clients, than the delay of their model: those due for a hedge.
 
     Updates have no model and are counted together. Times within a microsecond are equal.
     """
-    requests, hedge = history.requests, claims[Hedge]
-    mask = np.zeros(len(requests), dtype=np.bool_)
-    mine = requests["kind"] == kind
-    model_numbers = models(history, claims) if kind is Kind.INFERENCE else np.zeros(len(requests), dtype=np.int64)
-    end_s = np.where(np.isnan(requests["end_s"]), np.inf, requests["end_s"])
-    for number in np.unique(model_numbers[mine]):
-        members = np.flatnonzero(mine & (model_numbers == number))
-        found = answers(history, mine & (model_numbers == number))
-        by_known: dict[int, float | None] = {}
-        counts = np.searchsorted(found.received_s, requests["sent_s"][members], side="right")
-        for row, known in zip(members.tolist(), counts.tolist(), strict=True):
-            if known not in by_known:
-                by_known[known] = delay_s(found.client_latencies_s[max(0, known - hedge.window) : known], hedge)
-            delay = by_known[known]
-            mask[row] = delay is not None and end_s[row] - requests["sent_s"][row] > delay + 1e-6
-    return mask
-
-
-def in_flight(history: History, at_s: Times) -> Numbers:
-    """Number of requests sent and not ended at each of these times."""
-    sent_s = np.sort(history.requests["sent_s"])  # nan, never sent, sorts last
-    end_s = np.sort(history.requests["end_s"])
-    counts: Numbers = np.searchsorted(sent_s, at_s, side="right") - np.searchsorted(end_s, at_s, side="right")
-    return counts
+    hedge, requests = claims[Hedge], history.all_requests()
+    mine = requests.inference() if kind is Kind.INFERENCE else requests.updates()
+    numbers = models(mine["key"], claims) if kind is Kind.INFERENCE else np.zeros(len(mine), dtype=np.int64)
+    slow = mine.where(np.zeros(len(mine), dtype=np.bool_))
+    for number in np.unique(numbers):
+        members = mine.where(numbers == number)
+        found = answers(history, members)
+        counts = np.searchsorted(found.received_s, members["sent_s"], side="right").tolist()
+        delays_s = {
+            known: delay_s(found.client_latencies_s[max(0, known - hedge.window) : known], hedge)
+            for known in set(counts)
+        }
+        took_s = np.where(np.isnan(members["end_s"]), np.inf, members["end_s"]) - members["sent_s"]
+        due_s = [np.inf if (delay := delays_s[known]) is None else delay for known in counts]
+        slow |= members.where(took_s > np.array(due_s) + 1e-6)
+    return slow
 
 
 SILENT = 0.9
@@ -201,13 +154,13 @@ def probes(history: History, breaker: Breaker) -> list[int]:
     backend that owns no model has gaps without those failures. Empty where consecutive failures do not open the
     breaker.
     """
-    attempts, failures = history.attempts, breaker.failures
+    failures = breaker.failures
     rows: list[int] = []
     if failures is None:
         return rows
     for backend in range(history.scenario.backends):
-        own = np.flatnonzero((attempts["backend"] == backend) & (attempts["request"] >= 0))
-        bad = attempts["status"][own] >= 500
-        later = np.flatnonzero(np.diff(attempts["start_s"][own]) >= SILENT * breaker.shortest_open_s) + 1
-        rows += [int(own[index]) for index in later if index >= failures and bad[index - failures : index].all()]
+        own = history.attempts_on(backend)
+        bad = own["status"] >= 500
+        later = np.flatnonzero(np.diff(own["start_s"]) >= SILENT * breaker.shortest_open_s) + 1
+        rows += [int(own.rows[index]) for index in later if index >= failures and bad[index - failures : index].all()]
     return sorted(rows)

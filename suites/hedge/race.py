@@ -12,22 +12,10 @@ from harness.evidence.history import History
 from harness.evidence.tables import UNSEEN
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, within
-from harness.scenario.model import Ending, Failure, Kind
-from suites.hedge.evidence import (
-    answers,
-    failed,
-    given_up,
-    good,
-    inference_hedges,
-    models,
-    races,
-    shortest_delay_s,
-    winners,
-)
-from suites.hedge.scenarios import CANCELLED_WITHIN_S, GONE_WITHIN_S, OTHERS, stalls
-
-APART_S = 0.01
-"""If two good answers come within this time, either may be the first for the balancer."""
+from harness.scenario.model import Ending, Failure
+from suites.hedge.evidence import answers, hedges, models, races, shortest_delay_s, winners
+from suites.hedge.scenarios import CANCELLED_WITHIN_S, OTHERS, stalls
+from suites.margins import APART_S, GONE_WITHIN_S
 
 
 @declare("hedge.delay.not-before", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
@@ -40,18 +28,13 @@ def delay_not_before(history: History, claims: Claims) -> Findings:
     = 100. The bound is the shortest delay that any count of the answers so far allows. Known violations: by
     construction only.
     """
-    hedge, requests, attempts = claims[Hedge], history.requests, history.attempts
-    numbers = models(history, claims)
-    inference = requests["kind"] == Kind.INFERENCE
-    rows = inference_hedges(history)
-    found = {
-        number: answers(history, inference & (numbers == number))
-        for number in np.unique(numbers[attempts["request"][rows]]).tolist()
-    }
-    for row in rows.tolist():
-        request = int(attempts["request"][row])
-        sent_s, start_s = float(requests["sent_s"][request]), float(attempts["start_s"][row])
-        model = found[int(numbers[request])]
+    hedge, sent = claims[Hedge], hedges(history)
+    asked = history.all_requests().inference()
+    numbers, hedged = models(asked["key"], claims), models(sent.of_request("key"), claims).tolist()
+    found = {number: answers(history, asked.where(numbers == number)) for number in set(hedged)}
+    times_s = zip(sent.of_request("sent_s").tolist(), sent["start_s"].tolist(), strict=True)
+    for request, number, (sent_s, start_s) in zip(sent["request"].tolist(), hedged, times_s, strict=True):
+        model = found[number]
         shortest_s = shortest_delay_s(model, sent_s, start_s, hedge)
         if shortest_s is None:
             known = int(np.searchsorted(model.given_s, start_s, side="right"))
@@ -70,14 +53,13 @@ def backend_another(history: History, claims: Claims) -> Findings:
     unless backends already tried are excluded; a hedge for the first backend is then either wasted or never sent. Seen
     broken: a widely repeated sketch of a hedging balancer picks again by the same key.
     """
-    legs = races(history)
-    if not legs:
+    hedged = races(history)
+    if not hedged:
         return
-    backends = history.attempts["backend"]
-    same = [request for request, rows in legs.items() if len(set(backends[rows].tolist())) < len(rows)]
-    at_s = float(history.requests["sent_s"][same[0] if same else min(legs)])
-    note = f"{len(same)} of {len(legs)} hedged requests had two attempts at one backend"
-    yield held(not same, at_s, len(same), 0, exact=True, sample=len(legs), note=note)
+    same = [request for request, legs in hedged.items() if len(np.unique(legs["backend"])) < len(legs)]
+    at_s = float(history.requests["sent_s"][same[0] if same else min(hedged)])
+    note = f"{len(same)} of {len(hedged)} hedged requests had two attempts at one backend"
+    yield held(not same, at_s, len(same), 0, exact=True, sample=len(hedged), note=note)
 
 
 @declare("hedge.first-good.wins", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
@@ -87,23 +69,20 @@ def first_good_wins(history: History, claims: Claims) -> Findings:
     Otherwise the hedge is useless. A request counts only if its other attempt had not answered by then, or answered
     much later. Known violations: go-resty/resty#1197 (cancelling the losers cancels the winner's body too).
     """
-    attempts, requests, has_answer = history.attempts, history.requests, good(history)
-    for request, rows in races(history).items():
-        ended = [row for row in rows if has_answer[row]]
-        if not ended:
+    for number, legs in races(history).items():
+        good, request = legs.good(), history.requests[number]
+        if not good:
             continue
-        first = min(ended, key=lambda row: float(attempts["end_s"][row]))
-        at_s = float(attempts["end_s"][first])
-        close = [row for row in ended if row != first and attempts["end_s"][row] < at_s + APART_S]
-        if close or (given_up(history)[request] and requests["end_s"][request] < at_s + APART_S):
+        first = int(good["end_s"].argmin())
+        backend, at_s = int(good["backend"][first]), float(good["end_s"][first])
+        close = len(good.where(good["end_s"] < at_s + APART_S)) > 1
+        left = request["failure"] == Failure.TIMEOUT and request["end_s"] < at_s + APART_S
+        if close or left:
             continue
-        backend = int(attempts["backend"][first])
-        answered = bool(requests["failure"][request] == Failure.NONE and requests["status"][request] < 300)
-        got = int(requests["answered_by"][request]) if answered else UNSEEN
-        received = f"gpu-{got}'s at {requests['end_s'][request]:.3f} s" if answered else "none"
-        note = (
-            f"request {request}: the first good answer was gpu-{backend}'s at {at_s:.3f} s, its client got {received}"
-        )
+        answered = bool(request["failure"] == Failure.NONE and request["status"] < 300)
+        got = int(request["answered_by"]) if answered else UNSEEN
+        received = f"gpu-{got}'s at {request['end_s']:.3f} s" if answered else "none"
+        note = f"request {number}: the first good answer was gpu-{backend}'s at {at_s:.3f} s, its client got {received}"
         yield held(got == backend, at_s, got, backend, note=note)
 
 
@@ -115,28 +94,24 @@ def error_goes_on(history: History, claims: Claims) -> Findings:
     later brought a good answer, or that the balancer cancelled at that moment although the client still waited. Seen
     broken: erpc/erpc#418 (the first result won, an error as well).
     """
-    attempts, requests, has_answer, bad = history.attempts, history.requests, good(history), failed(history)
-    answered, left = history.answered(), given_up(history)
-    for request, rows in races(history).items():
-        errors = [row for row in rows if bad[row]]
+    for number, legs in races(history).items():
+        errors = legs.failed()
         if not errors:
             continue
-        at_s = min(float(attempts["end_s"][row]) for row in errors)
-        in_progress = [row for row in rows if not bad[row] and attempts["end_s"][row] > at_s]
-        dropped = attempts["ending"] == Ending.CLIENT_GONE  # later, a timeout may be the reason
-        promising = [
-            row
-            for row in in_progress
-            if has_answer[row] or (dropped[row] and attempts["end_s"][row] <= at_s + CANCELLED_WITHIN_S)
-        ]
-        if not promising or (left[request] and not answered[request]):
+        at_s = float(errors["end_s"].min())
+        in_progress = legs - errors
+        in_progress = in_progress.where(in_progress["end_s"] > at_s)
+        dropped = in_progress.cancelled()  # later, a timeout may be the reason
+        promising = in_progress.good() | dropped.where(dropped["end_s"] <= at_s + CANCELLED_WITHIN_S)
+        if not promising or promising.requests().given_up_by_client():
             continue
-        status = int(requests["status"][request])
+        status = int(history.requests["status"][number])
+        answered = bool(promising.requests().answered())
         note = (
-            f"request {request}: one attempt failed at {at_s:.3f} s while another was in progress,"
+            f"request {number}: one attempt failed at {at_s:.3f} s while another was in progress,"
             f" its client got {status}"
         )
-        yield held(bool(answered[request]), at_s, status, (200, 299), note=note)
+        yield held(answered, at_s, status, (200, 299), note=note)
 
 
 @declare("hedge.loser.cancelled", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
@@ -147,21 +122,19 @@ def loser_cancelled(history: History, claims: Claims) -> Findings:
     themselves overload a fleet. A loser that answers within these 100 ms does not count. Known violations:
     joshrotenberg/tower-resilience#393 (losers run on as detached tasks).
     """
-    attempts, won = history.attempts, winners(history)
-    for request, rows in races(history).items():
+    won = winners(history)
+    for request, legs in races(history).items():
         if won[request] == UNSEEN:
             continue
-        at_s = float(attempts["end_s"][won[request]])
-        for row in rows:
-            end_s = float(attempts["end_s"][row])
-            open_end = np.isnan(end_s)
-            if row == won[request] or (not open_end and end_s <= at_s):
-                continue
-            where = f"request {request}: gpu-{attempts['backend'][row]}, the loser,"
-            if open_end:
+        at_s = float(history.attempts["end_s"][won[request]])
+        losers = legs.where(legs.rows != won[request])
+        for loser in losers.where(~(losers["end_s"] <= at_s)):
+            end_s = float(loser["end_s"])
+            where = f"request {request}: gpu-{loser['backend']}, the loser,"
+            if np.isnan(end_s):
                 yield held(False, at_s, 0, 1, note=f"{where} was never cancelled")
                 continue
-            cancelled = attempts["ending"][row] == Ending.CLIENT_GONE
+            cancelled = loser["ending"] == Ending.CLIENT_GONE
             if not cancelled and end_s - at_s <= CANCELLED_WITHIN_S:
                 continue
             ended = "was cancelled" if cancelled else "answered"
@@ -176,19 +149,13 @@ def settled_never(history: History, claims: Claims) -> Findings:
     The hedge timer must end with the request. The check covers clients that leave long before their request is due for
     a hedge, and all answers. Known violations: thomhurst/Kevlar#14 (hedges after the caller had cancelled).
     """
-    requests, attempts = history.requests, history.attempts
-    left = given_up(history) & history.in_stream("impatient")
-    begun = (requests["kind"] == Kind.INFERENCE) & history.answered()
-    rows = inference_hedges(history)
-    for settled, settled_s, reason in (
-        (left, requests["end_s"], "clients left"),
-        (begun, requests["first_byte_s"], "answered"),
-    ):
-        if not settled.any():
+    left = history.requests_in("impatient").given_up_by_client()
+    begun = history.all_requests().inference().answered()
+    for settled, column, reason in ((left, "end_s", "clients left"), (begun, "first_byte_s", "answered")):
+        if not settled:
             continue
-        mine = rows[settled[attempts["request"][rows]]]
-        late = mine[attempts["start_s"][mine] > settled_s[attempts["request"][mine]] + GONE_WITHIN_S]
-        at_s = float(attempts["start_s"][late[0]]) if len(late) else float(np.nanmin(settled_s[settled]))
-        count = int(np.count_nonzero(settled))
-        note = f"{len(late)} attempts were sent later for {count} requests ({reason})"
-        yield held(not len(late), at_s, len(late), 0, sample=count, note=note)
+        mine = settled.attempts() & hedges(history)
+        late = mine.where(mine["start_s"] > mine.of_request(column) + GONE_WITHIN_S)
+        at_s = float(late["start_s"][0]) if late else float(np.nanmin(settled[column]))
+        note = f"{len(late)} attempts were sent later for {len(settled)} requests ({reason})"
+        yield held(not late, at_s, len(late), 0, sample=len(settled), note=note)

@@ -7,6 +7,7 @@ import math
 from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge
 from harness.scenario.faults import FailingStatus, Hang, RequestFault, Slow
 from harness.scenario.model import Keys, Kind, Load, Phase, Scenario, Stream, UnsupportedError
+from suites.margins import GONE_WITHIN_S
 from suites.scenarios import key_carrier
 
 OTHERS = (Breaker, Ejection, HealthChecks, HealthShare, BoundedLoad)
@@ -74,10 +75,6 @@ FULL_WITHIN = 0.55
 
 CANCELLED_WITHIN_S = 0.1
 """Longest time from a winner's answer until the loser's backend sees the connection close (published)."""
-
-GONE_WITHIN_S = 0.05
-"""Longest time after a client leaves, or has its answer, during which attempts may still be sent. A leaked timer of an
-impatient client's request would hedge 90 ms later."""
 
 
 def warm_s(hedge: Hedge) -> float:

@@ -212,7 +212,7 @@ def _verdict(item: Property, history: History, target: Target) -> Verdict:
     requested = len(history.scenario.timeline)
     if len(history.steps) < requested:
         return Verdict(Outcome.VACUOUS, f"{requested} faults and changes requested, {len(history.steps)} carried out")
-    if not len(history.requests) or not (history.answered().any() or len(history.attempts)):
+    if not len(history.requests) or not (len(history.all_requests().answered()) or len(history.attempts)):
         return Verdict(Outcome.VACUOUS, "no traffic: no request was answered and no backend saw an attempt")
     if item.attempts and not history.correlated:
         return Verdict(

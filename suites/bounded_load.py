@@ -9,10 +9,12 @@ import numpy as np
 
 from harness.claims.features import BoundedLoad, Breaker, Claims, Ejection, HealthChecks, HealthShare, Hedge, Retry
 from harness.evidence.history import History
-from harness.evidence.tables import UNSEEN, Mask, Numbers, Times
+from harness.evidence.queries import RequestSelection
+from harness.evidence.tables import Times
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.scenario.model import Failure, Keys, Load, ModelServer, Phase, Scenario, Stream, UnsupportedError
+from suites.margins import BOOKKEEPING_S
 from suites.scenarios import ENOUGH, key_carrier, too_few_reached
 
 MASKS = (Retry, Hedge)
@@ -34,9 +36,6 @@ QUIET_S = 0.075
 
 This is nearly the whole time between two of them, so a balancer's counts may lag by as much.
 """
-
-BOOKKEEPING_S = 0.005
-"""Longest time for which a balancer may count a request as in flight after its client had the answer."""
 
 CROWD_KEYS = 200
 
@@ -116,27 +115,27 @@ def arrivals_under_pressure(history: History, claims: Claims) -> list[RushArriva
     many as the balancer can have counted. So neither network time nor a late count can make a backend look above its
     bound when it was not.
     """
-    scenario, requests = history.scenario, history.requests
-    attempts = history.attempts[history.attempts["request"] >= 0]
-    sent = requests[np.isfinite(requests["sent_s"])]
+    scenario, sent = history.scenario, history.all_requests().sent_after(-np.inf)
     sent_times_s = np.sort(sent["sent_s"])
     counted_until_s = np.sort(np.nan_to_num(sent["end_s"], nan=np.inf)) + BOOKKEEPING_S
-    hot_s = np.sort(requests["sent_s"][history.in_stream("hot")])
-    rush = history.in_stream("hot") | history.in_stream("crowd")
-    service_s = _service_s(scenario)
-    factor = claims[BoundedLoad].factor
+    hot_s = np.sort(history.requests_in("hot")["sent_s"])
+    service_s, factor = _service_s(scenario), claims[BoundedLoad].factor
     found: list[RushArrival] = []
     for number in range(len(scenario.backend_ids)):
-        here = attempts[attempts["backend"] == number]
-        starts_s = np.sort(here["start_s"])
-        ends_s = np.sort(np.nan_to_num(here["end_s"], nan=np.inf))
-        for row in here[rush[here["request"]]]:
-            at_s, sent_s = float(row["start_s"]), float(requests["sent_s"][row["request"]])
+        here = history.attempts_on(number)
+        mine = here & _rush(history).attempts()
+        times_s = zip(mine["start_s"].tolist(), mine.of_request("sent_s").tolist(), strict=True)
+        for (at_s, sent_s), in_flight in zip(times_s, here.in_flight_at(mine["start_s"]).tolist(), strict=True):
             total = _until(sent_times_s, at_s) - int(np.searchsorted(counted_until_s, sent_s, side="left"))
             bound = bound_of(factor, total, scenario.backends)
             if _until(hot_s, at_s) - _until(hot_s, at_s - service_s) > bound:
-                found.append(RushArrival(at_s, number, _until(starts_s, at_s) - _until(ends_s, at_s), bound))
+                found.append(RushArrival(at_s, number, in_flight, bound))
     return sorted(found, key=lambda arrival: arrival.at_s)
+
+
+def _rush(history: History) -> RequestSelection:
+    """The requests of the rush."""
+    return history.requests_in("hot", "crowd")
 
 
 def _service_s(scenario: Scenario) -> float:
@@ -150,25 +149,19 @@ def _until(times_s: Times, at_s: float) -> int:
     return int(np.searchsorted(times_s, at_s, side="right"))
 
 
-def _in_quiet(history: History, stream: str) -> Mask:
+def _in_quiet(history: History, stream: str) -> RequestSelection:
     """Requests of a stream that were sent while no other request was in progress, or just had been."""
-    requests = history.requests
+    requests, chosen = history.all_requests(), history.requests_in(stream)
     margin_s = quiet_s(history.scenario)
-    chosen = history.in_stream(stream)
-    for number in np.flatnonzero(chosen):
-        sent_s = requests["sent_s"][number]
-        open_still = ~(requests["end_s"] < sent_s - margin_s) & (requests["sent_s"] <= sent_s)
-        open_still[number] = False
-        chosen[number] = not open_still.any()
-    return chosen
+    sent_s, end_s = requests["sent_s"], requests["end_s"]
+    others = [int(np.sum(~(end_s < at_s - margin_s) & (sent_s <= at_s))) - 1 for at_s in chosen["sent_s"]]
+    return chosen.where(np.array(others) <= 0)
 
 
-def _rejected(history: History) -> Numbers:
-    """Numbers of the requests in the rush that no backend saw and whose clients got no answer."""
-    requests = history.requests
-    rush = history.in_stream("hot") | history.in_stream("crowd")
-    client_failures = np.isin(requests["failure"], (Failure.NOT_SENT, Failure.STALE_CONNECTION))
-    return np.flatnonzero(rush & ~client_failures & ~history.answered() & (history.first_attempts() == UNSEEN))
+def _rejected(history: History) -> RequestSelection:
+    """Requests in the rush that no backend saw and whose clients got no answer."""
+    unanswered = _rush(history).unreached().lost()
+    return unanswered.where(~np.isin(unanswered["failure"], (Failure.NOT_SENT, Failure.STALE_CONNECTION)))
 
 
 # --- properties ---------------------------------------------------------------------------------------------
@@ -223,8 +216,7 @@ def spill_not_rejected(history: History, claims: Claims) -> Findings:
     arrivals = arrivals_under_pressure(history, claims)
     if not arrivals:
         return
-    rush = history.in_stream("hot") | history.in_stream("crowd")
-    sent, rejected = int(np.count_nonzero(rush)), len(_rejected(history))
+    sent, rejected = len(_rush(history)), len(_rejected(history))
     yield held(
         not rejected,
         at_s=arrivals[0].at_s,
@@ -250,9 +242,8 @@ def spill_comes_home(history: History, claims: Claims) -> Findings:
     a bounded hash moves keys whenever something is in flight. No public report is known. A balancer that remembers each
     spill as a session's new home would break it, and with every rush the keys' caches would move.
     """
-    first = history.first_backends()
-    before = first[_in_quiet(history, "alone") & (first != UNSEEN)]
-    after = first[_in_quiet(history, "again") & (first != UNSEEN)]
+    before = _in_quiet(history, "alone").reached().first_backends()
+    after = _in_quiet(history, "again").reached().first_backends()
     pressure = arrivals_under_pressure(history, claims)
     if not (pressure and len(before) and len(after)):
         return

@@ -56,7 +56,7 @@ def affinity_hit_rate(history: History, claims: Claims) -> Findings:
     if not baseline:
         return
     loads = history.cold_loads()
-    requests = int(history.answered().sum())
+    requests = len(history.all_requests().answered())
     if requests < ENOUGH * len(history.requests):
         yield undecided(f"only {requests} of {len(history.requests)} requests were answered")
         return

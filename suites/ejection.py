@@ -11,6 +11,7 @@ from harness.property.declare import declare
 from harness.property.findings import Findings, held
 from harness.scenario.faults import FailingStatus
 from harness.scenario.model import Keys, Load, Phase, Scenario, Stream, UnsupportedError
+from suites.margins import clock_difference_s
 from suites.scenarios import key_carrier
 
 MASKS = (Retry, Hedge, Breaker)
@@ -26,10 +27,6 @@ FAILING = "failing"
 
 FAULT_TIMES = 2.5
 """Duration of a fault in multiples of the claimed ejection time: two ejections end within it."""
-
-TRAVEL_S = 0.02
-"""Over sockets, times at a backend and in the balancer may differ by this network time in addition to the measured
-slack."""
 
 WINDOW_SHARE = 0.25
 """Share of the ejection time after which a backend without requests counts as ejected."""
@@ -73,12 +70,6 @@ def many_fail(claims: Claims) -> Scenario:
     return _failing("many-fail-in-a-row", claims, backends, sick=backends - 1)
 
 
-def _clock_difference_s(history: History) -> float:
-    """Largest difference between times at backends and in the balancer, in seconds; 0 in virtual time."""
-    slack_s = history.worst_slack_s(0.0, history.scenario.end_s)
-    return slack_s + TRAVEL_S if slack_s else 0.0
-
-
 @declare("ejection.out.gets-nothing", needs=(Ejection,), without=MASKS, off=OTHERS, scenario=one_fails)
 def out_gets_nothing(history: History, claims: Claims) -> Findings:
     """After the claimed number of consecutive failures a backend gets nothing for the claimed time.
@@ -90,21 +81,19 @@ def out_gets_nothing(history: History, claims: Claims) -> Findings:
     fault = history.step("FailingStatus", "gpu-0")
     if fault is None:
         return
-    ejection, clock_difference_s = claims[Ejection], _clock_difference_s(history)
-    mine = history.attempts[(history.attempts["backend"] == fault.backend) & (history.attempts["request"] >= 0)]
+    ejection, margin_s = claims[Ejection], clock_difference_s(history)
+    mine = history.attempts_on(fault.backend)
     over_s, end_s = -np.inf, history.scenario.phase(FAILING).end_s
     while True:
-        failed_s = np.sort(
-            mine["end_s"][(mine["start_s"] >= over_s - clock_difference_s) & (mine["status"] == FAILURE)]
-        )
+        failed_s = np.sort(mine.started_between(over_s - margin_s, np.inf).with_status(FAILURE)["end_s"])
         if len(failed_s) < ejection.failures:
             return
         began_s = float(failed_s[ejection.failures - 1])
         over_s = began_s + ejection.open_s
         if over_s > end_s:
             return
-        during = (mine["start_s"] > began_s + clock_difference_s) & (mine["start_s"] < over_s - clock_difference_s)
-        strays = int(np.count_nonzero(during))
+        during = mine.started_between(began_s + margin_s, over_s - margin_s)
+        strays = len(during.where(during["start_s"] > began_s + margin_s))
         note = (
             f"gpu-{fault.backend} had failed {ejection.failures} in a row at {began_s:.2f} s:"
             f" {strays} attempts while ejected"
@@ -123,13 +112,12 @@ def cap_never_more(history: History, claims: Claims) -> Findings:
     """
     ejection, scenario = claims[Ejection], history.scenario
     phase, window_s = scenario.phase(FAILING), WINDOW_SHARE * ejection.open_s
-    attempts = history.attempts[history.attempts["request"] >= 0]
     moments_s = np.arange(phase.start_s + window_s, phase.end_s, window_s / 10)
     out = np.zeros(len(moments_s), dtype=np.int64)
     for number in range(scenario.backends):
-        out += _silent(np.sort(attempts["start_s"][attempts["backend"] == number]), moments_s, window_s)
+        out += _silent(np.sort(history.attempts_on(number)["start_s"]), moments_s, window_s)
     # The last backend never fails and is never ejected: if it got nothing either, the network or the balancer stalled.
-    healthy = np.sort(attempts["start_s"][attempts["backend"] == scenario.backends - 1])
+    healthy = np.sort(history.attempts_on(scenario.backends - 1)["start_s"])
     out[_silent(healthy, moments_s, window_s)] = 0
     if not len(out) or not out.any():
         return

@@ -10,6 +10,7 @@ from harness.property.declare import declare
 from harness.property.findings import Findings, undecided, within
 from harness.scenario.faults import Blackhole, Kill
 from harness.scenario.model import Keys, Load, Phase, Scenario, Stream
+from suites.margins import IN_FLIGHT_S
 from suites.scenarios import key_carrier, methods
 
 VICTIM = "gpu-1"
@@ -66,24 +67,23 @@ def failover_within_bound(history: History, claims: Claims) -> Findings:
     death = history.step("Kill", VICTIM)
     if death is None:
         return
-    sent_s = history.requests["sent_s"]
-    victim = history.scenario.backend_ids.index(VICTIM)
-    before = history.first_backends()[sent_s < death.effective_s - 0.2]
+    requests = history.all_requests()
+    before = requests.sent_between(-np.inf, death.effective_s - IN_FLIGHT_S)
     fair = 1.0 / history.scenario.backends
-    if not len(before) or float(np.mean(before == victim)) < SEEN_SHARE * fair:
+    if not len(before) or len(before.first_on(VICTIM)) < SEEN_SHARE * fair * len(before):
         return
     within_s = claims[Failover].within_s
-    late = sent_s > death.effective_s + within_s
-    answered = history.answered()
     for method in methods(claims):
-        mine = history.requests["method"] == method
-        judged = int(np.count_nonzero(late & mine))
-        if not judged:
+        mine = requests.where(requests["method"] == method)
+        late = mine.sent_after(death.effective_s + within_s)
+        if not len(late):
             continue
-        lost = int(np.count_nonzero(late & mine & ~answered))
-        failed_s = sent_s[mine & ~answered & (sent_s >= death.effective_s)]
-        last_s = float(failed_s.max()) - death.effective_s if len(failed_s) else 0.0
-        note = f"{method.name}: {len(failed_s)} lost after the death, {lost} of {judged} sent later than the bound"
+        lost = mine.sent_between(death.effective_s, np.inf).lost()
+        last_s = float(lost["sent_s"].max()) - death.effective_s if len(lost) else 0.0
+        judged = len(late)
+        note = (
+            f"{method.name}: {len(lost)} lost after the death, {len(late.lost())} of {judged} sent later than the bound"
+        )
         yield within(
             last_s,
             low_s=0.0,
@@ -97,10 +97,10 @@ def failover_within_bound(history: History, claims: Claims) -> Findings:
 
 def _latencies(history: History) -> str:
     """Median and p99 latency of the answered requests by backend, milliseconds."""
-    first = history.first_backends()
+    answered = history.all_requests().answered()
     parts = []
     for number in range(history.scenario.backends):
-        latencies_ms = history.latencies_s(first == number) * 1000
+        latencies_ms = answered.first_on(number).latencies_s() * 1000
         if len(latencies_ms):
             median, high = np.percentile(latencies_ms, [50, 99])
             parts.append(f"gpu-{number} {median:.1f}/{high:.1f}")

@@ -55,13 +55,13 @@ def answer_belongs_to_request(history: History, claims: Claims) -> Findings:
     answer, and each attempt has its request. Known violations: answers swapped between clients when connections are
     reused after an abort.
     """
-    requests = history.requests
-    answered = history.answered()
-    total = int(answered.sum())
+    requests = history.all_requests()
+    answered = requests.answered()
+    total = len(answered)
     if not total:
         return
-    own = int(np.count_nonzero(answered & (requests["echo"] == Echo.OWN)))
-    foreign = int(np.count_nonzero(requests["echo"] == Echo.OTHER))
+    own = len(answered.where(answered["echo"] == Echo.OWN))
+    foreign = len(requests.where(requests["echo"] == Echo.OTHER))
     if not own and not foreign:
         yield undecided("the balancer rewrites answers: none repeats its request's number")
         return
@@ -83,13 +83,11 @@ def _answers_without_attempt(history: History) -> int:
     A killed process may have sent an answer without recording it, so an open attempt suffices there.
     """
     killed = [step.backend for step in history.steps if step.kind in ENDED_BY]
-    ending = history.attempts["ending"]
-    answered_there = ending == Ending.ANSWERED
-    answered_there |= (ending == Ending.OPEN) & np.isin(history.attempts["backend"], killed)
-    attempts = history.attempts[answered_there & (history.attempts["request"] >= 0)]
-    pairs = set(zip(attempts["request"].tolist(), attempts["backend"].tolist(), strict=True))
+    attempts = history.all_attempts()
+    served = attempts.where(attempts["ending"] == Ending.ANSWERED) | attempts.on(*killed).unfinished()
+    pairs = set(zip(served["request"].tolist(), served["backend"].tolist(), strict=True))
     anywhere = {number for number, _ in pairs}
-    answered = history.requests[history.answered()]
+    answered = history.all_requests().answered()
     return sum(
         number not in anywhere if backend < 0 else (number, backend) not in pairs
         for number, backend in zip(answered["number"].tolist(), answered["answered_by"].tolist(), strict=True)

@@ -17,6 +17,19 @@ LOGGED_WITHIN = 0.05
 COUNTED_S = 0.01
 """Longest time between a balancer's charge for a hedge and the hedge's arrival at a backend."""
 
+BOOKKEEPING_S = 0.005
+"""A request sent this long after a client received an answer reaches a balancer that has counted the answer, and no
+longer counts its request as in flight."""
+
+HANDOVER_S = 0.02
+"""Longest time until a backend notices an aborted call, while the next call may already be in flight."""
+
+KNOWN_WITHIN_S = 0.1
+"""Time after which an answer that left a backend is known to the balancer and its connection is closed."""
+
+IN_FLIGHT_S = 0.2
+"""A request sent at most this long before a step may still be in flight when the step takes effect."""
+
 APART_S = 0.01
 """If two good answers come within this time, either may be the first for the balancer."""
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from harness.claims.features import Affinity, Claims
 from harness.evidence.history import History, StepSeen
-from harness.evidence.tables import UNSEEN
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.scenario.faults import Join
@@ -41,16 +40,14 @@ def leave_gets_nothing(history: History, claims: Claims) -> Findings:
     broken: Kong/kong#6693 (a deleted node kept getting requests), traefik/traefik#2192 (sessions pinned to a removed
     server).
     """
-    attempts = history.attempts[history.attempts["request"] >= 0]
-    sent_s = history.requests["sent_s"][attempts["request"]]
+    requests = history.all_requests()
     for step, until_s in _leaves(history):
-        on_backend = attempts["backend"] == step.backend
-        used = int(np.count_nonzero(on_backend & (attempts["start_s"] < step.asked_s)))
-        after = (sent_s > step.effective_s) & (attempts["start_s"] < until_s)
-        sample = len(np.unique(attempts["request"][after]))
+        used = len(history.attempts_on(step.backend).started_between(-np.inf, step.asked_s))
+        after = requests.sent_after(step.effective_s).attempts().started_between(-np.inf, until_s)
+        sample = len(after.requests())
         if used < USED_REQUESTS or not sample:
             continue
-        strayed = int(np.count_nonzero(after & on_backend))
+        strayed = len(after.on(step.backend))
         yield held(
             strayed == 0,
             at_s=step.effective_s,
@@ -73,13 +70,12 @@ def join_gets_share(history: History, claims: Claims) -> Findings:
     """
     scenario = history.scenario
     joins = [step for step in scenario.timeline if isinstance(step, Join)]
-    first = history.first_backends()
     alpha = ALPHA / max(1, len(joins))
     for join in joins:
         stream = min(
             (item for item in scenario.load.streams if item.start_s > join.at_s), key=lambda item: item.start_s
         )
-        reached = first[history.in_stream(stream.name) & (first != UNSEEN)]
+        reached = history.requests_in(stream.name).reached()
         if not len(reached):
             continue
         if reason := unusable_sweep(history, stream.name):
@@ -87,7 +83,7 @@ def join_gets_share(history: History, claims: Claims) -> Findings:
             continue
         members = len(scenario.members(changes_before(scenario, stream.name)))
         number = scenario.backend_ids.index(join.backend)
-        count = int(np.count_nonzero(reached == number))
+        count = len(reached.first_on(number))
         low, high = _share_band(claims, len(reached), members, alpha)
         yield held(
             low <= count <= high,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from harness.claims.features import (
     Affinity,
     BoundedLoad,
@@ -16,7 +14,6 @@ from harness.claims.features import (
     Retry,
 )
 from harness.evidence.history import History, StepSeen
-from harness.evidence.tables import UNSEEN
 from harness.scenario.faults import Join, Leave, Step
 from harness.scenario.model import Keys, Load, Method, Scenario, Stream
 
@@ -40,9 +37,8 @@ ENOUGH = 0.5
 
 def too_few_reached(history: History, stream: str) -> str:
     """Reason for `undecided` if too few requests of a stream reached a backend; empty if enough or none did."""
-    in_stream = history.in_stream(stream)
-    requested = int(np.count_nonzero(in_stream))
-    reached = int(np.count_nonzero(in_stream & (history.first_attempts() != UNSEEN)))
+    requests = history.requests_in(stream)
+    requested, reached = len(requests), len(requests.reached())
     return f"only {reached} of {requested} requests reached a backend" if 0 < reached < ENOUGH * requested else ""
 
 

@@ -11,13 +11,11 @@ import numpy as np
 
 from harness.claims.features import Claims, HealthShare, Spread
 from harness.evidence.history import History
-from harness.evidence.tables import UNSEEN
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, sampled, undecided
 from harness.scenario.faults import Slow
 from harness.scenario.model import Connections, Kind, Load, ModelServer, Scenario, Stream, UnsupportedError, World
 from harness.stats import ALPHA, ShareTest
-from suites.health_share.connections import inside
 from suites.scenarios import DISTURBING, disturbing_intervals_s, too_few_reached, undisturbed
 
 Zone = tuple[float, float]
@@ -89,8 +87,7 @@ def one_connection_even(history: History, claims: Claims) -> Findings:
     1e-4 in all, power .999. With `ewma` latencies decide, so a share is at most 2/n, and violates half way from there
     to 1. Known violations: layer-4 balancing, which sends all requests of one connection to one backend.
     """
-    first = history.first_backends()
-    first = first[first >= 0]
+    first = history.all_requests().reached().first_backends()
     backends = history.scenario.backends
     if not len(first):
         return
@@ -186,14 +183,14 @@ def loaded_avoided(history: History, claims: Claims) -> Findings:
     slow = history.step("Slow", SLOW)
     if slow is None:
         return
-    requests, first, backends = history.requests, history.first_backends(), history.scenario.backends
-    rows = np.flatnonzero((requests["sent_s"] >= slow.effective_s) & (first != UNSEEN))
-    inside_then = [inside(history, number, requests["sent_s"][rows]) for number in range(backends)]
-    others = np.max([inside_then[number] for number in range(backends) if number != slow.backend], axis=0)
-    rows = rows[inside_then[slow.backend] >= others + CLEARLY_MORE]
-    if not len(rows):
+    backends = history.scenario.backends
+    sent = history.all_requests().sent_between(slow.effective_s, math.inf).reached()
+    in_flight = [history.attempts_on(number).in_flight_at(sent["sent_s"]) for number in range(backends)]
+    others = np.max([in_flight[number] for number in range(backends) if number != slow.backend], axis=0)
+    loaded = sent.where(in_flight[slow.backend] >= others + CLEARLY_MORE)
+    if not len(loaded):
         return
     conform, violate = loaded_zone(backends)
-    hits = (first[rows] == slow.backend).tolist()
+    hits = (loaded.first_backends() == slow.backend).tolist()
     note = f"{SLOW} got {sum(hits)} of {len(hits)} sent while it had {CLEARLY_MORE} more in flight than any other"
     yield sampled(hits, conform=conform, violate=violate, at_s=slow.effective_s, note=note)

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from harness.claims.features import PROTOCOLS
 from harness.scenario.model import HarnessError, Load
-from harness.scenario.reading import among, read_json
+from harness.scenario.reading import among, read_json, shown
+
+
+def _http_url(text: str) -> str:
+    if not text.startswith("http://"):
+        raise ValueError(f"saw {shown(text)}, expected http://HOST:PORT")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class LoadJob:
     load: Load
     seed: int
     nonce: Annotated[int, Field(ge=0, lt=1 << 31)]
-    url: Annotated[str, Field(pattern="^http://")]
+    url: Annotated[str, AfterValidator(_http_url)]
     start_s: float
     backends: tuple[str, ...]
     out: str

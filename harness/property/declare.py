@@ -86,8 +86,8 @@ def declare(
     >>> @declare("demo.all-answered", scenario=steady)
     ... def all_answered(history, claims):
     ...     '''Every request gets a complete answer with a 2xx status.'''
-    ...     lost = int((~history.answered()).sum())
-    ...     yield held(lost == 0, at_s=0.0, observed=lost, bound=0)
+    ...     lost = history.all_requests().lost()
+    ...     yield held(not lost, at_s=0.0, observed=len(lost), bound=0)
     >>> all_answered.family, all_answered.summary
     ('demo', 'Every request gets a complete answer with a 2xx status.')
     """

@@ -34,7 +34,7 @@ def changes_before(scenario: Scenario, stream: str) -> list[Membership]:
 
 def unusable_sweep(history: History, stream: str) -> str:
     """Reason why a sweep did not run against its intended fleet; empty if it did, or if no backend got any of it."""
-    sent_s = history.requests["sent_s"][history.in_stream(stream)]
+    sent_s = history.requests_in(stream)["sent_s"]
     due = changes_before(history.scenario, stream)
     seen = [observed for planned, observed in carried_out(history) if planned in due]
     if not np.isfinite(sent_s).any() or len(seen) < len(due):

@@ -21,7 +21,7 @@ def _before_and(history: History, stream: str, step: StepSeen | None) -> tuple[N
     """Owners before and in `stream`, and the keys known in both; or the reason why they cannot be compared."""
     if step is None:
         return "the change of membership was not seen to take effect"
-    sent_s = history.requests["sent_s"][history.in_stream(stream)]
+    sent_s = history.requests_in(stream)["sent_s"]
     if not len(sent_s) or step.effective_s > float(np.nanmin(sent_s)):
         return f"the change took effect at {step.effective_s:.2f} s, after the first request of '{stream}'"
     if reason := too_few_reached(history, "before") or too_few_reached(history, stream):
@@ -39,10 +39,9 @@ def _incomplete_change(history: History, stream: str, step: StepSeen, before: Nu
     if step.kind == "Leave":
         stayed = int(np.count_nonzero(after == number))
         return f"{name} has left but still gets {stayed} keys: the mapping without it was not seen" if stayed else ""
-    in_stream = history.in_stream(stream)
-    keys, sent_s = history.requests["key"][in_stream], history.requests["sent_s"][in_stream]
-    owned = before[keys] == number
-    regained = history.first_backends()[in_stream] == number
+    requests = history.requests_in(stream)
+    sent_s, owned = requests["sent_s"], before[requests["key"]] == number
+    regained = requests.first_backends() == number
     if not (owned & ~regained).any() or not (after >= 0).any():
         return ""
     if not regained.any():

@@ -18,12 +18,7 @@ from harness.claims.features import Affinity, Breaker, Claims
 from harness.evidence.history import History
 from harness.property.findings import Within, within
 from harness.scenario.model import Ending
-
-BOOKKEEPING_S = 0.005
-"""A request sent this long after a client received an answer reaches a balancer that has counted the answer."""
-
-HANDOVER_S = 0.02
-"""Longest time until a backend notices an aborted call, while the next call may already be in flight."""
+from suites.margins import BOOKKEEPING_S
 
 SILENT_SHARE = 0.5
 """A backend without a call for this share of the shortest open time is silent, which only a breaker explains.
@@ -65,10 +60,8 @@ class Trip:
 
 def calls_of(history: History, backend: str) -> list[ObservedCall]:
     """All calls at `backend` that belong to requests of the load, in order of arrival."""
-    number = history.scenario.backend_ids.index(backend)
-    rows = history.attempts[(history.attempts["backend"] == number) & (history.attempts["request"] >= 0)]
     calls = []
-    for row in rows:
+    for row in history.attempts_on(backend):
         request = history.requests[row["request"]]
         status, ending = int(row["status"]), int(row["ending"])
         failed = status >= 500 or ending == Ending.CUT
@@ -255,20 +248,14 @@ def open_times(calls: Sequence[ObservedCall], trip: Trip) -> list[OpenTime]:
 
 def own_keys(history: History, backend: str, until_s: float) -> frozenset[int]:
     """Keys of the requests sent before `until_s` whose first attempt went to `backend`."""
-    number = history.scenario.backend_ids.index(backend)
-    owned = (history.first_backends() == number) & (history.requests["sent_s"] < until_s)
-    return frozenset(history.requests["key"][owned].tolist())
+    return frozenset(history.all_requests().sent_between(-math.inf, until_s).first_on(backend)["key"].tolist())
 
 
 def due_s(history: History, claims: Claims, own: frozenset[int], after_s: float) -> float:
     """Send time of the first request after `after_s` that is due at the owner of the keys `own`; inf if none is."""
-    requests = history.requests
-    later = requests["sent_s"] > after_s
-    if Affinity in claims:
-        times = np.sort(requests["sent_s"][later & np.isin(requests["key"], list(own))])
-        return float(times[0]) if len(times) else math.inf
-    times = np.sort(requests["sent_s"][later])
-    return float(times[PATIENT_REQUESTS - 1]) if len(times) >= PATIENT_REQUESTS else math.inf
+    later = history.all_requests().sent_after(after_s)
+    times, needed = (later.with_keys(own), 1) if Affinity in claims else (later, PATIENT_REQUESTS)
+    return float(np.sort(times["sent_s"])[needed - 1]) if len(times) >= needed else math.inf
 
 
 def open_time_finding(history: History, claims: Claims, backend: str, item: OpenTime) -> Within | None:

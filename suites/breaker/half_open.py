@@ -9,8 +9,6 @@ from harness.evidence.history import History
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, within
 from suites.breaker.evidence import (
-    BOOKKEEPING_S,
-    HANDOVER_S,
     calls_of,
     due_s,
     excess_s,
@@ -22,6 +20,7 @@ from suites.breaker.evidence import (
     tripped,
 )
 from suites.breaker.scenarios import FAULTY, MASKS, OTHER, OTHERS, lingering_probe_s, one_fails, probes_linger
+from suites.margins import BOOKKEEPING_S, HANDOVER_S
 
 LONG_SHARE = 0.5
 """Shortest long probe, as a share of its intended duration; other requests arrive during a long probe."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from harness.claims.features import Affinity, Breaker, Claims
 from harness.evidence.history import History
 from harness.property.declare import declare
@@ -30,15 +28,11 @@ def others_are_answered(history: History, claims: Claims) -> Findings:
     if trip is None:
         return
     own = own_keys(history, FAULTY, history.scenario.phase("before").end_s)
-    number = history.scenario.backend_ids.index(FAULTY)
-    others = history.requests["sent_s"] > trip.latest_s
-    if Affinity in claims:
-        others &= ~np.isin(history.requests["key"], list(own))
-    else:
-        others &= history.first_backends() != number
-    if not others.any():
+    sent = history.all_requests().sent_after(trip.latest_s)
+    others = sent - (sent.with_keys(own) if Affinity in claims else sent.first_on(FAULTY))
+    if not len(others):
         return
-    lost = int(np.count_nonzero(others & ~history.answered()))
-    note = f"{lost} of {int(others.sum())} requests for other backends lost after {FAULTY} tripped"
+    lost, sample = len(others.lost()), len(others)
+    note = f"{lost} of {sample} requests for other backends lost after {FAULTY} tripped"
     end_s = history.scenario.end_s
-    yield held(lost == 0, trip.latest_s, lost, 0, until_s=end_s, sample=int(others.sum()), note=note)
+    yield held(lost == 0, trip.latest_s, lost, 0, until_s=end_s, sample=sample, note=note)

@@ -10,8 +10,9 @@ from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.scenario.faults import FailingStatus, Join, Leave
 from harness.scenario.model import Load, Phase, Scenario, UnsupportedError
-from suites.breaker.evidence import BOOKKEEPING_S, PATIENT_REQUESTS, after, calls_of, own_keys, tripped
+from suites.breaker.evidence import PATIENT_REQUESTS, after, calls_of, own_keys, tripped
 from suites.breaker.scenarios import FAULTY, KEYS, MASKS, OTHERS, POOREST_SHARE, STEP_S, rate_per_s, traffic, trip_s
+from suites.margins import BOOKKEEPING_S
 from suites.scenarios import key_carrier
 
 AWAY_S = 0.03
@@ -66,16 +67,14 @@ def return_starts_clean(history: History, claims: Claims) -> Findings:
     if trip is None or after(calls, trip):
         return  # its breaker was not open when it left
     until_s = trip.earliest_s + breaker.shortest_open_s
-    sent_s = history.requests["sent_s"]
-    due = (sent_s > join.effective_s + BOOKKEEPING_S) & (sent_s < until_s)
+    due = history.all_requests().sent_after(join.effective_s + BOOKKEEPING_S).sent_between(-np.inf, until_s)
     if Affinity in claims:
-        own = own_keys(history, FAULTY, history.scenario.phase("before").end_s)
-        due &= np.isin(history.requests["key"], list(own))
-    count, needed = int(np.count_nonzero(due)), 1 if Affinity in claims else PATIENT_REQUESTS
+        due = due.with_keys(own_keys(history, FAULTY, history.scenario.phase("before").end_s))
+    count, needed = len(due), 1 if Affinity in claims else PATIENT_REQUESTS
     if count < needed:
         yield undecided(f"{count} requests for {FAULTY} between its return and the end of its open time", join.asked_s)
         return
-    reached = int(np.count_nonzero(history.first_backends()[due] == join.backend))
+    reached = len(due.first_on(join.backend))
     bound = count if Affinity in claims else 1
     note = f"{FAULTY} got {reached} of {count} requests after its return, {(until_s - join.effective_s) * 1000:.0f} ms"
     note += " before its former open time was over"

@@ -6,11 +6,9 @@ import numpy as np
 
 from harness.claims.features import Breaker, Claims
 from harness.evidence.history import History
-from harness.evidence.tables import UNSEEN
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, within
 from suites.breaker.evidence import (
-    BOOKKEEPING_S,
     calls_of,
     open_time_finding,
     open_times,
@@ -19,6 +17,7 @@ from suites.breaker.evidence import (
     tripped,
 )
 from suites.breaker.scenarios import FAULTY, MASKS, OTHERS, all_fail, one_fails
+from suites.margins import BOOKKEEPING_S
 
 FAST_S = 0.02
 """Longest time for the balancer's own answer: it takes milliseconds, the rest is network delay in both directions."""
@@ -39,13 +38,12 @@ def open_gets_nothing(history: History, claims: Claims) -> Findings:
     if trip is None:
         return
     own = own_keys(history, FAULTY, history.scenario.phase("before").end_s)
-    sent_s, keys = history.requests["sent_s"], history.requests["key"]
-    while_open = (sent_s > trip.latest_s + BOOKKEEPING_S) & (sent_s < trip.earliest_s + breaker.shortest_open_s)
-    due = int(np.count_nonzero(while_open & np.isin(keys, list(own))))
+    until_s = trip.earliest_s + breaker.shortest_open_s
+    after_trip = history.all_requests().sent_after(trip.latest_s + BOOKKEEPING_S)
+    due = len(after_trip.sent_between(-np.inf, until_s).with_keys(own))
     if not due:
         return
     early = too_early(calls, trip, breaker)
-    until_s = trip.earliest_s + breaker.shortest_open_s
     note = f"{len(early)} reached {FAULTY} while open; {due} requests of its keys were sent then"
     yield held(not early, trip.latest_s, len(early), 0, until_s=until_s, sample=due, note=note)
 
@@ -57,14 +55,12 @@ def open_fails_fast(history: History, claims: Claims) -> Findings:
     The 95th percentile of the rejection times of requests that reached no backend is judged. Known violations: with all
     breakers open, each request waits for four retry backoffs before it gets its 503.
     """
-    requests = history.requests
-    rejected = (history.first_backends() == UNSEEN) & np.isfinite(requests["sent_s"])
-    rejected &= requests["sent_s"] > history.scenario.phase("failing").start_s
-    if not rejected.any():
+    rejected = history.all_requests().sent_after(history.scenario.phase("failing").start_s).unreached()
+    if not len(rejected):
         return
-    took_s = (requests["end_s"] - requests["sent_s"])[rejected]
+    took_s = rejected["end_s"] - rejected["sent_s"]
     usual_s = float(np.quantile(took_s, USUAL))
-    at_s, until_s = float(requests["sent_s"][rejected].min()), float(requests["sent_s"][rejected].max())
+    at_s, until_s = float(rejected["sent_s"].min()), float(rejected["sent_s"].max())
     note = f"{len(took_s)} rejected, the slowest after {float(took_s.max()) * 1000:.1f} ms"
     yield within(usual_s, 0.0, FAST_S, at_s, until_s=until_s, sample=len(took_s), note=note)
 

@@ -26,18 +26,18 @@ def recovers_to_full_share(history: History, claims: Claims) -> Findings:
     if tripped(history, calls, breaker) is None:
         return
     own = own_keys(history, FAULTY, history.scenario.phase("before").end_s)
-    first, number = history.first_backends(), history.scenario.backend_ids.index(FAULTY)
-    sent = history.requests["sent_s"] >= phase.start_s
+    number = history.scenario.backend_ids.index(FAULTY)
+    sent = history.all_requests().sent_between(phase.start_s, np.inf)
     if Affinity not in claims:
         fair = 1.0 / history.scenario.backends
-        hits = (first[sent] == number).tolist()
+        hits = (sent.first_backends() == number).tolist()
         yield sampled(
             hits, conform=(fair, fair), violate=(0.6 * fair, 1.4 * fair), at_s=phase.start_s, until_s=phase.end_s
         )
         return
-    owned = sent & np.isin(history.requests["key"], list(own))
-    if not owned.any():
+    owned = sent.with_keys(own)
+    if not len(owned):
         return
-    lost = int(np.count_nonzero(first[owned] != number))
-    note = f"{lost} of {int(owned.sum())} requests of {FAULTY}'s keys went elsewhere after it had recovered"
-    yield held(lost == 0, phase.start_s, lost, 0, until_s=phase.end_s, sample=int(owned.sum()), note=note)
+    strayed, sample = len(owned) - len(owned.first_on(FAULTY)), len(owned)
+    note = f"{strayed} of {sample} requests of {FAULTY}'s keys went elsewhere after it had recovered"
+    yield held(strayed == 0, phase.start_s, strayed, 0, until_s=phase.end_s, sample=sample, note=note)

@@ -8,7 +8,6 @@ from harness.property.declare import declare
 from harness.property.findings import Findings, Within, held, undecided, within
 from harness.scenario.model import UnsupportedError
 from suites.breaker.evidence import (
-    BOOKKEEPING_S,
     ObservedCall,
     by_count,
     by_end,
@@ -24,6 +23,7 @@ from suites.breaker.evidence import (
     windows,
 )
 from suites.breaker.scenarios import FAULTY, MASKS, OTHER, OTHERS, REJECTING, all_fail, one_slow, share_fails
+from suites.margins import BOOKKEEPING_S
 
 
 def _late_s(calls: list[ObservedCall], known_s: float) -> float:
@@ -197,9 +197,7 @@ def stays_closed_on_client_errors(history: History, claims: Claims) -> Findings:
     step = history.step("FailingStatus", REJECTING)
     if step is None:
         return
-    number = history.scenario.backend_ids.index(REJECTING)
-    rows = history.attempts[history.attempts["backend"] == number]
-    rejected = int(((rows["status"] >= 400) & (rows["status"] < 500)).sum())
+    rejected = len(history.attempts_on(REJECTING).with_status(*range(400, 500)))
     calls = calls_of(history, REJECTING)
     gap_s = longest_gap_s(calls, step.effective_s, load_end_s(history))
     if rejected < (breaker.failures or breaker.minimum_calls) and gap_s < silent_s(breaker):

@@ -9,16 +9,15 @@ from harness.evidence.history import History
 from harness.property.findings import Findings, held, undecided, within
 from harness.stats import band, beta_binomial_pmf, binomial_pmf
 from suites.chaos.evidence import (
-    IN_FLIGHT_S,
     began_s,
     faulty_backends,
     healed_s,
-    sent_between,
     sent_during_faults,
     was_used,
 )
 from suites.chaos.scenarios import CROWD, recovery_s
 from suites.integrity import answer_belongs_to_request
+from suites.margins import IN_FLIGHT_S
 
 SETTLED_S = 0.2
 """Virtual users begin with think time; their number in flight has settled after about this time."""
@@ -43,21 +42,17 @@ def recovers(history: History, claims: Claims) -> Findings:
     start_s, end_s = began_s(history), healed_s(history)
     if start_s is None or end_s is None or not was_used(history, faulty_backends(history), start_s):
         return
-    lost = ~history.answered()
-    sent_s = history.requests["sent_s"]
-    before = sent_between(history, 0.0, start_s - IN_FLIGHT_S)
-    early = int(np.count_nonzero(before & lost))
-    within_s = recovery_s(claims)
-    judged = int(np.count_nonzero(sent_s > end_s + within_s))
-    if not judged:
+    requests, within_s = history.all_requests(), recovery_s(claims)
+    before, late = requests.sent_between(0.0, start_s - IN_FLIGHT_S), requests.sent_after(end_s + within_s)
+    if not len(late):
         yield undecided("no request was sent later than the claimed time after the end", end_s)
         return
+    early, judged = len(before.lost()), len(late)
     note = f"{early} lost before the plan began"
-    yield held(early == 0, 0.0, early, 0, until_s=start_s, sample=int(before.sum()), note=note)
-    losses_s = sent_s[lost & (sent_s >= end_s)]
-    last_s = float(losses_s.max()) - end_s if len(losses_s) else 0.0
-    late = int(np.count_nonzero(lost & (sent_s > end_s + within_s)))
-    note = f"{len(losses_s)} lost since the end at {end_s:.2f} s, {late} of {judged} sent later than the bound"
+    yield held(early == 0, 0.0, early, 0, until_s=start_s, sample=len(before), note=note)
+    lost = requests.sent_between(end_s, np.inf).lost()
+    last_s = float(lost["sent_s"].max()) - end_s if len(lost) else 0.0
+    note = f"{len(lost)} lost since the end at {end_s:.2f} s, {len(late.lost())} of {judged} sent later than the bound"
     yield within(last_s, 0.0, within_s, end_s + within_s, until_s=history.scenario.end_s, sample=judged, note=note)
 
 
@@ -66,10 +61,10 @@ def answers_belong(history: History, claims: Claims) -> Findings:
     if began_s(history) is None:
         return
     yield from answer_belongs_to_request(history, claims)
-    rows = history.all_attempts().updates()
-    if len(rows):
-        sent = len(np.unique(rows["request"]))
-        twice = len(rows) - sent
+    updates = history.all_attempts().updates()
+    if len(updates):
+        sent = len(updates.requests())
+        twice = len(updates) - sent
         note = f"{twice} of {sent} updates reached a backend again"
         yield held(twice == 0, 0.0, twice, 0, exact=True, sample=sent, note=note)
 
@@ -80,9 +75,8 @@ def contained(history: History, claims: Claims) -> Findings:
     if start_s is None or end_s is None or not was_used(history, faulty, start_s):
         return
     from_s, until_s = start_s - IN_FLIGHT_S, end_s + recovery_s(claims)
-    sent = int(sent_during_faults(history).sum())
-    judged = sent_between(history, from_s, until_s)
-    lost = int(np.count_nonzero(judged & ~history.answered()))
+    sent = len(sent_during_faults(history))
+    lost = len(history.all_requests().sent_between(from_s, until_s).lost())
     others = history.scenario.backends - len(faulty)
     points = claims[Affinity].virtual_nodes if Affinity in claims else COARSE
     _, most = band(beta_binomial_pmf(sent, points * len(faulty), points * others), 2 * FAULT_PLAN_ALPHA)
@@ -95,8 +89,7 @@ def nothing_lost(history: History, claims: Claims) -> Findings:
     start_s, end_s = began_s(history), healed_s(history)
     if start_s is None or end_s is None or not was_used(history, faulty_backends(history), start_s):
         return
-    lost = int(np.count_nonzero(~history.answered()))
-    sent = len(history.requests)
+    lost, sent = len(history.all_requests().lost()), len(history.requests)
     note = f"{lost} of {sent} lost"
     yield held(lost == 0, 0.0, lost, 0, until_s=history.scenario.end_s, sample=sent, note=note)
 
@@ -116,10 +109,8 @@ def crowd_keeps_its_pace(history: History, claims: Claims) -> Findings:
     if later_s < LEAST_S:
         yield undecided("too little of the run is left after the claimed time", end_s)
         return
-    in_crowd = history.in_stream(CROWD)
-    before, after = (
-        int(np.count_nonzero(in_crowd & sent_between(history, *interval))) for interval in (before_s, after_s)
-    )
+    crowd = history.requests_in(CROWD)
+    before, after = (len(crowd.sent_between(*interval)) for interval in (before_s, after_s))
     share = PACE * later_s / (PACE * later_s + lasts_s)
     least, _ = band(binomial_pmf(before + after, share), 2 * FAULT_PLAN_ALPHA)
     note = f"{before / lasts_s:.0f} a second before, {after / later_s:.0f} after: {after}, {least} at least due"

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from harness.evidence.history import History
-from harness.evidence.tables import Mask
+from harness.evidence.queries import RequestSelection
 from harness.scenario.faults import is_fault
+from suites.margins import IN_FLIGHT_S
 from suites.scenarios import carried_out
-
-IN_FLIGHT_S = 0.2
-"""A request sent at most this long before a step may still be in flight when the step takes effect."""
 
 USED_SHARE = 0.25
 """Smallest use of the faulty backends before the plan, as a factor of their fair share; with less, the run is vacuous.
@@ -46,24 +44,18 @@ def faulty_backends(history: History) -> tuple[int, ...]:
     return tuple(sorted({step.backend for step in history.steps}))
 
 
-def sent_during_faults(history: History) -> Mask:
+def sent_during_faults(history: History) -> RequestSelection:
     """Requests sent while a step was in force, or at most `IN_FLIGHT_S` before it."""
-    mask: Mask = np.zeros(len(history.requests), dtype=bool)
+    requests = history.all_requests()
+    found = requests - requests
     for step in history.steps:
         until_s = history.scenario.end_s if np.isnan(step.healed_s) else step.healed_s
-        mask |= sent_between(history, step.asked_s - IN_FLIGHT_S, until_s)
-    return mask
+        found |= requests.sent_between(step.asked_s - IN_FLIGHT_S, until_s)
+    return found
 
 
 def was_used(history: History, backends: Sequence[int], until_s: float) -> bool:
     """Whether these backends together got at least `USED_SHARE` of their fair share of the requests up to `until_s`."""
-    reached = history.first_backends()[history.requests["sent_s"] < until_s - IN_FLIGHT_S]
+    reached = history.all_requests().sent_between(-np.inf, until_s - IN_FLIGHT_S).first_backends()
     fair = len(backends) / history.scenario.backends
     return bool(len(reached)) and float(np.isin(reached, backends).mean()) >= USED_SHARE * fair
-
-
-def sent_between(history: History, start_s: float, end_s: float) -> Mask:
-    """Requests sent in [start_s, end_s)."""
-    sent_s = history.requests["sent_s"]
-    mask: Mask = (sent_s >= start_s) & (sent_s < end_s)
-    return mask

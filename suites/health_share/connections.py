@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from harness.claims.features import BoundedLoad, Claims, HealthShare
 from harness.evidence.history import History
-from harness.evidence.tables import Mask, Numbers, Times
+from harness.evidence.tables import Mask, Times
 from harness.property.declare import declare
 from harness.property.findings import Findings
 from harness.scenario.faults import CutOff, Slow
-from harness.scenario.model import Kind, Load, ModelServer, Phase, Scenario, UnsupportedError, World
+from harness.scenario.model import Load, ModelServer, Phase, Scenario, UnsupportedError, World
 from suites.health_share.evidence import judge_share
 from suites.health_share.scenarios import (
-    HANDOVER_S,
     SICK,
     START_S,
     Zone,
@@ -24,6 +21,7 @@ from suites.health_share.scenarios import (
     updates,
 )
 from suites.health_share.shares import MASKS
+from suites.margins import KNOWN_WITHIN_S
 
 CROWD = "crowd"
 UPDATE_S, HELD_S = 0.001, 1.6
@@ -66,7 +64,7 @@ def one_is_crowded(claims: Claims) -> Scenario:
     if zones[0][1] >= zones[1][1] or (cap := cap_of(zones)) > MOST_REQUESTS:
         weight = claims[HealthShare].connections
         raise UnsupportedError(f"the weight of connections is {weight:g}, too little to detect")
-    judged_s = START_S + HELD_S + 2 * HANDOVER_S
+    judged_s = START_S + HELD_S + 2 * KNOWN_WITHIN_S
     end_s = judged_s + BEYOND * cap / rate_per_s
     slowness = HELD_S / UPDATE_S
     return Scenario(
@@ -83,21 +81,13 @@ def one_is_crowded(claims: Claims) -> Scenario:
     )
 
 
-def inside(history: History, backend: int, at_s: Times) -> Numbers:
-    """Number of attempts that a backend had in progress at these times."""
-    own = history.attempts[history.attempts["backend"] == backend]
-    began, ended = np.sort(own["start_s"]), np.sort(own["end_s"])  # nan, still inside, sorts last
-    counts: Numbers = np.searchsorted(began, at_s, side="right") - np.searchsorted(ended, at_s, side="right")
-    return counts
-
-
 def _crowded(history: History, claims: Claims, backend: int, sent_s: Times) -> Mask:
     """Times at which a backend had at least the connections that cost the whole component, and no other had more than
     its free ones."""
-    mask: Mask = inside(history, backend, sent_s) >= full_connections(claims)
+    mask: Mask = history.attempts_on(backend).in_flight_at(sent_s) >= full_connections(claims)
     for other in range(history.scenario.backends):
         if other != backend:
-            mask &= inside(history, other, sent_s) <= claims[HealthShare].free_connections
+            mask &= history.attempts_on(other).in_flight_at(sent_s) <= claims[HealthShare].free_connections
     return mask
 
 
@@ -122,15 +112,9 @@ def connections_by_their_weight(history: History, claims: Claims) -> Findings:
     slow, phase = history.step("Slow", SICK), history.scenario.phase(CROWD)
     if slow is None:
         return
-    requests, first = history.requests, history.first_backends()
-    rows = np.flatnonzero(
-        (requests["kind"] == Kind.UPDATE)
-        & (requests["sent_s"] >= phase.start_s)
-        & (requests["sent_s"] < phase.end_s)
-        & (first >= 0)
-    )
-    rows = rows[_crowded(history, claims, slow.backend, requests["sent_s"][rows])]
+    sent = history.all_requests().updates().sent_between(phase.start_s, phase.end_s).reached()
+    sent = sent.where(_crowded(history, claims, slow.backend, sent["sent_s"]))
     backends = history.scenario.backends
     note = f"crowded, which calls for {crowded_share(claims, backends):.4f}"
     zones = crowded_zone(claims, backends)
-    yield from judge_share(first[rows], slow.backend, zones, phase.start_s, phase.end_s, note)
+    yield from judge_share(sent.first_backends(), slow.backend, zones, phase.start_s, phase.end_s, note)

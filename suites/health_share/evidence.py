@@ -9,11 +9,11 @@ import numpy as np
 
 from harness.claims.features import Claims, HealthShare
 from harness.evidence.history import History
-from harness.evidence.tables import UNSEEN, Numbers
+from harness.evidence.tables import Numbers
 from harness.property.findings import Findings, sampled, undecided
-from harness.scenario.model import Ending, Kind
 from harness.stats import ALPHA
-from suites.health_share.scenarios import HANDOVER_S, Zone, reported_s, tail_zone
+from suites.health_share.scenarios import Zone, reported_s, tail_zone
+from suites.margins import KNOWN_WITHIN_S
 from suites.scenarios import ENOUGH
 
 TAIL_AT_LEAST = 0.02
@@ -22,13 +22,11 @@ TAIL_AT_LEAST = 0.02
 
 def picks(history: History, from_s: float, to_s: float) -> Numbers | str:
     """Backends picked for the updates sent in [from_s, to_s), in order; or the reason why they are too few."""
-    requests = history.requests
-    sent = (requests["kind"] == Kind.UPDATE) & (requests["sent_s"] >= from_s) & (requests["sent_s"] < to_s)
-    backends = history.first_backends()[sent]
-    picked: Numbers = backends[backends != UNSEEN]
-    if len(picked) < ENOUGH * len(backends):
-        return f"only {len(picked)} of {len(backends)} requests reached a backend"
-    return picked
+    sent = history.all_requests().updates().sent_between(from_s, to_s)
+    reached = sent.reached()
+    if len(reached) < ENOUGH * len(sent):
+        return f"only {len(reached)} of {len(sent)} requests reached a backend"
+    return reached.first_backends()
 
 
 def judge_share(
@@ -57,18 +55,11 @@ def tail_share(history: History, claims: Claims, backend: int, from_s: float, to
     latency. If that applies to `backend`, the result is the share it must have had before it was excluded.
     """
     health, backends = claims[HealthShare], history.scenario.backends
-    attempts = history.attempts
-    rows = np.flatnonzero(
-        (attempts["request"] >= 0)
-        & (attempts["status"] == 200)
-        & (attempts["ending"] == Ending.ANSWERED)
-        & (attempts["end_s"] >= from_s - health.window_s)
-        & (attempts["end_s"] < to_s)
-    )
-    own = history.requests[attempts["request"][rows]]
+    good = history.all_attempts().good().with_status(200)
+    good = good.where((good["end_s"] >= from_s - health.window_s) & (good["end_s"] < to_s))
     shares = []
-    for latencies_s in (attempts["end_s"][rows] - attempts["start_s"][rows], own["end_s"] - own["sent_s"]):
-        by_backend = [latencies_s[attempts["backend"][rows] == number] for number in range(backends)]
+    for latencies_s in (good["end_s"] - good["start_s"], good.of_request("end_s") - good.of_request("sent_s")):
+        by_backend = [latencies_s[good["backend"] == number] for number in range(backends)]
         if len(by_backend[backend]) < health.minimum_calls:
             return tail_zone(claims, backends)[0]
         p99_s = {
@@ -96,15 +87,13 @@ class Holding:
 
 def holdings(history: History, stream: str) -> list[Holding]:
     """Holdings by the requests of a stream, in order."""
-    attempts = history.attempts
-    rows = attempts[np.isin(attempts["request"], np.flatnonzero(history.in_stream(stream)))]
     return [
         Holding(
             backend=int(row["backend"]),
             start_s=float(row["start_s"] + row["queue_wait_s"]),
             end_s=math.inf if math.isnan(row["end_s"]) else float(row["end_s"]),
         )
-        for row in rows
+        for row in history.requests_in(stream).attempts()
     ]
 
 
@@ -122,4 +111,4 @@ def reported_at_s(history: History, holding: Holding, claims: Claims) -> float:
         (health_checks["backend"] == holding.backend) & (health_checks["at_s"] > holding.start_s)
     ]
     due_s = holding.start_s + reported_s(claims)
-    return min(float(later_s.min(initial=math.inf)), due_s) + HANDOVER_S
+    return min(float(later_s.min(initial=math.inf)), due_s) + KNOWN_WITHIN_S

@@ -12,6 +12,7 @@ from harness.claims.features import Claims, HealthChecks, HealthShare
 from harness.scenario.faults import CutOff, FailingStatus, NotReady, Slow
 from harness.scenario.model import Connections, Keys, Kind, Load, ModelServer, Phase, Scenario, Stream, UnsupportedError
 from harness.stats import ALPHA, ShareTest
+from suites.margins import KNOWN_WITHIN_S
 
 SICK = "gpu-1"
 RATE_PER_S = 750.0
@@ -26,9 +27,6 @@ CALLS_TO_SPARE = 1.5
 
 START_S = 0.4
 """Start of the load, when a fault that must be present from the first request on has long been set."""
-
-HANDOVER_S = 0.1
-"""Time after which an answer that left a backend is known to the balancer and its connection is closed."""
 
 SMALLEST_WEIGHT = 0.15
 """Smallest weight that is tested; a smaller one moves a share too little for a test of this length."""
@@ -140,9 +138,9 @@ def one_fails(claims: Claims) -> Scenario:
     window_s = claims[HealthShare].window_s
     failing, healed = cap_of(weighed_zone(score, backends)), cap_of(recovered_zone(score, backends))
     fault_s = START_S / 4
-    while_failing = _burst(FAILING, fault_s + window_s + 2 * HANDOVER_S, failing)
-    heal_s = while_failing.end_s + HANDOVER_S
-    once_healed = _burst(HEALED, heal_s + window_s + 2 * HANDOVER_S, healed)
+    while_failing = _burst(FAILING, fault_s + window_s + 2 * KNOWN_WITHIN_S, failing)
+    heal_s = while_failing.end_s + KNOWN_WITHIN_S
+    once_healed = _burst(HEALED, heal_s + window_s + 2 * KNOWN_WITHIN_S, healed)
     end_s = once_healed.end_s
     streams = (_trickle(claims, share_of(score, backends), START_S, end_s), while_failing, once_healed)
     return Scenario(
@@ -186,14 +184,14 @@ def one_not_ready(claims: Claims) -> Scenario:
     require_detectable(claims, ())
     backends = claims.fleet(4, at_least=3)
     healthy = cap_of(even_zone(backends), ALPHA / backends)
-    out_s = START_S + healthy / RATE_PER_S + HANDOVER_S
+    out_s = START_S + healthy / RATE_PER_S + KNOWN_WITHIN_S
     streams = [updates(HEALTHY, START_S, healthy)]
     timeline: tuple[NotReady, ...] = ()
     phases = [Phase(HEALTHY, START_S, out_s)]
     intervals = [claims[HealthShare].window_s]
     if HealthChecks in claims:
         back_s = out_s + detection_s(claims) + SILENT_S
-        again_s = back_s + return_s(claims) + HANDOVER_S
+        again_s = back_s + return_s(claims) + KNOWN_WITHIN_S
         again = cap_of(returned_zone(backends))
         end_s = again_s + again / RATE_PER_S
         streams += [_trickle(claims, 1 / backends, out_s, again_s), updates(READY_AGAIN, again_s, again)]
@@ -252,7 +250,7 @@ def one_has_a_tail(claims: Claims) -> Scenario:
     period_s = health.window_s / PULSES_A_WINDOW
     pulse_s = PULSE_SHARE * period_s
     began_s = START_S + max(0.1, 2 * service_s)
-    judged_s = began_s + pulse_s + slow_s + 2 * HANDOVER_S
+    judged_s = began_s + pulse_s + slow_s + 2 * KNOWN_WITHIN_S
     end_s = judged_s + cap_of(tail_zone(claims, backends)) / RATE_PER_S
     pulses = int((end_s - began_s) / period_s) + 1
     timeline = tuple(
@@ -329,7 +327,7 @@ def one_holds_a_model(claims: Claims) -> Scenario:
     checks, health = claims[HealthChecks], claims[HealthShare]
     if health.window_s < 2 * checks.interval_s:
         raise UnsupportedError(f"a report counts for {health.window_s:g} s, less than two health check intervals")
-    held_s = HOLD_S - checks.interval_s - 2 * HANDOVER_S
+    held_s = HOLD_S - checks.interval_s - 2 * KNOWN_WITHIN_S
     if held_s < HELD_AT_LEAST_S:
         raise UnsupportedError(
             f"health checks every {checks.interval_s:g} s are too rare to report a hold of {HOLD_S:g} s"
@@ -338,8 +336,8 @@ def one_holds_a_model(claims: Claims) -> Scenario:
     warm, full = cap_of(warm_zone(claims, backends)), cap_of(full_zone(claims, backends))
     touch_s = START_S / 2
     failing_s = health.window_s / CALLS_TO_SPARE  # all requests fail, and by then their number is sufficient
-    while_warm = _burst(WARM, START_S + max(failing_s, reported_s(claims)) + HANDOVER_S, warm)
-    full_s = while_warm.end_s + HANDOVER_S
+    while_warm = _burst(WARM, START_S + max(failing_s, reported_s(claims)) + KNOWN_WITHIN_S, warm)
+    full_s = while_warm.end_s + KNOWN_WITHIN_S
     holds = math.ceil(full / (RATE_PER_S + TRICKLE_PER_S) / held_s)
     end_s = full_s + (holds - 1) * HOLD_EVERY_S + HOLD_S
     one, tokens = Keys(1, "sweep"), int(HOLD_S / DECODE_STEP_S)
@@ -350,7 +348,7 @@ def one_holds_a_model(claims: Claims) -> Scenario:
         while_warm,
     ]
     for turn in range(holds):
-        reported_at_s = full_s + turn * HOLD_EVERY_S + checks.interval_s + HANDOVER_S
+        reported_at_s = full_s + turn * HOLD_EVERY_S + checks.interval_s + KNOWN_WITHIN_S
         streams.append(_burst(f"{FULL}-{turn}", reported_at_s, math.ceil(full / holds)))
     return Scenario(
         name="one-holds-a-model",

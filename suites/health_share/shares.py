@@ -25,7 +25,6 @@ from harness.stats import ALPHA
 from suites.health_share.evidence import holdings, judge_share, picks, reported_at_s, tail_share, warmed
 from suites.health_share.scenarios import (
     FAILING,
-    HANDOVER_S,
     HEALED,
     HEALTHY,
     HOLD,
@@ -53,6 +52,7 @@ from suites.health_share.scenarios import (
     warm_zone,
     weighed_zone,
 )
+from suites.margins import KNOWN_WITHIN_S
 
 MASKS = (Spread, Retry, Hedge, Breaker, Ejection)
 """A different policy, second attempts, and features that take a sick backend out of rotation."""
@@ -111,7 +111,7 @@ def errors_by_their_weight(history: History, claims: Claims) -> Findings:
     if fault is None:
         return
     phase = history.scenario.phase(FAILING)
-    from_s = max(phase.start_s, fault.effective_s + claims[HealthShare].window_s + HANDOVER_S)
+    from_s = max(phase.start_s, fault.effective_s + claims[HealthShare].window_s + KNOWN_WITHIN_S)
     chosen = picks(history, from_s, phase.end_s)
     score, backends = failing_score(claims), history.scenario.backends
     note = f"a score of {score:g} calls for {share_of(score, backends):.4f}"
@@ -138,7 +138,7 @@ def recovery_even(history: History, claims: Claims) -> Findings:
         yield undecided("the end of the fault was not observed", fault.effective_s)
         return
     score, backends, phase = failing_score(claims), history.scenario.backends, history.scenario.phase(HEALED)
-    from_s = max(phase.start_s, fault.healed_s + claims[HealthShare].window_s + HANDOVER_S)
+    from_s = max(phase.start_s, fault.healed_s + claims[HealthShare].window_s + KNOWN_WITHIN_S)
     note = f"healed {from_s - fault.healed_s:.1f} s before"
     chosen = picks(history, from_s, phase.end_s)
     yield from judge_share(chosen, fault.backend, recovered_zone(score, backends), from_s, phase.end_s, note)
@@ -211,13 +211,14 @@ def not_ready_nothing(history: History, claims: Claims) -> Findings:
         return  # the backend had no share to lose
     high_s = detection_s(claims)
     healed_s = history.scenario.phase(NOT_READY).end_s
-    start_s, backend = history.attempts["start_s"], history.attempts["backend"]
-    during = (start_s >= fault.effective_s) & (start_s < healed_s) & (history.attempts["request"] >= 0)
-    elsewhere = int(np.count_nonzero(during & (backend != fault.backend) & (start_s > fault.effective_s + high_s)))
+    during = history.all_attempts().started_between(fault.effective_s, healed_s)
+    here = during.on(fault.backend)
+    others = during - here
+    elsewhere = len(others.where(others["start_s"] > fault.effective_s + high_s))
     if elsewhere < FEW:
         yield undecided(f"only {elsewhere} requests reached other backends after the bound", fault.effective_s)
         return
-    last_s = float((start_s[during & (backend == fault.backend)] - fault.effective_s).max(initial=0.0))
+    last_s = float((here["start_s"] - fault.effective_s).max(initial=0.0))
     note = f"the last request for {SICK} came {last_s:.2f} s after the fault; {elsewhere} went elsewhere"
     yield within(last_s, 0.0, high_s, fault.effective_s, until_s=healed_s, sample=elsewhere, note=note)
 

@@ -17,7 +17,6 @@ from harness.scenario.arrivals import Arrival
 from harness.scenario.fast_dataclass import scale_durations
 from harness.scenario.model import Failure, Keys, Scenario, UnsupportedError
 from suites.bounded_load import (
-    BOOKKEEPING_S,
     QUIET_S,
     arrivals_under_pressure,
     bound_of,
@@ -26,6 +25,7 @@ from suites.bounded_load import (
     spill_comes_home,
     spill_not_rejected,
 )
+from suites.margins import BOOKKEEPING_S
 from tests.suites.histories import history_of, only, outcome
 
 ALL = [hot_key_capped, spill_not_rejected, spill_comes_home]

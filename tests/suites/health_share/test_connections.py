@@ -12,7 +12,7 @@ from harness.evidence.history import History
 from harness.property.verdict import Outcome
 from harness.scenario.faults import CutOff, Slow
 from harness.scenario.model import Kind, UnsupportedError
-from suites.health_share.connections import connections_by_their_weight, crowded_zone, inside, one_is_crowded
+from suites.health_share.connections import connections_by_their_weight, crowded_zone, one_is_crowded
 from suites.health_share.scenarios import cap_of
 from tests.suites.health_share_histories import CLAIMS, SHARE, SICK, lost, rate, shared
 from tests.suites.histories import outcome
@@ -66,7 +66,7 @@ def test_who_is_inside() -> None:
     history = crowded(0.4545)
     first = history.attempts[history.attempts["backend"] == SICK][0]
     at_s = np.array([first["start_s"] - 0.001, first["start_s"] + 0.0005, 3.0])
-    counts = inside(history, SICK, at_s).tolist()
+    counts = history.attempts_on(SICK).in_flight_at(at_s).tolist()
     assert counts[:2] == [0, 1] and counts[2] == pytest.approx(660, abs=3)
 
 

@@ -13,7 +13,6 @@ from harness.property.findings import Sampled, Undecided, Within
 from harness.property.verdict import Outcome
 from suites.health_share.scenarios import (
     FAILING,
-    HANDOVER_S,
     HEALED,
     HEALTHY,
     NOT_READY,
@@ -37,6 +36,7 @@ from suites.health_share.shares import (
     not_ready_returns,
     recovery_even,
 )
+from suites.margins import KNOWN_WITHIN_S
 from tests.suites.health_share_histories import CLAIMS, SHARE, SICK, lost, rate, shared, shifted, why
 from tests.suites.histories import outcome
 
@@ -94,9 +94,9 @@ def test_a_share_by_the_weight_of_the_errors(share: float, due: str) -> None:
 
 def test_the_window_fills_from_when_the_fault_took_effect() -> None:
     scenario = one_fails(CLAIMS)
-    assert rate(errors_by_their_weight, shared(scenario)).at_s == pytest.approx(0.1 + 2.0 + 2 * HANDOVER_S)
+    assert rate(errors_by_their_weight, shared(scenario)).at_s == pytest.approx(0.1 + 2.0 + 2 * KNOWN_WITHIN_S)
     late = shifted(shared(scenario, failing=1 / 6), effective_s=1.0)
-    assert rate(errors_by_their_weight, late).at_s == pytest.approx(0.1 + 1.0 + 2.0 + HANDOVER_S)
+    assert rate(errors_by_their_weight, late).at_s == pytest.approx(0.1 + 1.0 + 2.0 + KNOWN_WITHIN_S)
     assert rate(errors_by_their_weight, late).until_s == pytest.approx(scenario.phase(FAILING).end_s)
 
 
@@ -120,7 +120,7 @@ def test_recovery_counts_from_when_the_fault_had_healed() -> None:
     healed = scenario.phase(HEALED)
     assert rate(recovery_even, shared(scenario)).at_s == pytest.approx(healed.start_s)
     late = shifted(shared(scenario), healed_s=0.5)
-    assert rate(recovery_even, late).at_s == pytest.approx(healed.start_s - HANDOVER_S + 0.5)
+    assert rate(recovery_even, late).at_s == pytest.approx(healed.start_s - KNOWN_WITHIN_S + 0.5)
     never = shifted(shared(scenario), healed_s=float("nan"))
     assert why(recovery_even, never) == "the end of the fault was not observed"
 
@@ -327,7 +327,7 @@ def test_its_return_counts_from_when_it_was_ready() -> None:
     history = shared(one_not_ready(CLAIMS))
     assert rate(not_ready_returns, history).at_s == pytest.approx(phase.start_s)
     assert rate(not_ready_returns, shifted(history, healed_s=0.4)).at_s == pytest.approx(
-        phase.start_s - HANDOVER_S + 0.4
+        phase.start_s - KNOWN_WITHIN_S + 0.4
     )
     never = shifted(history, healed_s=float("nan"))
     assert why(not_ready_returns, never) == "the end of the fault was not observed"

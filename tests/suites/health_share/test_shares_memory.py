@@ -13,7 +13,6 @@ from harness.property.verdict import Outcome
 from harness.scenario.model import Kind, Residency
 from suites.health_share.scenarios import (
     DECODE_STEP_S,
-    HANDOVER_S,
     HOLD,
     HOLD_EVERY_S,
     HOLD_S,
@@ -24,6 +23,7 @@ from suites.health_share.scenarios import (
     warm_zone,
 )
 from suites.health_share.shares import memory_by_its_weight, warm_even
+from suites.margins import KNOWN_WITHIN_S
 from tests.suites.health_share_histories import CLAIMS, SICK, rate, shared, why
 from tests.suites.histories import outcome
 
@@ -78,7 +78,7 @@ def test_a_share_by_the_memory_in_use(share: float, due: str) -> None:
 
 def test_each_hold_is_judged_from_its_report_to_its_end() -> None:
     found = rate(memory_by_its_weight, held())
-    assert found.at_s == pytest.approx(FIRST_HOLD_S + 0.3 + HANDOVER_S)
+    assert found.at_s == pytest.approx(FIRST_HOLD_S + 0.3 + KNOWN_WITHIN_S)
     assert found.until_s == pytest.approx(FIRST_HOLD_S + HOLD_EVERY_S + HOLD_S)
     sent_s = held().requests["sent_s"][held().requests["kind"] == Kind.UPDATE]
     starts_s = FIRST_HOLD_S + HOLD_EVERY_S * np.arange(2)
@@ -89,7 +89,7 @@ def test_each_hold_is_judged_from_its_report_to_its_end() -> None:
 def test_without_a_health_check_in_time_the_claimed_times_count() -> None:
     """A report is due after an interval and a timeout: 1.5 s of the 1.85."""
     found = rate(memory_by_its_weight, held(told_after_s=1.55))
-    assert found.at_s == pytest.approx(FIRST_HOLD_S + 1.5 + HANDOVER_S)
+    assert found.at_s == pytest.approx(FIRST_HOLD_S + 1.5 + KNOWN_WITHIN_S)
     assert memory_by_its_weight(held(told_after_s=1.55, hold_s=1.55), CLAIMS) == []
 
 
@@ -112,7 +112,7 @@ def test_a_hold_counts_once_its_model_is_loaded() -> None:
     early = rate(memory_by_its_weight, changed(held(), HOLD, "queue_wait_s", 0.2))
     assert early.at_s == rate(memory_by_its_weight, held()).at_s
     late = rate(memory_by_its_weight, changed(held(), HOLD, "queue_wait_s", 0.4))
-    assert late.at_s == pytest.approx(FIRST_HOLD_S + HOLD_EVERY_S + 0.3 + HANDOVER_S)
+    assert late.at_s == pytest.approx(FIRST_HOLD_S + HOLD_EVERY_S + 0.3 + KNOWN_WITHIN_S)
 
 
 def test_two_holds_at_once_are_not_judged() -> None:
@@ -129,7 +129,7 @@ def test_a_hold_at_another_backend_is_judged_there() -> None:
     moved.health_checks["backend"][0] = 0
     hits, before = rate(memory_by_its_weight, moved).hits, rate(memory_by_its_weight, held(0.4)).hits
     sent_s = history.requests["sent_s"][history.requests["kind"] == Kind.UPDATE]
-    first = np.count_nonzero((sent_s >= FIRST_HOLD_S + 0.3 + HANDOVER_S) & (sent_s < FIRST_HOLD_S + HOLD_S))
+    first = np.count_nonzero((sent_s >= FIRST_HOLD_S + 0.3 + KNOWN_WITHIN_S) & (sent_s < FIRST_HOLD_S + HOLD_S))
     assert np.not_equal(hits, before)[:first].all()
     assert hits[first:] == before[first:]
 

@@ -13,6 +13,8 @@ from harness.evidence.example import example_history
 MODULES = (
     "harness.claims.features",
     "harness.evidence.history",
+    "harness.evidence.queries",
+    "harness.evidence.run_events",
     "harness.gateway.checked_gateway",
     "harness.gateway.protocol",
     "harness.property.declare",
@@ -36,7 +38,7 @@ NAMES = (
     *(
         f"harness.evidence.history:History.{name}"
         for name in (
-            *("in_stream", "answered", "first_attempts", "first_backends", "owners", "step", "baseline"),
+            *("all_requests", "requests_in", "all_attempts", "attempts_on", "owners", "step", "baseline", "save"),
             *("cold_loads", "latencies_s", "unfinished_attempts", "worst_slack_s"),
         )
     ),
@@ -46,7 +48,9 @@ NAMES = (
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name: str) -> None:
-    results = doctest.testmod(importlib.import_module(name), extraglobs={"history": example_history()})
+    history = example_history()
+    given = {"history": history, "requests": history.all_requests(), "attempts": history.all_attempts()}
+    results = doctest.testmod(importlib.import_module(name), extraglobs=given)
     assert not results.failed
     if not results.attempted:
         pytest.skip(f"{name} has no examples")

@@ -32,7 +32,7 @@ from harness.evidence.tables import (
     Times,
 )
 from harness.scenario.fast_dataclass import canonical
-from harness.scenario.model import Ending, EvidenceError, Failure, Residency, Scenario
+from harness.scenario.model import EvidenceError, Failure, Residency, Scenario
 from harness.scenario.text_form import scenario_of
 
 SEVERAL = -2
@@ -234,24 +234,6 @@ class History:
         1
         """
         return int(np.count_nonzero(self.residency["event"] == Residency.LOADING))
-
-    def latencies_s(self, mask: Mask | None = None) -> Times:
-        """Latency of the answered requests (of those in `mask`), intended time to last byte, in seconds.
-
-        >>> history.latencies_s(history.in_stream("chat")).round(3).tolist()
-        [0.05, 0.05, 0.05]
-        """
-        chosen = self.answered() if mask is None else self.answered() & mask
-        latencies: Times = self.requests["end_s"][chosen] - self.requests["intended_s"][chosen]
-        return latencies
-
-    def unfinished_attempts(self) -> int:
-        """Number of attempts that had not ended at the end of the run.
-
-        >>> history.unfinished_attempts()
-        0
-        """
-        return int(np.count_nonzero(self.attempts["ending"] == Ending.OPEN))
 
     def worst_slack_s(self, start_s: float, end_s: float | None = None) -> float:
         """Largest slack of the seconds that overlap [start_s, end_s]; `end_s` None: the second of `start_s`.

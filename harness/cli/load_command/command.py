@@ -238,7 +238,7 @@ def _play(
 
     with generator(about["engine"]) as generating, View(title_of(info), info["duration_s"]) as view:
         progress_s = max(1.0, info["duration_s"] / 60) if not sys.stderr.isatty() else 0.5
-        played = generating.play(workload, about["target"], about["seed"], about["protocol"], view.update, progress_s)
+        played = generating.play(workload, about["target"], about["seed"], about["protocol"], view.show, progress_s)
     leaving, closed = played.about["leaving"], "chats" in info
     figures = figures_of(played.rows, leaving, closed)
     undelayed = figures_of(on_time(played.rows), leaving, closed)

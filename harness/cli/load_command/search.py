@@ -45,7 +45,7 @@ def run_search(search: Any, make: Callable[[float, float], Any], profile: str, a
             lasts_s = WARM_UP_S + step.requests / step.rate_per_s
             with View(f"{step.rate_per_s:.4g}/s for {lasts_s:.3g} s", lasts_s) as view:
                 workload, seed = make(step.rate_per_s, lasts_s), about["seed"] + runs  # a new sample for each run
-                played = generating.play(workload, about["target"], seed, about["protocol"], view.update, 1.0)
+                played = generating.play(workload, about["target"], seed, about["protocol"], view.show, 1.0)
             runs, interrupted = runs + 1, played.interrupted
             if not interrupted:
                 print(step_line(search.observe(played.rows)), flush=True)

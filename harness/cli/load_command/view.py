@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from harness.evidence.run_events import LoadProgressed, RunEvent
 from harness.load.results.figures import QUANTILES, SERIES, Figures
 from harness.load.results.search import RateResult, Search
 from harness.load.results.thresholds import Threshold
@@ -46,8 +47,11 @@ class View:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, at_s: float, message: dict[str, Any] | None) -> None:
-        """Show the time, and a progress message if there is one."""
+    def show(self, event: RunEvent) -> None:
+        """Show the progress of a load; other events of a run are not shown."""
+        if not isinstance(event, LoadProgressed):
+            return
+        at_s, message = event.at_s, event.figures
         if message is not None:
             self._line = progress_line(message, self._duration_s)
         if self._bar is not None:
@@ -58,7 +62,7 @@ class View:
             print(self._line, file=sys.stderr, flush=True)
 
 
-def progress_line(message: dict[str, Any], duration_s: float) -> str:
+def progress_line(message: Mapping[str, Any], duration_s: float) -> str:
     """One line for a progress message of an engine (harness.load.asyncio_engine) that sends for `duration_s`."""
     begin = f"{message['at_s']:.0f}/{duration_s:.0f} s"
     if message["at_s"] > duration_s:

@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from harness.evidence.records import Rows, read_about, read_requests
+from harness.evidence.run_events import Listener, LoadProgressed
 from harness.live.load.load_process import LoadProcess
 from harness.load.job import LoadJob
 from harness.load.wire import NONCE_BITS
@@ -32,8 +33,6 @@ LEAD_PER_REQUEST_S = 50e-6
 POLL_S = 0.25
 AFTER_S = 30.0
 """Time the load process has to write its records and answer after the latest possible end of the load."""
-
-ProgressMessage = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +80,12 @@ class Generator:
         url: str,
         seed: int,
         protocol: str,
-        on_progress: Callable[[float, ProgressMessage | None], None],
+        listener: Listener,
         progress_s: float,
     ) -> Played:
         """Play `load` against `url` until its end, or until Ctrl-C or SIGTERM.
 
-        `on_progress(at_s, message)` is called every `POLL_S`, with the engine's progress message if one arrived; the
+        `listener` is told of the progress every `POLL_S`, with the engine's figures if it has sent some since; the
         engine sends one every `progress_s`. Ctrl-C ends the sending, and requests in flight are cut off soon.
         HarnessError if the load process failed, ClaimsError for more requests than request numbers allow.
         """
@@ -104,7 +103,8 @@ class Generator:
                 if answer is not None and "done" in answer:
                     about = {**read_about(out), "nonce": nonce, "began_unix_s": began_unix_s}
                     return Played(read_requests(out), about, interrupt.received)
-                on_progress(max(0.0, time.monotonic() - start_s), answer["news"] if answer else None)
+                at_s = max(0.0, time.monotonic() - start_s)
+                listener(LoadProgressed(at_s, answer["news"] if answer else None))
                 if interrupt.received and not abandoned:
                     self._process.abandon()
                     abandoned = True

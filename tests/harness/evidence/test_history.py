@@ -140,9 +140,11 @@ def test_latencies_are_of_answered_requests_from_their_intended_time() -> None:
     history.requests["status"][0] = 503
     history.requests["sent_s"] = history.requests["intended_s"] + 0.4
     history.requests["end_s"][2] += 1.0
-    assert history.latencies_s().tolist() == pytest.approx([0.5, 1.5, 0.5, 0.5, 0.5, 0.5, 0.5])
+    assert history.all_requests().answered().latencies_s().tolist() == pytest.approx(
+        [0.5, 1.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+    )
     first_three = np.arange(8) < 3
-    assert history.latencies_s(first_three).tolist() == pytest.approx([0.5, 1.5])
+    assert history.all_requests().where(first_three).answered().latencies_s().tolist() == pytest.approx([0.5, 1.5])
 
 
 def test_cold_loads_and_unfinished_attempts_are_counted() -> None:
@@ -150,8 +152,8 @@ def test_cold_loads_and_unfinished_attempts_are_counted() -> None:
     residency["event"] = [Residency.LOADING, Residency.LOADED, Residency.LOADING, Residency.EVICTED]
     history = history_of([(0, 0), (1, 0), (2, 0)], residency=residency)
     history.attempts["ending"] = [Ending.ANSWERED, Ending.OPEN, Ending.CLIENT_GONE]
-    assert (history.cold_loads(), history.unfinished_attempts()) == (2, 1)
-    assert (history_of().cold_loads(), history_of().unfinished_attempts()) == (0, 0)
+    assert (history.cold_loads(), len(history.all_attempts().unfinished())) == (2, 1)
+    assert (history_of().cold_loads(), len(history_of().all_attempts().unfinished())) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,9 @@ def attempted(history: History, start_s: float, end_s: float) -> int:
 def observed(history: History, start_s: float, end_s: float) -> tuple[list[float], list[int]]:
     """Latencies of the requests due in that time, rounded to nanoseconds, and statuses of its health checks."""
     between = (history.health_checks["at_s"] >= start_s) & (history.health_checks["at_s"] < end_s)
-    latencies_s = history.latencies_s(sent_between(history, start_s, end_s)).round(9).tolist()
+    latencies_s = (
+        history.all_requests().where(sent_between(history, start_s, end_s)).answered().latencies_s().round(9).tolist()
+    )
     return latencies_s, history.health_checks["status"][between].tolist()
 
 
@@ -300,4 +302,4 @@ def test_every_attempt_ends_exactly_once() -> None:
     assert sorted(event.attempt_id for event in ended) == sorted(sent)
     assert len(sent) == 200
     assert {event.error for event in ended} == {None, "refused", "reset", "timeout"}
-    assert history.unfinished_attempts() == np.count_nonzero(sent_between(history, 0.68, 0.7))
+    assert len(history.all_attempts().unfinished()) == np.count_nonzero(sent_between(history, 0.68, 0.7))

@@ -18,6 +18,7 @@ from harness.cli.load_command.view import (
     summary_lines,
     title_of,
 )
+from harness.evidence.run_events import LoadProgressed
 from harness.load.results.figures import figures_of
 from harness.load.results.search import RateResult, RateVerdict, Search, goal_of
 from harness.load.results.thresholds import threshold_of
@@ -115,12 +116,12 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     with os.fdopen(slave, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         with View("spike, 200/s for 10 s", 10.0) as view:
-            view.update(0.2, None)
-            view.update(5.0, message)
-            view.update(5.3, None)  # the last message is shown until the next one
+            view.show(LoadProgressed(0.2, None))
+            view.show(LoadProgressed(5.0, message))
+            view.show(LoadProgressed(5.3, None))  # the last message is shown until the next one
             shown = until_shown(master, "failed (+2)")
         with View("silent", 10.0) as view:
-            view.update(12.0, None)
+            view.show(LoadProgressed(12.0, None))
             shown += until_shown(master, "waiting for answers")
     os.close(master)
     assert "spike, 200/s for 10 s" in shown and "━" in shown

@@ -39,7 +39,7 @@ NAMES = (
         f"harness.evidence.history:History.{name}"
         for name in (
             *("all_requests", "requests_in", "all_attempts", "attempts_on", "owners", "step", "baseline", "save"),
-            *("cold_loads", "latencies_s", "unfinished_attempts", "worst_slack_s"),
+            *("cold_loads", "worst_slack_s"),
         )
     ),
 )

@@ -47,7 +47,7 @@ def test_every_fault_kind_is_there_with_its_fields() -> None:
 
 def test_every_route_of_a_server_is_there() -> None:
     told = set(calls("What a server answers"))
-    exact = {(method, path) for path, methods in routes._EXACT.items() for method in methods}
+    exact = {(method, path) for path, methods in routes.ROUTES.items() for method in methods}
     exact |= {("POST", path) for path in server._POSTS}
     assert exact - told == set()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from mockgpu.api import kserve, wire
 from mockgpu.api.calls import ApiCall, ApiReply
-from mockgpu.server.run_state import RunState
+from mockgpu.server.run_state import Routes, RunState
 
 
 def _states(run: RunState) -> dict[str, str]:
@@ -66,3 +68,11 @@ def _model_name(run: RunState, call: ApiCall, action: str) -> str:
         problem = f"failed to {action[1:]} '{name}', failed to poll from model repository"
         raise wire.BadRequestError(problem, status=404 if name else 400)
     return name
+
+
+ROUTES: Routes = MappingProxyType(
+    {
+        "/v2": {"GET": server},
+        "/v2/repository/index": {"POST": index},
+    }
+)

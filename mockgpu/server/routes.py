@@ -17,19 +17,17 @@ of a model: a router that finds one may try to fetch a tokenizer from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 from mockgpu.api import kserve, metrics, wire
 from mockgpu.api.calls import ApiCall, ApiReply, json_reply, text_of
 from mockgpu.server import model_repository, sglang_routes, vllm_routes
-from mockgpu.server.run_state import RunState
+from mockgpu.server.run_state import Handler, Routes, RunState
 
 __all__ = ["ApiCall", "ApiReply", "answer", "text_of"]
-
-Handler: TypeAlias = Callable[[RunState, ApiCall], Awaitable[ApiReply]]
 
 
 async def health(run: RunState, call: ApiCall) -> ApiReply:
@@ -82,33 +80,18 @@ async def model(run: RunState, call: ApiCall) -> ApiReply:
     return json_reply(_card(run, name, run.adapters().get(name)))
 
 
-_EXACT: Mapping[str, Mapping[str, Handler]] = MappingProxyType(
+ROUTES: Routes = MappingProxyType(
     {
         "/health": {"GET": health},
         "/ready": {"GET": ready},
         "/ping": {"GET": alive, "POST": alive},
         "/metrics": {"GET": metrics_page},
         "/v1/models": {"GET": models},
-        "/version": {"GET": vllm_routes.version},
-        "/server_info": {"GET": sglang_routes.server_info},
-        "/get_server_info": {"GET": sglang_routes.server_info},
-        "/model_info": {"GET": sglang_routes.model_info},
-        "/get_model_info": {"GET": sglang_routes.model_info},
-        "/loads": {"GET": sglang_routes.loads},
-        "/v1/loads": {"GET": sglang_routes.loads},
-        "/get_load": {"GET": sglang_routes.load},
-        "/tokenize": {"POST": vllm_routes.tokenize},
-        "/detokenize": {"POST": vllm_routes.detokenize},
-        "/v1/load_lora_adapter": {"POST": vllm_routes.load_adapter},
-        "/v1/unload_lora_adapter": {"POST": vllm_routes.unload_adapter},
-        "/sleep": {"POST": vllm_routes.sleep},
-        "/wake_up": {"POST": vllm_routes.wake},
-        "/is_sleeping": {"GET": vllm_routes.is_sleeping},
-        "/reset_prefix_cache": {"POST": vllm_routes.reset_prefix_cache},
-        "/v2": {"GET": model_repository.server},
         "/v2/health/live": {"GET": alive},
         "/v2/health/ready": {"GET": ready},
-        "/v2/repository/index": {"POST": model_repository.index},
+        **model_repository.ROUTES,
+        **vllm_routes.ROUTES,
+        **sglang_routes.ROUTES,
     }
 )
 
@@ -140,9 +123,9 @@ def problem(path: str, bad: wire.BadRequestError) -> ApiReply:
 
 def _find(path: str) -> Mapping[str, Handler] | None:
     """Handlers by method: exact paths first, then paths with a model name."""
-    found = _EXACT.get(path)
+    found = ROUTES.get(path)
     if found is None and len(path) > 1 and path.endswith("/"):
-        found = _EXACT.get(path[:-1])
+        found = ROUTES.get(path[:-1])
     if found is not None:
         return found
     if path.startswith("/v1/models/"):

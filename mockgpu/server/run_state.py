@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from mockgpu.api.calls import ApiCall, ApiReply
 from mockgpu.api.metrics import AdaptersInUse, BackendCounters
 from mockgpu.api.wire import BadRequestError, ParsedRequest
 from mockgpu.faults.decisions import RequestFaults
@@ -134,3 +136,8 @@ class RunState:
         running = {handle.job.adapter for handle in self._with_adapter if handle.progress >= Progress.STARTED}
         waiting = {handle.job.adapter for handle in self._with_adapter if handle.progress < Progress.STARTED}
         return AdaptersInUse(tuple(sorted(running)), tuple(sorted(waiting)))
+
+
+Handler: TypeAlias = Callable[[RunState, ApiCall], Awaitable[ApiReply]]
+Routes: TypeAlias = Mapping[str, Mapping[str, Handler]]
+"""Handlers by path and method."""

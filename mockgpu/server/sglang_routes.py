@@ -6,11 +6,12 @@ No answer contains the path of a model: a router that finds one may try to fetch
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from mockgpu.api import metrics
 from mockgpu.api.calls import ApiCall, ApiReply, json_reply
-from mockgpu.server.run_state import SERVER_VERSION, RunState
+from mockgpu.server.run_state import SERVER_VERSION, Routes, RunState
 
 
 async def server_info(run: RunState, call: ApiCall) -> ApiReply:
@@ -60,3 +61,16 @@ async def load(run: RunState, call: ApiCall) -> ApiReply:
     tokens = run.reported_load().pending_tokens
     rank = {"dp_rank": 0, "num_reqs": current["num_total_reqs"], "num_waiting_reqs": current["num_waiting_reqs"]}
     return json_reply([{**rank, "num_tokens": tokens}])
+
+
+ROUTES: Routes = MappingProxyType(
+    {
+        "/server_info": {"GET": server_info},
+        "/get_server_info": {"GET": server_info},
+        "/model_info": {"GET": model_info},
+        "/get_model_info": {"GET": model_info},
+        "/loads": {"GET": loads},
+        "/v1/loads": {"GET": loads},
+        "/get_load": {"GET": load},
+    }
+)

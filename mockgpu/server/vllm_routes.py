@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from xxhash import xxh32_intdigest
 
 from mockgpu.api import wire
 from mockgpu.api.calls import ApiCall, ApiReply, json_reply, text_of
 from mockgpu.api.completions import conversation
-from mockgpu.server.run_state import SERVER_VERSION, RunState
+from mockgpu.server.run_state import SERVER_VERSION, Routes, RunState
 
 # Token numbers are below this, as in current vocabularies.
 _VOCABULARY_SIZE = 128_000
@@ -96,3 +98,18 @@ async def reset_prefix_cache(run: RunState, call: ApiCall) -> ApiReply:
     for name in run.names():
         run.engine.invalidate(name)
     return ApiReply()
+
+
+ROUTES: Routes = MappingProxyType(
+    {
+        "/version": {"GET": version},
+        "/tokenize": {"POST": tokenize},
+        "/detokenize": {"POST": detokenize},
+        "/v1/load_lora_adapter": {"POST": load_adapter},
+        "/v1/unload_lora_adapter": {"POST": unload_adapter},
+        "/sleep": {"POST": sleep},
+        "/wake_up": {"POST": wake},
+        "/is_sleeping": {"GET": is_sleeping},
+        "/reset_prefix_cache": {"POST": reset_prefix_cache},
+    }
+)

@@ -216,8 +216,9 @@ SERVICE_S = 0.02
 SLOWER = 20.0
 """Latency of a slow answer in multiples of the baseline; the latency component is then .05, nearly all of it lost."""
 
-LOST_AT_LEAST = 0.9
-"""Share of the latency component that a tail must cost, as measured, for its effect to be detectable."""
+LOST_AT_LEAST = 0.75
+"""Share of the latency component that a tail must cost, as measured, for its effect to be detectable. Planned is .95;
+on a slow machine the other backends' p99 rises, and with it the baseline, to at most five times the service time."""
 
 LONGEST_BASELINE_S = 0.1
 PULSES_A_WINDOW = 2.0

@@ -46,7 +46,7 @@ def test_zones_around_an_even_share() -> None:
 
 def test_zones_of_latency_and_memory() -> None:
     conform, violate = tail_zone(CLAIMS, 3)
-    assert [*conform, *violate] == pytest.approx([0.7 / 2.7, 0.73 / 2.73, 0.35 / 2.7, 1 / 3])
+    assert [*conform, *violate] == pytest.approx([0.7 / 2.7, 0.775 / 2.775, 0.35 / 2.7, 1 / 3])
     assert full_share(CLAIMS, 2) == pytest.approx(0.4125 / 1.0125)
     conform, violate = full_zone(CLAIMS, 2)
     assert [*conform, *violate] == pytest.approx([0.4125 / 1.0125, 0.4125 / 1.0125, 0.20625 / 0.80625, 0.5])

@@ -214,7 +214,7 @@ def test_a_critical_one_that_is_turned_away_while_normal_ones_wait_is_seen() -> 
     assert "rejected with 503 while" in findings[0].note  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("waits_s", [0.001, None], ids=["let in", "turned rejected"])
+@pytest.mark.parametrize("waits_s", [0.001, None], ids=["let in", "rejected"])
 def test_where_no_normal_one_waits_nothing_is_put_to_the_test(waits_s: float | None) -> None:
     assert urgency_critical_first(crowded(waits_s, normal_waits_s=0.001), CLAIMS) == []
 

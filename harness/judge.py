@@ -269,7 +269,9 @@ def _judged(finding: Finding, history: History, limit_s: float | None) -> _Judge
     slack_s = history.worst_slack_s(finding.at_s, finding.until_s)
     exact = isinstance(finding, Held) and finding.exact
     if limit_s is not None and slack_s > limit_s and not exact:
-        note = f"slack {slack_s * 1000:.1f} ms, at most {limit_s * 1000:.1f} ms can be trusted here"
+        cause = history.slack_cause(finding.at_s, finding.until_s)
+        measured = f"slack {slack_s * 1000:.1f} ms{f' ({cause})' if cause else ''}"
+        note = f"{measured}, at most {limit_s * 1000:.1f} ms can be trusted here"
         return _Judged(FindingRow(None, finding.at_s, None, None, note=note), by_slack=True)
     match finding:
         case Held():

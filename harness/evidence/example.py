@@ -36,4 +36,5 @@ def example_history() -> History:
     residency = np.array([(0, Residency.LOADING, b"any", 0.0)], dtype=RESIDENCY)
     steps = (StepSeen("Kill", backend=1, asked_s=0.5, effective_s=0.51),)
     slack_s = np.array([0.002, 0.004])
-    return History(scenario, 1, requests, attempts, residency=residency, steps=steps, slack_s=slack_s)
+    facts = {"slack_causes": ["calibration", "generator delay"]}
+    return History(scenario, 1, requests, attempts, residency=residency, steps=steps, slack_s=slack_s, facts=facts)

@@ -241,12 +241,26 @@ class History:
         >>> history.worst_slack_s(0.2, 1.5)
         0.004
         """
-        if not len(self.slack_s):
-            return 0.0
+        seconds = self._seconds(start_s, end_s)
+        return float(self.slack_s[seconds].max()) if len(self.slack_s) else 0.0
+
+    def slack_cause(self, start_s: float, end_s: float | None = None) -> str:
+        """What the largest slack of these seconds measured ("a mock waited for a core"); "" where no one recorded it.
+
+        >>> history.slack_cause(0.2, 1.5)
+        'generator delay'
+        """
+        causes = self.facts.get("slack_causes", [])
+        if not len(self.slack_s) or len(causes) != len(self.slack_s):
+            return ""
+        seconds = self._seconds(start_s, end_s)
+        return str(causes[seconds.start + int(self.slack_s[seconds].argmax())])
+
+    def _seconds(self, start_s: float, end_s: float | None) -> slice:
         last = len(self.slack_s) - 1
         first_second = min(max(int(start_s), 0), last)
         last_second = min(max(int(start_s if end_s is None else end_s), first_second), last)
-        return float(self.slack_s[first_second : last_second + 1].max())
+        return slice(first_second, last_second + 1)
 
     # --- files --------------------------------------------------------------------------------------------
 

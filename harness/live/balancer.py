@@ -12,6 +12,7 @@ from pathlib import Path
 from harness.live.process.child import Child, children_of, diagnostic_line
 from harness.live.process.http import accepts, call
 from harness.live.process.ports import HOST, is_free
+from harness.live.run_queue import listening_group
 from harness.scenario.model import AdapterError, DiedError, TargetError
 from harness.targets.base import (
     AdminCall,
@@ -48,6 +49,11 @@ class Balancer:
             self._start()
         if begin:
             self.begin()
+
+    @property
+    def group(self) -> int | None:
+        """Process id of the balancer's process group; None if it runs elsewhere or may not be looked up."""
+        return self._child.pid if self._child else listening_group(self.url)
 
     def begin(self) -> None:
         """Write its files, and start it unless it already runs."""

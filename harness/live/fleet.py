@@ -44,6 +44,11 @@ class FleetProcess:
         words += ["--processes"] if processes else []
         self._child = Child(words, workdir / "fleet.log", {**os.environ, **LEAN_ENVIRONMENT})
 
+    @property
+    def group(self) -> int:
+        """Process id of its process group."""
+        return self._child.pid
+
     def await_ready(self) -> None:
         """Return when every backend accepts. HarnessError if the fleet ends or takes too long."""
         deadline_s = time.monotonic() + START_S

@@ -31,7 +31,7 @@ from harness.live.load.load_process import LoadProcess
 from harness.live.preflight import preflight
 from harness.live.process.ports import HOST, PortBlock, port_block
 from harness.live.process.session_dir import session_folder, take_sigterm
-from harness.live.slack import Sentinel, slack_by_second
+from harness.live.slack import Sentinel, SlackMeter
 from harness.load.job import LoadJob
 from harness.scenario.arrivals import draw
 from harness.scenario.fault_schedule import Due, conflict, schedule
@@ -181,9 +181,15 @@ class _Run:
         balancer.begin()
         self._load.await_ready()
         balancer.await_listening()
-        sentinel = self._sentinel()
-        self._stack.callback(sentinel.stop)
-        calibrated_s = sentinel.calibrate()
+        groups = {
+            "the load": self._load.group,
+            "the balancer": balancer.group,
+            "the fault proxy": self._injector.group,
+            "a mock": self._fleet.group,
+        }
+        meter = SlackMeter(self._sentinel(), groups)
+        self._stack.callback(meter.stop)
+        meter.calibrate()
         members = self._scenario.members(())
         correlated = preflight(
             balancer,
@@ -197,14 +203,14 @@ class _Run:
         self._fleet.reset(self._nonces[1])
         out = self._workdir / "requests.bin"
         try:
-            died = self._timeline(balancer, sentinel, out)
+            died = self._timeline(balancer, meter, out)
         except BaseException:
             self._load.stop()  # else it would continue during the next run and report this job there
             raise
-        samples = [(at_s - self._start_s, beyond_s) for at_s, beyond_s in sentinel.stop()]
-        return self._history(out, samples, calibrated_s, correlated, died)
+        meter.stop()
+        return self._history(out, meter, correlated, died)
 
-    def _timeline(self, balancer: Balancer, sentinel: Sentinel, out: Path) -> str | None:
+    def _timeline(self, balancer: Balancer, meter: SlackMeter, out: Path) -> str | None:
         """Play load and steps on one timeline; returns how the balancer ended, None if it runs."""
         self._start_s = self._steps.start_s = time.monotonic() + LEAD_S
         job = LoadJob(
@@ -218,7 +224,7 @@ class _Run:
             protocol=self._target.claims.protocol,
         )
         self._load.begin(job, self._workdir / "job.json")
-        sentinel.start()
+        meter.start()
         longest_s = max((stream.timeout_s for stream in self._scenario.load.streams), default=0.0)
         end_s = self._start_s + self._scenario.end_s
         try:
@@ -284,14 +290,7 @@ class _Run:
 
     # --- evidence -----------------------------------------------------------------------------------------
 
-    def _history(
-        self,
-        out: Path,
-        sentinel: list[tuple[float, float]],
-        calibrated_s: float,
-        correlated: bool,
-        died: str | None,
-    ) -> History:
+    def _history(self, out: Path, meter: SlackMeter, correlated: bool, died: str | None) -> History:
         requests = read_requests(out)
         check_recorded(requests, self._scenario, self._seed)
         logs = [self._fleet.rows(name) for name in self._scenario.backend_ids]
@@ -299,6 +298,9 @@ class _Run:
         facts["port_block"] = self._block.base
         facts["fault_proxy"] = {"kind": self._injector.kind, "version": self._injector.version}
         steps = steps_seen(self._steps.ledger, self._numbers)
+        slack = meter.slack(self._scenario, requests, attempts, steps, self._start_s)
+        facts["slack_causes"] = slack.causes
+        facts["core_time"] = meter.core_time()
         return History(
             scenario=self._scenario,
             seed=self._seed,
@@ -308,7 +310,7 @@ class _Run:
             residency=residency_of(logs, self._start_s),
             connections=connections_of(self._injector.connections(), self._numbers, self._start_s),
             steps=steps,
-            slack_s=slack_by_second(self._scenario, requests, attempts, sentinel, calibrated_s, steps),
+            slack_s=slack.by_second_s,
             correlated=correlated,
             died=died,
             facts=facts,

@@ -75,6 +75,11 @@ class FaultInjector:
         self._proxy = FaultProxy(host, port)
         self._address = f"{host}:{port}"
 
+    @property
+    def group(self) -> int | None:
+        """Process id of the fault proxy's process group; None if Steelyard did not start it."""
+        return self._child.pid if self._child else None
+
     def await_ready(self) -> None:
         """Return when its control API answers; sets `version`.
 

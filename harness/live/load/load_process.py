@@ -34,6 +34,11 @@ class LoadProcess:
         """Whether the process runs."""
         return self._child.status is None
 
+    @property
+    def group(self) -> int:
+        """Process id of its process group."""
+        return self._child.pid
+
     def await_ready(self) -> None:
         """Return when it accepts jobs. HarnessError after `START_S`."""
         if not self._ready:

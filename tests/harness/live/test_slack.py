@@ -15,7 +15,8 @@ import pytest
 from harness.evidence.history import StepSeen, empty_requests
 from harness.evidence.records import Rows
 from harness.evidence.tables import ATTEMPT, Times
-from harness.live.slack import PINGS, SENTINEL_S, Sentinel, slack_by_second
+from harness.live.run_queue import CoreWait
+from harness.live.slack import PINGS, SENTINEL_S, Sentinel, Slack, slack_by_second
 from harness.scenario.model import Connections, Load, Phase, Scenario, Stream
 from tests.harness.live.helpers import PATIENCE_S, Call, RawBackend, fine, until
 
@@ -56,6 +57,17 @@ def slack(
     calibrated_s: float = 0.0,
     steps: Sequence[StepSeen] = (),
 ) -> Times:
+    return measured(requests, attempts, sentinel, calibrated_s, steps).by_second_s
+
+
+def measured(
+    requests: Rows | None = None,
+    attempts: Rows | None = None,
+    sentinel: Sequence[tuple[float, float]] = (),
+    calibrated_s: float = 0.0,
+    steps: Sequence[StepSeen] = (),
+    waits: Sequence[CoreWait] = (),
+) -> Slack:
     return slack_by_second(
         SCENARIO,
         requests_of() if requests is None else requests,
@@ -63,7 +75,26 @@ def slack(
         list(sentinel),
         calibrated_s,
         steps,
+        waits,
     )
+
+
+def test_waits_for_a_core_add_up_along_the_way_and_name_the_longest() -> None:
+    found = measured(waits=[CoreWait(1.2, 1.3, {"the balancer": 0.03, "the load": 0.01})], calibrated_s=0.002)
+    assert found.by_second_s.tolist() == pytest.approx([0.002, 0.04, 0.002, 0.002])
+    assert found.causes == ["calibration", "the balancer waited for a core", "calibration", "calibration"]
+
+
+def test_a_wait_delays_what_began_before_its_window_and_what_ends_after_it() -> None:
+    found = measured(waits=[CoreWait(0.95, 1.95, {"a mock": 0.1})])
+    assert found.by_second_s.tolist() == [0.1, 0.1, 0.1, 0.0]
+
+
+def test_each_second_names_its_largest_measure() -> None:
+    late = requests_of((0, 0.5, 0.52))
+    slow = attempts_of((1.5, 0.01, 0.05))
+    found = measured(late, slow, sentinel=[(2.5, 0.03)], calibrated_s=0.001)
+    assert found.causes == ["generator delay", "service time of a mock", "ping to a mock", "calibration"]
 
 
 def test_one_value_for_each_second_begun_and_none_below_calibration() -> None:

@@ -14,7 +14,7 @@ from harness.evidence.tables import Times
 from harness.property.declare import declare
 from harness.property.findings import Findings, held, undecided
 from harness.scenario.model import Failure, Keys, Load, ModelServer, Phase, Scenario, Stream, UnsupportedError
-from suites.margins import BOOKKEEPING_S
+from suites.margins import BOOKKEEPING_S, margins_s
 from suites.scenarios import ENOUGH, key_carrier, too_few_reached
 
 MASKS = (Retry, Hedge)
@@ -117,7 +117,8 @@ def arrivals_under_pressure(history: History, claims: Claims) -> list[RushArriva
     """
     scenario, sent = history.scenario, history.all_requests().sent_after(-np.inf)
     sent_times_s = np.sort(sent["sent_s"])
-    counted_until_s = np.sort(np.nan_to_num(sent["end_s"], nan=np.inf)) + BOOKKEEPING_S
+    ends_s = np.nan_to_num(sent["end_s"], nan=np.inf)
+    counted_until_s = np.sort(ends_s + margins_s(history, BOOKKEEPING_S, ends_s))
     hot_s = np.sort(history.requests_in("hot")["sent_s"])
     service_s, factor = _service_s(scenario), claims[BoundedLoad].factor
     found: list[RushArrival] = []

@@ -10,7 +10,7 @@ from harness.property.declare import declare
 from harness.property.findings import Findings, undecided, within
 from harness.scenario.faults import Blackhole, Kill
 from harness.scenario.model import Keys, Load, Phase, Scenario, Stream
-from suites.margins import IN_FLIGHT_S
+from suites.margins import before_s
 from suites.scenarios import key_carrier, methods
 
 VICTIM = "gpu-1"
@@ -68,7 +68,7 @@ def failover_within_bound(history: History, claims: Claims) -> Findings:
     if death is None:
         return
     requests = history.all_requests()
-    before = requests.sent_between(-np.inf, death.effective_s - IN_FLIGHT_S)
+    before = requests.sent_between(-np.inf, before_s(history, death.effective_s))
     fair = 1.0 / history.scenario.backends
     if not len(before) or len(before.first_on(VICTIM)) < SEEN_SHARE * fair * len(before):
         return

@@ -1,12 +1,16 @@
 """Margins for timing: how far times at the client, in the balancer and at the backends may differ.
 
 A history has the times of clients and backends alone; a balancer decides in between, by its own clock. Every check
-that compares such times takes its margin from here. All are seconds unless stated otherwise. Declares no property.
+that compares such times takes its margin from here: one of these times plus the slack (`margin_s`), or the time alone
+where the judge adds the slack (`within`). All are seconds unless stated otherwise. Declares no property.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from harness.evidence.history import History
+from harness.evidence.tables import Times
 
 NOTICE_S = 0.05
 """Time that a request and its answer may take between client and balancer; the balancer's clock runs in between."""
@@ -40,6 +44,21 @@ impatient client's request would hedge 90 ms later."""
 TRAVEL_S = 0.02
 """Over sockets, times at a backend and in the balancer may differ by this network time in addition to the measured
 slack."""
+
+
+def margin_s(history: History, usual_s: float, at_s: float, until_s: float | None = None) -> float:
+    """One of the times above, and the slack of the seconds in question."""
+    return usual_s + history.worst_slack_s(at_s, until_s)
+
+
+def margins_s(history: History, usual_s: float, at_s: Times) -> Times:
+    """`margin_s` for each of these times."""
+    return usual_s + history.slack_at(np.asarray(at_s))
+
+
+def before_s(history: History, step_s: float) -> float:
+    """Requests sent before this time are no longer in flight when a step takes effect at `step_s`."""
+    return step_s - margin_s(history, IN_FLIGHT_S, step_s - IN_FLIGHT_S, step_s)
 
 
 def logged_within_s(history: History, window_s: float, at_s: float) -> float:

@@ -244,6 +244,18 @@ class History:
         seconds = self._seconds(start_s, end_s)
         return float(self.slack_s[seconds].max()) if len(self.slack_s) else 0.0
 
+    def slack_at(self, at_s: Times) -> Times:
+        """The slack of the second of each of these times; nan and infinite times have that of the last second.
+
+        >>> history.slack_at(np.array([0.2, 1.5])).tolist()
+        [0.002, 0.004]
+        """
+        if not len(self.slack_s):
+            return np.zeros(len(at_s))
+        last = len(self.slack_s) - 1
+        seconds = np.clip(np.nan_to_num(at_s, nan=last, posinf=last, neginf=0), 0, last)
+        return self.slack_s[seconds.astype(np.int64)]
+
     def slack_cause(self, start_s: float, end_s: float | None = None) -> str:
         """What the largest slack of these seconds measured ("a mock waited for a core"); "" where no one recorded it.
 

@@ -38,7 +38,10 @@ PATIENT_REQUESTS = 40
 
 @dataclass(frozen=True, slots=True)
 class ObservedCall:
-    """One attempt at the backend under test. Times are in seconds of the run; `client_end_s`: its client's end."""
+    """One attempt at the backend under test. Times are in seconds of the run; `client_end_s`: its client's end.
+
+    `slack_s`: the slack when it was sent.
+    """
 
     request: int
     sent_s: float
@@ -48,6 +51,7 @@ class ObservedCall:
     good: bool
     failed: bool
     aborted: bool
+    slack_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Trip:
 
 def calls_of(history: History, backend: str) -> list[ObservedCall]:
     """All calls at `backend` that belong to requests of the load, in order of arrival."""
-    calls = []
+    calls, slack_s = [], history.slack_at(history.requests["sent_s"])
     for row in history.attempts_on(backend):
         request = history.requests[row["request"]]
         status, ending = int(row["status"]), int(row["ending"])
@@ -75,6 +79,7 @@ def calls_of(history: History, backend: str) -> list[ObservedCall]:
                 good=ending == Ending.ANSWERED and 200 <= status < 300,
                 failed=failed,
                 aborted=ending == Ending.CLIENT_GONE,
+                slack_s=float(slack_s[row["request"]]),
             )
         )
     return sorted(calls, key=lambda call: call.start_s)
@@ -217,7 +222,7 @@ def tripped(history: History, calls: Sequence[ObservedCall], breaker: Breaker) -
 
 def after(calls: Sequence[ObservedCall], trip: Trip) -> list[ObservedCall]:
     """The calls whose requests were sent after the balancer must have tripped."""
-    return [call for call in calls if call.sent_s > trip.latest_s + BOOKKEEPING_S]
+    return [call for call in calls if call.sent_s > trip.latest_s + BOOKKEEPING_S + call.slack_s]
 
 
 def too_early(calls: Sequence[ObservedCall], trip: Trip, breaker: Breaker) -> list[ObservedCall]:

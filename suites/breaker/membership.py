@@ -12,7 +12,7 @@ from harness.scenario.faults import FailingStatus, Join, Leave
 from harness.scenario.model import Load, Phase, Scenario, UnsupportedError
 from suites.breaker.evidence import PATIENT_REQUESTS, after, calls_of, own_keys, tripped
 from suites.breaker.scenarios import FAULTY, KEYS, MASKS, OTHERS, POOREST_SHARE, STEP_S, rate_per_s, traffic, trip_s
-from suites.margins import BOOKKEEPING_S
+from suites.margins import BOOKKEEPING_S, margin_s
 from suites.scenarios import key_carrier
 
 AWAY_S = 0.03
@@ -67,7 +67,8 @@ def return_starts_clean(history: History, claims: Claims) -> Findings:
     if trip is None or after(calls, trip):
         return  # its breaker was not open when it left
     until_s = trip.earliest_s + breaker.shortest_open_s
-    due = history.all_requests().sent_after(join.effective_s + BOOKKEEPING_S).sent_between(-np.inf, until_s)
+    known_s = margin_s(history, BOOKKEEPING_S, join.effective_s)
+    due = history.all_requests().sent_after(join.effective_s + known_s).sent_between(-np.inf, until_s)
     if Affinity in claims:
         due = due.with_keys(own_keys(history, FAULTY, history.scenario.phase("before").end_s))
     count, needed = len(due), 1 if Affinity in claims else PATIENT_REQUESTS

@@ -17,7 +17,7 @@ from suites.breaker.evidence import (
     tripped,
 )
 from suites.breaker.scenarios import FAULTY, MASKS, OTHERS, all_fail, one_fails
-from suites.margins import BOOKKEEPING_S
+from suites.margins import BOOKKEEPING_S, margin_s
 
 FAST_S = 0.02
 """Longest time for the balancer's own answer: it takes milliseconds, the rest is network delay in both directions."""
@@ -39,7 +39,7 @@ def open_gets_nothing(history: History, claims: Claims) -> Findings:
         return
     own = own_keys(history, FAULTY, history.scenario.phase("before").end_s)
     until_s = trip.earliest_s + breaker.shortest_open_s
-    after_trip = history.all_requests().sent_after(trip.latest_s + BOOKKEEPING_S)
+    after_trip = history.all_requests().sent_after(trip.latest_s + margin_s(history, BOOKKEEPING_S, trip.latest_s))
     due = len(after_trip.sent_between(-np.inf, until_s).with_keys(own))
     if not due:
         return

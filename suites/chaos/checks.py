@@ -17,7 +17,7 @@ from suites.chaos.evidence import (
 )
 from suites.chaos.scenarios import CROWD, recovery_s
 from suites.integrity import answer_belongs_to_request
-from suites.margins import IN_FLIGHT_S
+from suites.margins import before_s
 
 SETTLED_S = 0.2
 """Virtual users begin with think time; their number in flight has settled after about this time."""
@@ -43,7 +43,7 @@ def recovers(history: History, claims: Claims) -> Findings:
     if start_s is None or end_s is None or not was_used(history, faulty_backends(history), start_s):
         return
     requests, within_s = history.all_requests(), recovery_s(claims)
-    before, late = requests.sent_between(0.0, start_s - IN_FLIGHT_S), requests.sent_after(end_s + within_s)
+    before, late = requests.sent_between(0.0, before_s(history, start_s)), requests.sent_after(end_s + within_s)
     if not len(late):
         yield undecided("no request was sent later than the claimed time after the end", end_s)
         return
@@ -74,7 +74,7 @@ def contained(history: History, claims: Claims) -> Findings:
     start_s, end_s, faulty = began_s(history), healed_s(history), faulty_backends(history)
     if start_s is None or end_s is None or not was_used(history, faulty, start_s):
         return
-    from_s, until_s = start_s - IN_FLIGHT_S, end_s + recovery_s(claims)
+    from_s, until_s = before_s(history, start_s), end_s + recovery_s(claims)
     sent = len(sent_during_faults(history))
     lost = len(history.all_requests().sent_between(from_s, until_s).lost())
     others = history.scenario.backends - len(faulty)
@@ -103,20 +103,20 @@ def crowd_keeps_its_pace(history: History, claims: Claims) -> Findings:
     start_s, end_s = began_s(history), healed_s(history)
     if start_s is None or end_s is None or not was_used(history, faulty_backends(history), start_s):
         return
-    before_s = (SETTLED_S, start_s - IN_FLIGHT_S)
-    after_s = (end_s + recovery_s(claims), history.scenario.end_s)
-    lasts_s, later_s = before_s[1] - before_s[0], after_s[1] - after_s[0]
+    earlier = (SETTLED_S, before_s(history, start_s))
+    later = (end_s + recovery_s(claims), history.scenario.end_s)
+    lasts_s, later_s = earlier[1] - earlier[0], later[1] - later[0]
     if later_s < LEAST_S:
         yield undecided("too little of the run is left after the claimed time", end_s)
         return
     crowd = history.requests_in(CROWD)
-    before, after = (len(crowd.sent_between(*interval)) for interval in (before_s, after_s))
+    before, after = (len(crowd.sent_between(*interval)) for interval in (earlier, later))
     share = PACE * later_s / (PACE * later_s + lasts_s)
     least, _ = band(binomial_pmf(before + after, share), 2 * FAULT_PLAN_ALPHA)
     note = f"{before / lasts_s:.0f} a second before, {after / later_s:.0f} after: {after}, {least} at least due"
     yield held(
         after >= least,
-        after_s[0],
+        later[0],
         after,
         least,
         until_s=history.scenario.end_s,

@@ -9,7 +9,7 @@ import numpy as np
 from harness.evidence.history import History
 from harness.evidence.queries import RequestSelection
 from harness.scenario.faults import is_fault
-from suites.margins import IN_FLIGHT_S
+from suites.margins import before_s
 from suites.scenarios import carried_out
 
 USED_SHARE = 0.25
@@ -45,17 +45,17 @@ def faulty_backends(history: History) -> tuple[int, ...]:
 
 
 def sent_during_faults(history: History) -> RequestSelection:
-    """Requests sent while a step was in force, or at most `IN_FLIGHT_S` before it."""
+    """Requests sent while a step was in force, or shortly before it."""
     requests = history.all_requests()
     found = requests - requests
     for step in history.steps:
         until_s = history.scenario.end_s if np.isnan(step.healed_s) else step.healed_s
-        found |= requests.sent_between(step.asked_s - IN_FLIGHT_S, until_s)
+        found |= requests.sent_between(before_s(history, step.asked_s), until_s)
     return found
 
 
 def was_used(history: History, backends: Sequence[int], until_s: float) -> bool:
     """Whether these backends together got at least `USED_SHARE` of their fair share of the requests up to `until_s`."""
-    reached = history.all_requests().sent_between(-np.inf, until_s - IN_FLIGHT_S).first_backends()
+    reached = history.all_requests().sent_between(-np.inf, before_s(history, until_s)).first_backends()
     fair = len(backends) / history.scenario.backends
     return bool(len(reached)) and float(np.isin(reached, backends).mean()) >= USED_SHARE * fair

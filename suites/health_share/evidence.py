@@ -13,7 +13,7 @@ from harness.evidence.tables import Numbers
 from harness.property.findings import Findings, sampled, undecided
 from harness.stats import ALPHA
 from suites.health_share.scenarios import Zone, reported_s, tail_zone
-from suites.margins import KNOWN_WITHIN_S
+from suites.margins import KNOWN_WITHIN_S, margin_s
 from suites.scenarios import ENOUGH
 
 TAIL_AT_LEAST = 0.02
@@ -111,4 +111,5 @@ def reported_at_s(history: History, holding: Holding, claims: Claims) -> float:
         (health_checks["backend"] == holding.backend) & (health_checks["at_s"] > holding.start_s)
     ]
     due_s = holding.start_s + reported_s(claims)
-    return min(float(later_s.min(initial=math.inf)), due_s) + KNOWN_WITHIN_S
+    at_s = min(float(later_s.min(initial=math.inf)), due_s)
+    return at_s + margin_s(history, KNOWN_WITHIN_S, at_s)

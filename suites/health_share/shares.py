@@ -52,7 +52,7 @@ from suites.health_share.scenarios import (
     warm_zone,
     weighed_zone,
 )
-from suites.margins import KNOWN_WITHIN_S
+from suites.margins import KNOWN_WITHIN_S, margin_s
 
 MASKS = (Spread, Retry, Hedge, Breaker, Ejection)
 """A different policy, second attempts, and features that take a sick backend out of rotation."""
@@ -111,7 +111,8 @@ def errors_by_their_weight(history: History, claims: Claims) -> Findings:
     if fault is None:
         return
     phase = history.scenario.phase(FAILING)
-    from_s = max(phase.start_s, fault.effective_s + claims[HealthShare].window_s + KNOWN_WITHIN_S)
+    known_s = margin_s(history, KNOWN_WITHIN_S, fault.effective_s, phase.start_s)
+    from_s = max(phase.start_s, fault.effective_s + claims[HealthShare].window_s + known_s)
     chosen = picks(history, from_s, phase.end_s)
     score, backends = failing_score(claims), history.scenario.backends
     note = f"a score of {score:g} calls for {share_of(score, backends):.4f}"
@@ -138,7 +139,8 @@ def recovery_even(history: History, claims: Claims) -> Findings:
         yield undecided("the end of the fault was not observed", fault.effective_s)
         return
     score, backends, phase = failing_score(claims), history.scenario.backends, history.scenario.phase(HEALED)
-    from_s = max(phase.start_s, fault.healed_s + claims[HealthShare].window_s + KNOWN_WITHIN_S)
+    known_s = margin_s(history, KNOWN_WITHIN_S, fault.healed_s, phase.start_s)
+    from_s = max(phase.start_s, fault.healed_s + claims[HealthShare].window_s + known_s)
     note = f"healed {from_s - fault.healed_s:.1f} s before"
     chosen = picks(history, from_s, phase.end_s)
     yield from judge_share(chosen, fault.backend, recovered_zone(score, backends), from_s, phase.end_s, note)

@@ -15,7 +15,7 @@ from harness.property.findings import Finding, Findings, held
 from harness.scenario.model import Kind
 from suites.hedge.evidence import hedges, outlasted, probes, winners
 from suites.hedge.scenarios import BREAKER_OTHERS, LONG, OTHERS, SHORT, half_open, overload, overloaded, stalls
-from suites.margins import COUNTED_S
+from suites.margins import COUNTED_S, margins_s
 
 CUT = 0.8
 """Largest allowed latency of the slowest requests, as a share of that without hedging. A balancer that never hedges has
@@ -71,7 +71,7 @@ def _worst_run(history: History, share: float, burst: int, start_s: Times) -> Fi
     seen_s = np.sort(history.all_requests().reached().reached_s())
     sent = np.arange(1, len(start_s) + 1)
     by_then = share * np.searchsorted(np.sort(history.requests["sent_s"]), start_s, side="right")
-    before = share * np.searchsorted(seen_s, start_s - COUNTED_S, side="left")
+    before = share * np.searchsorted(seen_s, start_s - margins_s(history, COUNTED_S, start_s), side="left")
     from_here = sent - 1 - before
     last = int((sent - by_then - np.minimum.accumulate(from_here)).argmax())
     first = int(from_here[: last + 1].argmin())

@@ -15,7 +15,7 @@ from harness.property.findings import Findings, held, within
 from harness.scenario.model import Ending, Failure
 from suites.hedge.evidence import answers, hedges, models, races, shortest_delay_s, winners
 from suites.hedge.scenarios import CANCELLED_WITHIN_S, OTHERS, stalls
-from suites.margins import APART_S, GONE_WITHIN_S
+from suites.margins import APART_S, GONE_WITHIN_S, margin_s, margins_s
 
 
 @declare("hedge.delay.not-before", needs=(Hedge,), without=(Retry,), off=OTHERS, scenario=stalls)
@@ -75,8 +75,9 @@ def first_good_wins(history: History, claims: Claims) -> Findings:
             continue
         first = int(good["end_s"].argmin())
         backend, at_s = int(good["backend"][first]), float(good["end_s"][first])
-        close = len(good.where(good["end_s"] < at_s + APART_S)) > 1
-        left = request["failure"] == Failure.TIMEOUT and request["end_s"] < at_s + APART_S
+        until_s = at_s + margin_s(history, APART_S, at_s)
+        close = len(good.where(good["end_s"] < until_s)) > 1
+        left = request["failure"] == Failure.TIMEOUT and request["end_s"] < until_s
         if close or left:
             continue
         answered = bool(request["failure"] == Failure.NONE and request["status"] < 300)
@@ -155,7 +156,8 @@ def settled_never(history: History, claims: Claims) -> Findings:
         if not settled:
             continue
         mine = settled.attempts() & hedges(history)
-        late = mine.where(mine["start_s"] > mine.of_request(column) + GONE_WITHIN_S)
+        settled_s = mine.of_request(column)
+        late = mine.where(mine["start_s"] > settled_s + margins_s(history, GONE_WITHIN_S, settled_s))
         at_s = float(late["start_s"][0]) if late else float(np.nanmin(settled[column]))
         note = f"{len(late)} attempts were sent later for {len(settled)} requests ({reason})"
         yield held(not late, at_s, len(late), 0, sample=len(settled), note=note)

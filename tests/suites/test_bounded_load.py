@@ -151,6 +151,16 @@ def test_a_client_that_was_just_answered_counts_among_all(waits_s: float, bound:
     assert arrivals_under_pressure(history, claimed())[-1].bound == bound
 
 
+@pytest.mark.parametrize(("slack_s", "bound"), [(0.0, 3), (0.0095, 4)])
+def test_slack_allows_a_late_count(slack_s: float, bound: int) -> None:
+    """Three clients were answered 10 ms before the last of twelve was sent."""
+    history = rushing(EVEN)
+    mine = np.flatnonzero(history.requests["stream"] == HOT)
+    history.requests["end_s"][mine[:3]] = history.requests["sent_s"][mine[-1]] - 0.01
+    noisy = replace(history, slack_s=np.full(int(history.scenario.end_s) + 1, slack_s))
+    assert arrivals_under_pressure(noisy, claimed())[-1].bound == bound
+
+
 def test_who_was_answered_while_a_request_was_on_its_way_counts_among_all() -> None:
     """The last of twelve takes 30 ms to its backend; three others were answered 10 ms before its arrival."""
     history = rushing(EVEN)

@@ -46,6 +46,14 @@ def test_a_request_during_the_open_time(later_s: float, ok: bool) -> None:
     assert isinstance(found, Held) and found.ok is ok and found.observed == (0 if ok else 1)
 
 
+@pytest.mark.parametrize(("slack_s", "ok"), [(0.0, False), (0.06, True)])
+def test_slack_allows_a_late_count(slack_s: float, ok: bool) -> None:
+    """A request sent some 50 ms after the client's last failure."""
+    trip_s = one_faulty()[1].trips[0]
+    (found,) = open_gets_nothing(noisy(with_one_at(trip_s + 0.05, Fate(0)), slack_s), CLAIMS)
+    assert isinstance(found, Held) and found.ok is ok
+
+
 def test_without_requests_for_it_no_finding() -> None:
     history, faulty = one_faulty()
     requests = history.requests.copy()

@@ -173,6 +173,11 @@ def test_answers_close_together_do_not_say(end_s: float, findings: int) -> None:
     assert len(first_good_wins(race(Leg(0, 1.0, end_s), Leg(1, 1.2, 1.25), got=0), CLAIMS)) == findings
 
 
+def test_slack_brings_answers_closer_together() -> None:
+    history = race(Leg(0, 1.0, 1.265), Leg(1, 1.2, 1.25), got=0)
+    assert first_good_wins(replace(history, slack_s=np.full(101, 0.01)), CLAIMS) == []
+
+
 def test_an_answer_that_reached_nobody() -> None:
     truncated = race(left(0, 1.0, 1.3), Leg(1, 1.2, 1.25), got=1, failure=Failure.TRUNCATED)
     assert not only(first_good_wins, truncated, CLAIMS).ok
@@ -268,6 +273,11 @@ def test_nothing_is_sent_once_an_answer_has_begun(start_s: float, ok: bool) -> N
     found = by_word(history)
     assert set(found) == {"answered"}
     assert (found["answered"].ok, found["answered"].observed, found["answered"].sample) == (ok, int(not ok), 1)
+
+
+def test_slack_allows_an_attempt_that_was_seen_late() -> None:
+    history = race(Leg(0, 1.0, 1.25), left(1, 1.31, 1.32), got=0)
+    assert by_word(replace(history, slack_s=np.full(101, 0.02)))["answered"].ok
 
 
 @pytest.mark.parametrize(("start_s", "ok"), [(1.54, True), (1.56, False)])

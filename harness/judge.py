@@ -1,8 +1,9 @@
 """Run each scenario once, apply every property's check to its history, decide the outcome.
 
 Only the judge uses slack (timing uncertainty) and chance: checks yield observations, the judge decides what they prove.
-Nothing is retried until it passes. A live run that is inconclusive because of slack alone is repeated once at twice the
-time scale, whatever its findings were.
+Nothing is retried until it passes. An inconclusive live run is repeated once at twice the time scale, and then the
+second counts. A sequential test leaves a conforming share undecided once in a thousand runs, so that repetition adds a
+thousandth to the false-alarm rate.
 """
 
 from __future__ import annotations
@@ -38,14 +39,13 @@ DECIDED_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Outcome of one property on one history. `by_slack`: it is inconclusive because of slack alone."""
+    """Outcome of one property on one history."""
 
     outcome: Outcome
     reason: str
     rows: tuple[FindingRow, ...] = ()
     decisive: FindingRow | None = None
     alpha: float = 0.0
-    by_slack: bool = False
 
 
 class Judge:
@@ -93,11 +93,12 @@ class Judge:
         reason = conflict(scenario.timeline)
         if reason:
             return replace(blank, outcome=Outcome.ERROR, reason=f"the scenario cannot be played: {reason}")
-        first, again = self._attempt(item, world, blank, scenario, 1.0)
-        longer = scaled(self._target, 2.0) if again and world is World.LIVE else None
+        first = self._attempt(item, world, blank, scenario, 1.0)
+        again = first.outcome is Outcome.INCONCLUSIVE and world is World.LIVE
+        longer = scaled(self._target, 2.0) if again else None
         if longer is None:
             return first
-        second, _ = self._attempt(item, world, blank, scale_durations(scenario, 2.0), 2.0, longer)
+        second = self._attempt(item, world, blank, scale_durations(scenario, 2.0), 2.0, longer)
         return replace(second, first_try=first)
 
     def history_of(self, record: Record) -> History | None:
@@ -132,21 +133,21 @@ class Judge:
         scenario: Scenario,
         time_scale: float,
         target: Target | None = None,
-    ) -> tuple[Record, bool]:
-        """Record of one run, and whether it is inconclusive because of slack alone."""
+    ) -> Record:
+        """Record of one run."""
         target = target or self._target
         blank = replace(blank, time_scale=time_scale, scenario=scenario.digest())
         history = self._history(target, world, scenario, time_scale)
         if isinstance(history, Verdict):
-            return replace(blank, outcome=history.outcome, reason=history.reason), False
+            return replace(blank, outcome=history.outcome, reason=history.reason)
         try:
             runs = {name: self._baseline(name, target, scenario) for name in item.baselines}
         except Exception:
-            return replace(blank, outcome=Outcome.ERROR, reason=f"a baseline crashed: {_crash()}"), False
+            return replace(blank, outcome=Outcome.ERROR, reason=f"a baseline crashed: {_crash()}")
         verdict = _verdict(item, history.with_baselines(runs), target)
         decisive, digest = verdict.decisive, history.digest()
         self._histories[digest] = history
-        record = replace(
+        return replace(
             blank,
             outcome=verdict.outcome,
             reason=verdict.reason,
@@ -159,7 +160,6 @@ class Judge:
             history=digest,
             facts=dict(history.facts),
         )
-        return record, verdict.by_slack
 
     def _baseline(self, name: str, target: Target, scenario: Scenario) -> History:
         """The scenario's arrivals under a policy of the simulator; shared like any run."""
@@ -244,9 +244,7 @@ def decide(findings: Iterable[Finding], history: History) -> Verdict:
     if unfinished or len(decided) < DECIDED_SHARE * len(judged):
         open_rows = [item.row for item in judged if item.row.ok is None]
         reason = f"{len(open_rows)} of {len(judged)} findings undecided: {open_rows[0].note}"
-        by_slack = sum(item.by_slack for item in judged)
-        slack_alone = not unfinished and len(decided) + by_slack >= DECIDED_SHARE * len(judged)
-        return Verdict(Outcome.INCONCLUSIVE, reason, rows, open_rows[0], alpha, slack_alone)
+        return Verdict(Outcome.INCONCLUSIVE, reason, rows, open_rows[0], alpha)
     return Verdict(Outcome.PASS, decided[-1].note, rows, decided[-1], alpha)
 
 
@@ -259,7 +257,6 @@ def _limits_off(item: Property) -> tuple[type[Feature], ...]:
 class _Judged:
     row: FindingRow
     alpha: float = 0.0
-    by_slack: bool = False
     unfinished: bool = False
 
 
@@ -272,7 +269,7 @@ def _judged(finding: Finding, history: History, limit_s: float | None) -> _Judge
         cause = history.slack_cause(finding.at_s, finding.until_s)
         measured = f"slack {slack_s * 1000:.1f} ms{f' ({cause})' if cause else ''}"
         note = f"{measured}, at most {limit_s * 1000:.1f} ms can be trusted here"
-        return _Judged(FindingRow(None, finding.at_s, None, None, note=note), by_slack=True)
+        return _Judged(FindingRow(None, finding.at_s, None, None, note=note))
     match finding:
         case Held():
             # `ok` may be a numpy bool, and broken findings are selected with `is False`.

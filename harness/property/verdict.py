@@ -58,8 +58,7 @@ class Record:
     """The result of one property × target × world × seed.
 
     `observed`, `bound` and `sample` are those of the decisive finding; `alpha` is the sum of the findings' false-alarm
-    rates (0: exact). `first_try`: the run that was inconclusive because of slack alone, if it was repeated at twice the
-    time scale.
+    rates (0: exact). `first_try`: the inconclusive run, if it was repeated at twice the time scale.
     """
 
     property: str

@@ -129,7 +129,6 @@ def test_too_short_a_load_is_undecided() -> None:
     history = unreached(whole, len(whole.requests) * 3 // 5)
     verdict = decide(one_connection_even(history, TWO_CHOICES), history)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert not verdict.by_slack
 
 
 # --- scenario ---------------------------------------------------------------------------------------------

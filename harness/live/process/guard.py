@@ -4,6 +4,8 @@
 `harness.parent_death`), so that no child outlives a killed pytest. This is a wrapper, not a `preexec_fn`, because
 running Python code after fork is unsafe while threads run. Standard library only (`-S`), which makes it start quickly.
 
+It also raises the limit of open files as far as allowed: a server that runs out of them would be blamed for it.
+
 The kernel signals the child only. The child's own children (nginx workers survive the kill of their master) are ended
 by a watchdog: a small process of the same group, which `Child.stop` ends with the group.
 """
@@ -11,6 +13,7 @@ by a watchdog: a small process of the same group, which `Child.stop` ends with t
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import sys
@@ -40,6 +43,9 @@ def main(parent: int, words: list[str]) -> None:
             watched = -1  # a kernel before 5.3, or no such parent (checked below)
     if not die_with_parent(signal.SIGKILL, parent):
         sys.exit(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if watched >= 0 and os.getpgrp() == os.getpid():
         leave_watchdog(watched)
     try:

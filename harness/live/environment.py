@@ -25,6 +25,7 @@ from harness.live.faults.on_demand import ActiveFaults
 from harness.live.fleet import FleetProcess
 from harness.live.load.background import BackgroundLoad
 from harness.live.process.http import accepts, call
+from harness.live.process.open_files import require_open_files
 from harness.live.process.ports import HOST, port_block
 from harness.scenario.faults import Drain, Join, Leave, Membership, Weigh
 from harness.scenario.model import ClaimsError, DiedError, HarnessError, Load, Scenario, SteelyardError
@@ -102,6 +103,7 @@ class Environment:
         stack: ExitStack,
         listener: Listener = ignore,
     ) -> None:
+        require_open_files()
         self.target = live = for_live(target)
         self.options = options
         self._listener = listener

@@ -29,6 +29,7 @@ from harness.live.faults.timeline_runner import LiveTimelineRunner
 from harness.live.fleet import FleetProcess
 from harness.live.load.load_process import LoadProcess
 from harness.live.preflight import preflight
+from harness.live.process.open_files import require_open_files
 from harness.live.process.ports import HOST, PortBlock, port_block
 from harness.live.process.session_dir import session_folder, take_sigterm
 from harness.live.slack import Sentinel, SlackMeter
@@ -52,10 +53,12 @@ NONCE_BITS = 31
 class LiveSession:
     """State shared by runs. `toxiproxy`: "embedded", "real" (toxiproxy-server from PATH) or the URL of one.
 
-    `listener` is called with the phases and steps of each run as they happen, from several threads.
+    `listener` is called with the phases and steps of each run as they happen, from several threads. TargetError if the
+    machine does not allow enough open files.
     """
 
     def __init__(self, toxiproxy: str = "embedded", listener: Listener = ignore) -> None:
+        require_open_files()
         self._toxiproxy = toxiproxy
         self._listener = listener
         self._restore_sigterm = take_sigterm()

@@ -4,7 +4,7 @@
 `harness.parent_death`), so that no child outlives a killed pytest. This is a wrapper, not a `preexec_fn`, because
 running Python code after fork is unsafe while threads run. Standard library only (`-S`), which makes it start quickly.
 
-It also raises the limit of open files as far as allowed: a server that runs out of them would be blamed for it.
+It also raises the limit of open files, since a server that runs out of them would be blamed for it.
 
 The kernel signals the child only. The child's own children (nginx workers survive the kill of their master) are ended
 by a watchdog: a small process of the same group, which `Child.stop` ends with the group.
@@ -29,6 +29,9 @@ COMMAND = (
     "from harness.live.process import guard; guard.main(int(sys.argv[1]), sys.argv[2:])",
 )
 """The command line of the guard, to be followed by the parent's process id and the words of the command."""
+ENOUGH_FILES = 65_536
+"""Open files for any server here; not more, since some servers size their tables by the limit (HAProxy)."""
+
 CLEAN_UP_S = 1.0
 """Time the process group has to clean up after the parent's death."""
 
@@ -43,9 +46,7 @@ def main(parent: int, words: list[str]) -> None:
             watched = -1  # a kernel before 5.3, or no such parent (checked below)
     if not die_with_parent(signal.SIGKILL, parent):
         sys.exit(1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_open_files()
     if watched >= 0 and os.getpgrp() == os.getpid():
         leave_watchdog(watched)
     try:
@@ -53,6 +54,14 @@ def main(parent: int, words: list[str]) -> None:
     except OSError as error:
         print(f"{words[0]}: cannot be run: {error.strerror}", file=sys.stderr)
         sys.exit(127)
+
+
+def raise_open_files() -> None:
+    """Raise this process's limit of open files to `ENOUGH_FILES`, or as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(ENOUGH_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def leave_watchdog(watched: int) -> None:

@@ -57,6 +57,11 @@ CASES = [
         ("hedge.update.never", "hedge.overhead.within-share"),
     ),
     (
+        PythonTarget("python:tests.harness.live.stalling_gateway:Stalls"),
+        ("limits.refusals.told-at-once",),
+        ("limits.concurrency.never-more",),
+    ),
+    (
         NginxTarget(consistent=False),
         ("affinity.leave.only-departed-keys-move", "affinity.leave.share"),
         (),
@@ -71,6 +76,7 @@ IDS = [
     "retries-where-it-failed",
     "gate-for-weight",
     "hedges-where-it-is-slow",
+    "stalls-for-50-ms",
     "nginx-not-consistent",
 ]
 

@@ -51,12 +51,19 @@ class Verdict:
 class Judge:
     """Judges properties of one target with one seed. Equal scenarios share a run.
 
-    `listener` is told of runs and verdicts; the live world tells it of what happens within a run.
+    `listener` is told of runs and verdicts; the live world tells it of what happens within a run. `time_scale` is the
+    factor for all durations of live runs; a target whose settings are fixed is judged at 1.
     """
 
     def __init__(
-        self, target: Target, seed: int, worlds: Mapping[World, Play], listener: Listener = run_events.ignore
+        self,
+        target: Target,
+        seed: int,
+        worlds: Mapping[World, Play],
+        listener: Listener = run_events.ignore,
+        time_scale: float = 1.0,
     ) -> None:
+        self._time_scale = time_scale
         self._target = checked(target)
         self._seed = seed
         self._worlds = worlds
@@ -93,13 +100,13 @@ class Judge:
         reason = conflict(scenario.timeline)
         if reason:
             return replace(blank, outcome=Outcome.ERROR, reason=f"the scenario cannot be played: {reason}")
-        first = self._attempt(item, world, blank, scenario, 1.0)
-        again = first.outcome is Outcome.INCONCLUSIVE and world is World.LIVE
-        longer = scaled(self._target, 2.0) if again else None
-        if longer is None:
+        if world is World.SIM:
+            return self._attempt(item, world, blank, scenario)
+        first = self._slowed(item, blank, scenario, self._time_scale) or self._attempt(item, world, blank, scenario)
+        if first.outcome is not Outcome.INCONCLUSIVE:
             return first
-        second = self._attempt(item, world, blank, scale_durations(scenario, 2.0), 2.0, longer)
-        return replace(second, first_try=first)
+        second = self._slowed(item, blank, scenario, 2.0 * first.time_scale)
+        return first if second is None else replace(second, first_try=first)
 
     def history_of(self, record: Record) -> History | None:
         """The history that `record` refers to; None if this judge has none with its digest."""
@@ -125,13 +132,21 @@ class Judge:
         off |= self._target.switches - FEATURES.keys()  # without a claim no property can take them into account
         return replace(item.scenario(claims.without(off)), off=off)
 
+    def _slowed(self, item: Property, blank: Record, scenario: Scenario, time_scale: float) -> Record | None:
+        """Record of one live run at this time scale; None if the target cannot be slowed down or sped up."""
+        target = self._target if time_scale == 1.0 else scaled(self._target, time_scale)
+        if target is None:
+            return None
+        played = scenario if time_scale == 1.0 else scale_durations(scenario, time_scale)
+        return self._attempt(item, World.LIVE, blank, played, time_scale, target)
+
     def _attempt(
         self,
         item: Property,
         world: World,
         blank: Record,
         scenario: Scenario,
-        time_scale: float,
+        time_scale: float = 1.0,
         target: Target | None = None,
     ) -> Record:
         """Record of one run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,8 @@ TOO_MANY_INCONCLUSIVE = 0.2
 EVENTS_VERBOSITY = 2
 """From this verbosity on (-vv) the events of runs are printed as they happen."""
 
+TIME_SCALE = re.compile(r"100(\.0*)?|[1-9]\d?(\.\d*)?")
+
 OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "target",
@@ -27,6 +30,12 @@ OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("world", "all", "sim|live|all", "worlds to judge in (default: all that the target can run in)"),
     ("seed", "1", "N", "seed of all arrivals and choices (default: 1)"),
     ("tolerate", "", "inconclusive", "turn inconclusive outcomes into skips"),
+    (
+        "time-scale",
+        "auto",
+        "auto|N",
+        "factor for all durations of live runs; auto: 2 on a machine that others keep busy, else 1 (default: auto)",
+    ),
     ("toxiproxy", "embedded", "embedded|real|URL", "fault proxy of the live world (default: embedded)"),
 )
 """Name, default, placeholder and help of each option."""
@@ -107,6 +116,8 @@ class SessionState:
             self.stop(f"--seed {seed!r}: expected a whole number from 0 up")
         if self.option("tolerate") not in ("", "inconclusive"):
             self.stop(f"--tolerate {self.option('tolerate')!r}: only inconclusive can be tolerated")
+        if self.option("time-scale") != "auto" and not TIME_SCALE.fullmatch(self.option("time-scale")):
+            self.stop(f"--time-scale {self.option('time-scale')!r}: expected auto, or a number from 1 to 100")
         if proxy not in ("embedded", "real") and not proxy.startswith(("http://", "https://")):
             self.stop(f"--toxiproxy {proxy!r}: expected embedded, real or a URL such as http://127.0.0.1:8474")
 
@@ -138,7 +149,21 @@ class SessionState:
         from harness.sim.world import play
 
         worlds = {World.SIM: play, World.LIVE: self._play_live}
-        return Judge(self.target(), int(self.option("seed")), worlds, self.show_event)
+        return Judge(self.target(), int(self.option("seed")), worlds, self.show_event, self._time_scale())
+
+    def _time_scale(self) -> float:
+        """The factor for live runs; says so if the machine is busy."""
+        if self.option("time-scale") != "auto":
+            return float(self.option("time-scale"))
+        if not any(world.value == "live" for world in self.worlds()):
+            return 1.0
+        from harness.live.machine import observed_machine
+
+        machine = observed_machine()
+        if machine.warning:
+            self.lines.append(machine.warning)
+            self._print(machine.warning)
+        return machine.time_scale
 
     def show_event(self, event: Any) -> None:
         """Print a line for an event of a run, with -vv."""
@@ -146,8 +171,12 @@ class SessionState:
             return
         from reports.progress import progress_line
 
+        if line := progress_line(event):
+            self._print(line)
+
+    def _print(self, line: str) -> None:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        if (line := progress_line(event)) and reporter is not None:
+        if reporter is not None:
             reporter.ensure_newline()
             reporter.write_line(line)
 

@@ -27,6 +27,9 @@ from harness.targets.base import (
 
 START_S = 15.0
 CHANGE_S = 10.0
+LINES_KEPT = 20
+"""Lines of a balancer's output that the record keeps."""
+
 NOT_STARTED = "start it first, or give a [run] table so that Steelyard does"
 
 
@@ -54,6 +57,10 @@ class Balancer:
     def group(self) -> int | None:
         """Process id of the balancer's process group; None if it runs elsewhere or may not be looked up."""
         return self._child.pid if self._child else listening_group(self.url)
+
+    def last_lines(self) -> list[str]:
+        """The end of its output; empty if Steelyard did not start it."""
+        return self._child.last_lines(LINES_KEPT) if self._child else []
 
     def begin(self) -> None:
         """Write its files, and start it unless it already runs."""

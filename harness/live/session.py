@@ -211,7 +211,7 @@ class _Run:
             self._load.stop()  # else it would continue during the next run and report this job there
             raise
         meter.stop()
-        return self._history(out, meter, correlated, died)
+        return self._history(out, balancer, meter, correlated, died)
 
     def _timeline(self, balancer: Balancer, meter: SlackMeter, out: Path) -> str | None:
         """Play load and steps on one timeline; returns how the balancer ended, None if it runs."""
@@ -293,7 +293,7 @@ class _Run:
 
     # --- evidence -----------------------------------------------------------------------------------------
 
-    def _history(self, out: Path, meter: SlackMeter, correlated: bool, died: str | None) -> History:
+    def _history(self, out: Path, balancer: Balancer, meter: SlackMeter, correlated: bool, died: str | None) -> History:
         requests = read_requests(out)
         check_recorded(requests, self._scenario, self._seed)
         logs = [self._fleet.rows(name) for name in self._scenario.backend_ids]
@@ -304,6 +304,7 @@ class _Run:
         slack = meter.slack(self._scenario, requests, attempts, steps, self._start_s)
         facts["slack_causes"] = slack.causes
         facts["core_time"] = meter.core_time()
+        facts["balancer_output"] = balancer.last_lines()
         return History(
             scenario=self._scenario,
             seed=self._seed,

@@ -116,8 +116,12 @@ class Child:
 
     def last_line(self) -> str:
         """Last line of its output, for messages."""
-        lines = _tail(self.log).splitlines()
+        lines = self.last_lines(1)
         return lines[-1].strip() if lines else NO_OUTPUT
+
+    def last_lines(self, count: int) -> list[str]:
+        """Up to `count` last lines of its output."""
+        return _tail(self.log).splitlines()[-count:]
 
     def diagnostic_line(self) -> str:
         """The line that best explains a failure: a severe one of any of its logs, else one of its output."""

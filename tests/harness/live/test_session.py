@@ -21,6 +21,7 @@ from harness.judge import Judge
 from harness.live.balancer import Balancer
 from harness.live.load.load_process import LoadProcess
 from harness.live.process.child import Child
+from harness.live.run_queue import counted
 from harness.live.session import LiveSession, check_recorded
 from harness.load.job import LoadJob
 from harness.property.declare import Property, declare
@@ -189,6 +190,17 @@ def test_a_load_process_that_died_between_runs_is_replaced(judged: Judged, child
     assert_works(judged)
     assert loads[0].stdin.closed
     assert len({history.facts["port_block"] for history in judged.histories}) == 1
+
+
+def test_a_record_has_what_made_slack_what_each_part_used_and_what_the_balancer_said(judged: Judged) -> None:
+    assert_works(judged)
+    (history,) = judged.histories
+    assert len(history.facts["slack_causes"]) == len(history.slack_s)
+    if counted():
+        used = history.facts["core_time"]
+        assert set(used) == {"the load", "the balancer", "the fault proxy", "a mock"}
+        assert all(part["ran_s"] > 0 <= part["waited_s"] for part in used.values())
+    assert isinstance(history.facts["balancer_output"], list)
 
 
 # --- errors before and during a run -----------------------------------------------------------------------

@@ -8,6 +8,7 @@ which all rows held is noted in `laboratories.json`; after such a run of the cha
 
 from __future__ import annotations
 
+import argparse
 import ast
 import hashlib
 import json
@@ -62,4 +63,7 @@ def is_unchanged(name: str) -> bool:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m tests.laboratory", description="Note the hashes of all subjects."
+    ).parse_args()
     NOTED.write_text(json.dumps({name: subject_hash(name) for name in SUBJECTS}, indent=1) + "\n", encoding="utf-8")

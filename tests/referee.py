@@ -10,6 +10,7 @@ Keep the files outside the repository.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -64,12 +65,16 @@ def differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, An
 
 def main() -> int:
     """Write the rows; compare them where an earlier file is given."""
+    parser = argparse.ArgumentParser(prog="python -m tests.referee", description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path, help="file to write")
+    parser.add_argument("before", type=Path, nargs="?", help="earlier file to compare with")
+    given = parser.parse_args()
     after = rows()
-    Path(sys.argv[1]).write_text(json.dumps(after, indent=1), encoding="utf-8")
-    print(f"{len(after)} rows in {sys.argv[1]}")
-    if len(sys.argv) < 3:
+    given.out.write_text(json.dumps(after, indent=1), encoding="utf-8")
+    print(f"{len(after)} rows in {given.out}")
+    if given.before is None:
         return 0
-    before = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+    before = json.loads(given.before.read_text(encoding="utf-8"))
     failures, allowed = differences(without_words(before), without_words(after))
     for line in [*failures, *allowed]:
         print(line)

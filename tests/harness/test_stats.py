@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
+from harness import stats
 from harness.stats import (
     ALPHA,
     BETA,
@@ -165,6 +166,18 @@ def test_limits_are_exact_at_the_cap(zones: tuple[Zone, Limits], cap: int, limit
         assert test.limits[1] == scipy_stats.binom.isf(level, test.cap, high)
     if below is not None:
         assert test.limits[0] == scipy_stats.binom.ppf(level, test.cap, low)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "below", "above"),
+    [(0.225, 0.275, 0.125, 0.375), (0.0, 0.01, None, 0.05), (0.5, 0.5, 0.3, None), (0.9, 0.97, 0.6, 1.0)],
+)
+def test_sizes_that_are_not_tried_would_not_do(
+    low: float, high: float, below: float | None, above: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = stats._fixed_test.__wrapped__(low, high, below, above, ALPHA, BETA)
+    monkeypatch.setattr(stats, "HOPELESS", 0.0)
+    assert stats._fixed_test.__wrapped__(low, high, below, above, ALPHA, BETA) == found
 
 
 def test_only_successes_fail_as_soon_as_the_likelihood_says() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,14 +106,18 @@ class _Thread:
 
 @dataclass(slots=True)
 class _Group:
-    """The threads of a process group, by their folder."""
+    """The threads of a process group, by their folder. `growing`: processes that join it later count too."""
 
     leader: int
+    growing: bool
+    pids: frozenset[int] = frozenset()
     threads: dict[Path, _Thread] = field(default_factory=dict)
 
     def find(self, pids: list[int], samples: int) -> None:
         """Include new threads of these processes; they used nothing in the `samples` so far, except at the first."""
-        for pid in pids:
+        if self.growing or not samples:
+            self.pids = frozenset(pids)
+        for pid in self.pids:
             for task in _tasks(pid):
                 if task not in self.threads:
                     with suppress(OSError):  # it has ended
@@ -123,12 +127,13 @@ class _Group:
 class RunQueue:
     """Samples process groups, given by name and leader, every `SAMPLE_S` in its own thread.
 
-    `available` is False where the kernel does not count; nothing is sampled then.
+    Processes that join a group during the run count for those in `growing` only: a restarted backend waits while it
+    starts, when no request depends on it. `available` is False where the kernel does not count: nothing is sampled.
     """
 
-    def __init__(self, groups: Mapping[str, int]) -> None:
+    def __init__(self, groups: Mapping[str, int], growing: Collection[str] = ()) -> None:
         self.available = counted()
-        self._groups = {name: _Group(leader) for name, leader in groups.items()}
+        self._groups = {name: _Group(leader, name in growing) for name, leader in groups.items()}
         self._times_s: list[float] = []
         self._stop = threading.Event()
         self._searched_s = 0.0

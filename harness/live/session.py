@@ -32,7 +32,7 @@ from harness.live.preflight import preflight
 from harness.live.process.open_files import require_open_files
 from harness.live.process.ports import HOST, PortBlock, port_block
 from harness.live.process.session_dir import session_folder, take_sigterm
-from harness.live.slack import Sentinel, SlackMeter
+from harness.live.slack import BALANCER, Sentinel, SlackMeter
 from harness.load.job import LoadJob
 from harness.scenario.arrivals import draw
 from harness.scenario.fault_schedule import Due, conflict, schedule
@@ -186,7 +186,7 @@ class _Run:
         balancer.await_listening()
         groups = {
             "the load": self._load.group,
-            "the balancer": balancer.group,
+            BALANCER: balancer.group,
             "the fault proxy": self._injector.group,
             "a mock": self._fleet.group,
         }

@@ -24,6 +24,9 @@ from harness.live.run_queue import CoreWait, RunQueue
 from harness.scenario.faults import Pause
 from harness.scenario.model import Connections, Scenario
 
+BALANCER = "the balancer"
+"""Name of the balancer's process group."""
+
 SENTINEL_S = 0.1
 PINGS = 20
 
@@ -77,7 +80,8 @@ class SlackMeter:
 
     def __init__(self, sentinel: Sentinel, groups: Mapping[str, int | None]) -> None:
         self._sentinel = sentinel
-        self._run_queue = RunQueue({name: leader for name, leader in groups.items() if leader is not None})
+        known = {name: leader for name, leader in groups.items() if leader is not None}
+        self._run_queue = RunQueue(known, growing={BALANCER})  # a reload starts new workers
         self._calibrated_s = 0.0
         self._samples: list[tuple[float, float]] = []
 

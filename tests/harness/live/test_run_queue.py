@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from harness.live.run_queue import ORDINARY_S, CoreTime, RunQueue, counted, delays_s, listening_group
+from harness.live.run_queue import ORDINARY_S, SEARCH_S, CoreTime, RunQueue, counted, delays_s, listening_group
 
 needs_counts = pytest.mark.skipif(not counted(), reason="this kernel does not count waits for a core")
 
@@ -69,7 +69,7 @@ BUSY = "import time, os, sys\nfor _ in range(int(sys.argv[1])):\n    if not os.f
 def process(code: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group of its own."""
     command = [sys.executable, "-c", code, *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as child:
         try:
             yield child
         finally:
@@ -95,6 +95,30 @@ def test_processes_that_share_cores_are_seen_and_one_that_sleeps_is_not() -> Non
     totals = queue.totals()
     assert totals["crowd"].waited_s > totals["crowd"].ran_s > 0
     assert totals["sleeper"].ran_s < 0.01
+
+
+STARTS_ANOTHER = """
+import os, sys, time
+sys.stdin.readline()
+if not os.fork():
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s: pass
+time.sleep(60)
+"""
+
+
+@needs_counts
+@pytest.mark.parametrize("growing", [True, False])
+def test_a_process_that_joins_later_counts_in_a_growing_group_only(growing: bool) -> None:
+    with process(STARTS_ANOTHER) as parent:
+        assert parent.stdin is not None
+        queue = RunQueue({"group": parent.pid}, growing=("group",) if growing else ())
+        queue.start()
+        parent.stdin.write(b"\n")
+        parent.stdin.flush()
+        time.sleep(SEARCH_S + 0.7)
+        queue.stop()
+    assert (queue.totals()["group"].ran_s > 0.1) is growing
 
 
 @needs_counts

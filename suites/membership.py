@@ -14,6 +14,7 @@ from harness.scenario.faults import Join
 from harness.stats import ALPHA, remap_band
 from suites.affinity.evidence import changes_before, unusable_sweep
 from suites.affinity.scenarios import every_change
+from suites.margins import margin_s
 from suites.scenarios import DISTURBING
 
 USED_REQUESTS = 10
@@ -43,7 +44,8 @@ def leave_gets_nothing(history: History, claims: Claims) -> Findings:
     requests = history.all_requests()
     for step, until_s in _leaves(history):
         used = len(history.attempts_on(step.backend).started_between(-np.inf, step.asked_s))
-        after = requests.sent_after(step.effective_s).attempts().started_between(-np.inf, until_s)
+        gone_s = step.effective_s + margin_s(history, 0.0, step.effective_s)
+        after = requests.sent_after(gone_s).attempts().started_between(-np.inf, until_s)
         sample = len(after.requests())
         if used < USED_REQUESTS or not sample:
             continue
@@ -53,7 +55,6 @@ def leave_gets_nothing(history: History, claims: Claims) -> Findings:
             at_s=step.effective_s,
             observed=strayed,
             bound=0,
-            exact=True,
             sample=sample,
             note=f"gpu-{step.backend} left at {step.effective_s:.2f} s: {strayed} of {sample} sent later went there",
         )

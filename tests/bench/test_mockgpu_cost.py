@@ -147,23 +147,30 @@ def test_a_request_that_takes_its_time(tmp_path: Path, gate: Gate) -> None:
     gate.require(ratio <= 3.0, f"{ratio:.2f} of bare aiohttp, at most 3")
 
 
-def test_an_event_of_a_stream_costs_little_more_than_with_bare_aiohttp(tmp_path: Path, gate: Gate) -> None:
-    """A wake-up and a send alone are most of it; bare aiohttp sleeps in whole milliseconds, so it wakes for many."""
+def event_cost(tmp_path: Path, rounds: int = 5) -> float:
+    """CPU time of an event as a multiple of bare aiohttp's, from one pair of processes."""
     streams, tokens, step_s = 64, 40, 0.02
     request = request_of(stream=True, max_tokens=tokens)
     with mock(tmp_path, setup_of(step_s=step_s)) as ours, bare(step_s) as theirs:
-        rounds = []
-        for number in range(8):
-            costs = {}
+        costs: dict[Server, list[float]] = {ours: [], theirs: []}
+        for number in range(rounds):
             for server in (ours, theirs) if number % 2 else (theirs, ours):
                 before_s = server.cpu_s()
                 seen = drive("streams.py", server, streams, request=request)
                 assert (seen["events"], seen["wrong"]) == (streams * tokens, "")
-                costs[server] = (server.cpu_s() - before_s) / (streams * tokens) * 1e6
-            rounds.append((costs[ours], costs[theirs]))
-    ratio = statistics.median(one / other for one, other in rounds[1:])
-    mine, other = (statistics.median(each) for each in zip(*rounds[1:], strict=True))
-    print(f"\nan event: mock {mine:.1f} µs, bare {other:.1f} µs, ratio {ratio:.2f}")
+                costs[server].append((server.cpu_s() - before_s) / (streams * tokens) * 1e6)
+    ratio = statistics.median(one / other for one, other in zip(costs[ours][1:], costs[theirs][1:], strict=True))
+    mine, other = (statistics.median(costs[server][1:]) for server in (ours, theirs))
+    print(f"\nan event: mock {mine:.1f} µs, bare {other:.1f} µs, ratio {ratio:.2f}", end="")
+    return ratio
+
+
+def test_an_event_of_a_stream_costs_little_more_than_with_bare_aiohttp(tmp_path: Path, gate: Gate) -> None:
+    """A wake-up and a send alone are most of it; bare aiohttp sleeps in whole milliseconds, so it wakes for many.
+
+    The median of five pairs of processes: between pairs the ratio varies by some 0.06, around 1.2.
+    """
+    ratio = statistics.median(event_cost(tmp_path) for _ in range(PAIRS))
     gate.require(ratio <= 1.3, f"{ratio:.2f} of bare aiohttp, at most 1.3")
 
 

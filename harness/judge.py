@@ -65,6 +65,7 @@ class Judge:
     ) -> None:
         self._time_scale = time_scale
         self._target = checked(target)
+        self._scaled: dict[float, Target | None] = {1.0: self._target}
         self._seed = seed
         self._worlds = worlds
         self._listener = listener
@@ -134,7 +135,9 @@ class Judge:
 
     def _slowed(self, item: Property, blank: Record, scenario: Scenario, time_scale: float) -> Record | None:
         """Record of one live run at this time scale; None if the target cannot be slowed down or sped up."""
-        target = self._target if time_scale == 1.0 else scaled(self._target, time_scale)
+        if time_scale not in self._scaled:
+            self._scaled[time_scale] = scaled(self._target, time_scale)
+        target = self._scaled[time_scale]
         if target is None:
             return None
         played = scenario if time_scale == 1.0 else scale_durations(scenario, time_scale)

@@ -30,7 +30,7 @@ LONGEST_S = 3600.0
 MOST_OF_ANYTHING = 1_000_000_000
 
 ANY_NUMBER = ("by",)
-"""Fields of steps that are validated by the mock servers only."""
+"""Fields of steps that only their own kind of fault validates."""
 
 
 # --- ranges -----------------------------------------------------------------------------------------------

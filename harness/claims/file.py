@@ -68,9 +68,9 @@ class RunSection:
     """`[run]`: how Steelyard starts, reloads and stops the balancer.
 
     `config` is a Jinja template (path relative to the claims file) with the variables `workdir, host, port, admin_port,
-    backends[] (id, host, port, weight, draining), off[]`; in the commands `{config}`, `{workdir}` and `{port}` are
-    replaced. `check` runs before `start`; its exit status says whether the configuration is valid. `switches` names
-    the features that the template omits when they are in `off`.
+    backends[] (id, host, port, weight, draining), off[]`; in the commands `{config}`, `{workdir}`, `{host}`, `{port}`
+    and `{admin_port}` are replaced. `check` runs before `start`; its exit status says whether the configuration is
+    valid. `switches` names the features that the template omits when they are in `off`.
     """
 
     config: Annotated[str, Field(min_length=1)]

@@ -215,8 +215,8 @@ class History:
     def baseline(self, name: str) -> History:
         """The same arrivals under the simulator's policy `name`. KeyError unless the property declares it.
 
-        >>> compared = history.with_baselines({"round-robin": history})
-        >>> compared.baseline("round-robin").cold_loads()
+        >>> compared = history.with_baselines({"round_robin": history})
+        >>> compared.baseline("round_robin").cold_loads()
         1
         """
         return self.baselines[name]
@@ -245,7 +245,7 @@ class History:
         return float(self.slack_s[seconds].max()) if len(self.slack_s) else 0.0
 
     def slack_at(self, at_s: Times) -> Times:
-        """The slack of the second of each of these times; nan and infinite times have that of the last second.
+        """The slack of the second of each of these times; nan and inf have that of the last second.
 
         >>> history.slack_at(np.array([0.2, 1.5])).tolist()
         [0.002, 0.004]
@@ -270,9 +270,11 @@ class History:
 
     def _seconds(self, start_s: float, end_s: float | None) -> slice:
         last = len(self.slack_s) - 1
-        first_second = min(max(int(start_s), 0), last)
-        last_second = min(max(int(start_s if end_s is None else end_s), first_second), last)
-        return slice(first_second, last_second + 1)
+        first, until = (
+            last if math.isnan(at_s) else int(min(max(at_s, 0.0), last))
+            for at_s in (start_s, start_s if end_s is None else end_s)
+        )
+        return slice(first, max(first, until) + 1)
 
     # --- files --------------------------------------------------------------------------------------------
 

@@ -80,9 +80,9 @@ class Tables:
     """Name and timeout in seconds of each stream."""
 
     def backend_number(self, backend: str | int) -> int:
-        """Number of a backend given by name or number. KeyError, listing the names, for an unknown name."""
-        if isinstance(backend, int):
-            return backend
+        """Number of a backend given by name or number. KeyError, listing the names, for one that is not there."""
+        if isinstance(backend, int | np.integer) and 0 <= backend < len(self.backends):
+            return int(backend)
         if backend not in self.backends:
             raise KeyError(f"no backend {backend!r} in this run; there are {list(self.backends)}")
         return self.backends.index(backend)

@@ -35,15 +35,17 @@ class Machine:
         """
         return SLOWER if self.is_busy else 1.0
 
-    @property
-    def warning(self) -> str:
-        """One line on a busy machine; empty on another."""
+    def warning(self, fixed: bool = False) -> str:
+        """One line on a busy machine; empty on another. `fixed`: the target's settings rule out a slower run."""
         if not self.is_busy:
             return ""
         cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
+        busy = f"This machine is busy: other processes use {self.used_cores:.1f} of {cores}."
+        if fixed:
+            return f"{busy} This target's settings are fixed, so live runs keep their pace; some may be inconclusive."
         return (
-            f"This machine is busy: other processes use {self.used_cores:.1f} of {cores}. Live runs play at {SLOWER:g}x"
-            " the time scale, and some may stay inconclusive; --time-scale 1 keeps their usual pace."
+            f"{busy} Live runs play at {SLOWER:g}x the time scale, and some may stay inconclusive;"
+            " --time-scale 1 keeps their usual pace."
         )
 
 

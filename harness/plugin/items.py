@@ -90,7 +90,9 @@ class PropertyItem(pytest.Item):
             raise pytest.skip.Exception(f"unsupported: {record.reason}", _use_item_location=True)
         if record.outcome == state.option("tolerate"):
             raise pytest.skip.Exception(f"inconclusive, tolerated: {record.reason}", _use_item_location=True)
-        raise NotKeptError(failure_text(record, self.repeat_command(), timeseries))
+        raise NotKeptError(
+            failure_text(record, self.repeat_command((record.first_try or record).time_scale), timeseries)
+        )
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The failure text without a traceback; an exception in Steelyard itself is shown in full."""
@@ -103,10 +105,14 @@ class PropertyItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """Location of the check."""
-        return self.path, self.judged.check.__code__.co_firstlineno - 1, self.name
+        code = self.judged.check.__code__
+        return self.path, code.co_firstlineno - 1 if Path(code.co_filename) == self.path else 0, self.name
 
-    def repeat_command(self) -> str:
-        """The command that runs this item alone, with all options that differ from their defaults."""
+    def repeat_command(self, time_scale: float = 1.0) -> str:
+        """The command that runs this item alone, with all options that differ from their defaults.
+
+        `time_scale` is that of the first run, which an idle machine would choose otherwise.
+        """
         start = self.config.invocation_params.dir
         here = self.path.is_relative_to(start) and "site-packages" not in self.path.parts
         words = [*self.config.stash[STATE].target().repeat_prefix(self.world), "pytest"]
@@ -117,6 +123,9 @@ class PropertyItem(pytest.Item):
         else:
             where = str(self.path.relative_to(start) if here else self.path)
         words.append(f"{where}::{self.name}")
-        for name, value in self.config.stash[STATE].given:
+        given = dict(self.config.stash[STATE].given)
+        if time_scale != 1.0:
+            given["time-scale"] = f"{time_scale:g}"
+        for name, value in given.items():
             words += [f"--{name}", value]
         return shlex.join(words)

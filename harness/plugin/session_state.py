@@ -153,16 +153,22 @@ class SessionState:
 
     def _time_scale(self) -> float:
         """The factor for live runs; says so if the machine is busy."""
-        if self.option("time-scale") != "auto":
-            return float(self.option("time-scale"))
         if not any(world.value == "live" for world in self.worlds()):
             return 1.0
+        from harness.targets.checked import scaled
+
+        if self.option("time-scale") != "auto":
+            factor = float(self.option("time-scale"))
+            if factor != 1.0 and scaled(self.target(), factor) is None:
+                self.stop(f"--time-scale {factor:g}: the settings of {self.target().name} are fixed; leave it out")
+            return factor
         from harness.live.machine import observed_machine
 
         machine = observed_machine()
-        if machine.warning:
-            self.lines.append(machine.warning)
-            self._print(machine.warning)
+        if machine.is_busy:
+            line = machine.warning(fixed=scaled(self.target(), machine.time_scale) is None)
+            self.lines.append(line)
+            self._print(line)
         return machine.time_scale
 
     def show_event(self, event: Any) -> None:

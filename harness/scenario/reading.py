@@ -54,6 +54,8 @@ def toml_in(path: Path, what: str) -> dict[str, Any]:
         raise ValueError(f"cannot be read ({error.strerror}); expected {what} in TOML") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"cannot be read (byte {error.start} is not UTF-8); expected {what} in TOML") from None
+    except RecursionError:
+        raise ValueError(f"nested too deeply to be read; expected {what} in TOML") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"not valid TOML: {error}; expected {what}") from None
 

@@ -190,7 +190,12 @@ class _Says:
     def must(self, attribute: str, valid: Callable[[Any], bool], expected: str) -> None:
         """AdapterError unless the attribute exists and is valid."""
         missing = object()
-        value = getattr(self._target, attribute, missing)
+        try:
+            value = getattr(self._target, attribute, missing)
+        except (SteelyardError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise AdapterError(f"target {self._name}: {attribute} raised {crash_line(error)}") from None
         if value is missing:
             raise AdapterError(f"target {self._name}: there is no attribute {attribute}; expected {expected}")
         if not valid(value):
@@ -198,7 +203,10 @@ class _Says:
 
 
 def _wrong(name: str, what: str, seen: object, expected: str) -> AdapterError:
-    text = " ".join(repr(seen).split())
+    try:
+        text = " ".join(repr(seen).split())
+    except Exception:
+        text = f"an object of {type(seen).__name__}"
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     return AdapterError(f"target {name}: {what} {text}; expected {expected}")
 

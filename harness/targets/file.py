@@ -24,7 +24,7 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 class FileTarget(LiveTarget):
-    """The balancer that a claims file describes (README, `harness.claims.features.ClaimsFile`).
+    """The balancer that a claims file describes (README, `harness.claims.file.ClaimsFile`).
 
     With `[run]` it is started from a rendered template. Without, it already runs at `url` with the backends of
     `listen`. ClaimsError for an invalid address or an unknown `{name}` in a command.

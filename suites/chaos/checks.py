@@ -110,6 +110,9 @@ def crowd_keeps_its_pace(history: History, claims: Claims) -> Findings:
         yield undecided("too little of the run is left after the claimed time", end_s)
         return
     crowd = history.requests_in(CROWD)
+    if lasts_s < LEAST_S:
+        yield undecided("slack leaves too little of the run before the plan", start_s)
+        return
     before, after = (len(crowd.sent_between(*interval)) for interval in (earlier, later))
     share = PACE * later_s / (PACE * later_s + lasts_s)
     least, _ = band(binomial_pmf(before + after, share), 2 * FAULT_PLAN_ALPHA)

@@ -94,6 +94,7 @@ def holdings(history: History, stream: str) -> list[Holding]:
             end_s=math.inf if math.isnan(row["end_s"]) else float(row["end_s"]),
         )
         for row in history.requests_in(stream).attempts()
+        if not math.isnan(row["start_s"] + row["queue_wait_s"])  # never served
     ]
 
 

@@ -14,6 +14,8 @@ from tests.harness.test_plugin import live as live
 from tests.harness.test_plugin import output_of, run
 from tests.harness.test_plugin import suite as suite
 
+pytest_plugins = ["pytester"]
+
 
 def test_live_runs_are_slower_and_the_simulator_is_not() -> None:
     play = FakeWorld()
@@ -58,3 +60,21 @@ def test_a_busy_machine_is_said_at_the_start_and_at_the_end(
 def test_a_quiet_machine_needs_no_word(live: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "observed_machine", lambda: Machine(2, 0.3))
     assert "This machine" not in output_of(run(live, "mine", "-k", "kept"))
+
+
+def test_a_target_with_fixed_settings_is_said_to_keep_its_pace(
+    live: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = ("--target", "python:tests.mutants.policies:Modulo")
+    monkeypatch.setattr(machine, "observed_machine", lambda: Machine(2, 1.9))
+    assert "This target's settings are fixed" in output_of(run(live, "mine", "-k", "kept", *python))
+    result = run(live, "mine", "-k", "kept", *python, "--time-scale", "2")
+    assert result.ret == 2
+    assert "--time-scale 2: the settings of" in output_of(result)
+    assert run(live, "mine", "-k", "kept", *python, "--time-scale", "2", "--world", "sim").ret == 0
+
+
+def test_the_repeat_command_keeps_a_slower_pace(live: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "observed_machine", lambda: Machine(2, 1.9))
+    output = output_of(run(live, "mine", "--world", "live"))
+    assert "--time-scale 2" in output

@@ -168,3 +168,6 @@ def test_wrong_names() -> None:
         HISTORY.requests_in("chats")
     with pytest.raises(KeyError, match=r"no backend 'gpu-9' in this run; there are \['gpu-0', 'gpu-1'\]"):
         HISTORY.attempts_on("gpu-9")
+    with pytest.raises(KeyError, match=r"no backend 2 in this run; there are \['gpu-0', 'gpu-1'\]"):
+        HISTORY.attempts_on(2)
+    assert len(HISTORY.attempts_on(int(np.int64(1)))) == len(HISTORY.attempts_on(np.int64(1)))  # type: ignore[arg-type]

@@ -122,6 +122,9 @@ def test_files_in_toml(tmp_path: Path) -> None:
     file.write_text("size")
     with pytest.raises(ValueError, match=r"^not valid TOML: .*; expected a box$"):
         toml_in(file, "a box")
+    file.write_text(f"size = {'[' * 5000}")
+    with pytest.raises(ValueError, match=r"^nested too deeply to be read; expected a box in TOML$"):
+        toml_in(file, "a box")
     file.write_bytes(b"size = '\xff'")
     with pytest.raises(ValueError, match=r"^cannot be read \(byte 8 is not UTF-8\); expected a box in TOML$"):
         toml_in(file, "a box")

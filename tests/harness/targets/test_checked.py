@@ -128,6 +128,20 @@ def test_a_wrong_attribute_is_named(attributes: dict[str, Any], message: str) ->
     assert message in says(checked, given(**attributes))
 
 
+def test_an_attribute_that_raises_or_cannot_be_shown_is_one_line() -> None:
+    class Gone(Stranger):
+        @property
+        def version(self) -> str:  # type: ignore[override]
+            raise FileNotFoundError("acme-gateway")
+
+    class Shy:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    assert "target acme: version raised FileNotFoundError: acme-gateway" in says(checked, Gone())
+    assert "target acme: health_path is an object of Shy; expected" in says(checked, given(health_path=Shy()))
+
+
 def test_a_missing_attribute_and_a_target_of_no_world_are_named() -> None:
     class Bare(Target):
         pass

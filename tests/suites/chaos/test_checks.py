@@ -179,6 +179,15 @@ def test_the_pace_is_not_judged_without_a_fault_or_enough_time_after_it() -> Non
     assert outcome(crowd_keeps_its_pace, late, CLAIMS) is Outcome.INCONCLUSIVE
 
 
+@pytest.mark.parametrize("slack_s", [0.5, 0.6, 0.7])
+def test_slack_that_leaves_no_time_before_the_plan_decides_nothing(slack_s: float) -> None:
+    slow = closed_loop({0.0: 290.0, BOUND_S: 15.0})
+    slack = np.zeros(int(slow.scenario.end_s) + 1)
+    slack[0] = slack_s
+    assert outcome(crowd_keeps_its_pace, slow, CLAIMS) is Outcome.FAIL
+    assert outcome(crowd_keeps_its_pace, replace(slow, slack_s=slack), CLAIMS) is Outcome.INCONCLUSIVE
+
+
 def test_the_pace_covers_all_seconds_that_were_counted() -> None:
     history = closed_loop({0.0: 290.0})
     (found,) = crowd_keeps_its_pace(history, CLAIMS)

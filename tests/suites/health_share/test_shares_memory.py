@@ -134,6 +134,11 @@ def test_a_hold_at_another_backend_is_judged_there() -> None:
     assert hits[first:] == before[first:]
 
 
+def test_a_hold_that_was_never_served_is_none() -> None:
+    history = changed(held(), HOLD, "queue_wait_s", np.nan)
+    assert len(rate(memory_by_its_weight, history).hits) < len(rate(memory_by_its_weight, held()).hits)
+
+
 def test_without_holds_no_finding() -> None:
     history = held()
     gone = history.attempts[~np.isin(history.attempts["request"], numbers(history, HOLD))]

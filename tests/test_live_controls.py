@@ -59,7 +59,7 @@ CASES = [
     (
         PythonTarget("python:tests.harness.live.stalling_gateway:Stalls"),
         ("limits.refusals.told-at-once",),
-        ("limits.concurrency.never-more",),
+        ("limits.rate.every-window",),
     ),
     (
         NginxTarget(consistent=False),

@@ -3,7 +3,11 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:
+    pytest.exit("the tests need more packages: pip install -e '.[test]'; `pytest suites/` does without", returncode=2)
 
 from tests.laboratory import is_unchanged
 

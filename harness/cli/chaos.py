@@ -34,7 +34,7 @@ def chaos(
         int | None,
         typer.Option(help="Size of the fleet: 4, or the number of addresses in a claims file.", min=2, max=8),
     ] = None,
-    world: Annotated[str, typer.Option(help="sim or live")] = "",
+    world: Annotated[str, typer.Option(help="sim or live; default: sim if the target can run there")] = "",
     scenario: Annotated[Path | None, typer.Option(help="Play the scenario in this JSON file instead.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for failing scenarios.")] = None,
     toxiproxy: Annotated[str, typer.Option(help="embedded, real, or the URL of a running one")] = "embedded",

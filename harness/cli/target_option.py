@@ -11,6 +11,6 @@ TargetOption = Annotated[
     typer.Option(
         "--target",
         metavar="NAME[:ARGUMENT]",
-        help="Balancer under test: a name that steelyard targets lists, or a claims file (.toml).",
+        help="Balancer under test: a name that steelyard targets lists, a claims file (.toml), or python:MODULE:CLASS.",
     ),
 ]
